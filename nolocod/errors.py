@@ -1,0 +1,226 @@
+"""Every failure that a user or a peer can cause, with a stable code, a cause and a remedy.
+
+The rule: an error names its culprit. A `LocalError` stops the command or the daemon with a non-zero
+exit status; a `RemoteError` costs the peer that caused it one stream and some reputation, and never
+costs us the process. `CATALOGUE` is the whole list; docs/errors.md is made from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the catalogue.
+
+    `code` never changes its meaning; `exit_status` is what the process ends with (local errors only).
+    """
+
+    code: str
+    title: str
+    remedy: str
+    exit_status: int = 1
+
+
+CATALOGUE: dict[str, Entry] = {}
+
+
+def _entry(code: str, title: str, remedy: str, exit_status: int = 1) -> Entry:
+    entry = Entry(code, title, remedy, exit_status)
+    if code in CATALOGUE:
+        raise AssertionError(f"error code {code} is given twice")
+    CATALOGUE[code] = entry
+    return entry
+
+
+class NolocodError(Exception):
+    """The base of all errors that this program raises on purpose.
+
+    `cause` is one sentence about what happened here; the remedy comes from the catalogue unless the
+    place that raises knows a better one.
+    """
+
+    entry: ClassVar[Entry] = _entry("NLC-000", "unexpected failure", "Report it, with the log and this code.", 70)
+
+    def __init__(self, cause: str, *, remedy: str | None = None) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy or self.entry.remedy
+
+    @property
+    def code(self) -> str:
+        return self.entry.code
+
+    @property
+    def exit_status(self) -> int:
+        return self.entry.exit_status
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.entry.title}: {self.cause} {self.remedy}"
+
+
+# --- what the user can put right -------------------------------------------------------------------
+
+
+class LocalError(NolocodError):
+    """The fault lies on this machine: a flag, a file, a disk, a device."""
+
+    entry = _entry("NLC-001", "local failure", "Read the cause, put it right and start again.")
+
+
+class UsageError(LocalError):
+    entry = _entry("NLC-100", "wrong command line", "See `nolocod --help` or `nolocod COMMAND --help`.", 2)
+
+
+class RunFileError(LocalError):
+    entry = _entry("NLC-101", "run file not valid", "Correct the line and key that are named.", 2)
+
+
+class UnstableError(RunFileError):
+    entry = _entry(
+        "NLC-102",
+        "outer settings diverge",
+        "Choose gamma inside 0 < gamma < 2(1 - alpha^2); gamma = 1 - alpha^2 keeps replicas closest.",
+        2,
+    )
+
+
+class ManifestError(LocalError):
+    entry = _entry("NLC-103", "manifest altered or not signed", "Get the manifest again from a peer that you trust.")
+
+
+class WrongRunError(LocalError):
+    entry = _entry(
+        "NLC-104",
+        "wrong run",
+        "Use another --data-dir for another run, or a bootstrap address of this run.",
+    )
+
+
+class VersionError(LocalError):
+    entry = _entry("NLC-105", "version not compatible", "Install the nolocod release that the run asks for.")
+
+
+class IdentityError(LocalError):
+    entry = _entry(
+        "NLC-106",
+        "identity file not usable",
+        "Restore identity.key from your backup with mode 0600, or remove it to become a new peer.",
+    )
+
+
+class DataDirInUseError(LocalError):
+    entry = _entry("NLC-107", "data directory in use", "Stop the other daemon, or give this one its own --data-dir.")
+
+
+class DataDirError(LocalError):
+    entry = _entry("NLC-108", "data directory not usable", "Point --data-dir at a directory that you can write to.")
+
+
+class PortTakenError(LocalError):
+    entry = _entry("NLC-109", "port taken", "Choose another port with --listen or --http, or 0 for any free one.")
+
+
+class NoBootstrapError(LocalError):
+    entry = _entry(
+        "NLC-110",
+        "no bootstrap answers",
+        "Check the address and that the peer is up and reachable; give several --bootstrap addresses.",
+    )
+
+
+class NoDonorError(LocalError):
+    entry = _entry("NLC-111", "no peer gave weights", "Wait for a peer that trains, or try other --bootstrap addresses.")
+
+
+class DataError(LocalError):
+    entry = _entry("NLC-120", "training data not usable", "Point --data at files with text for this run.")
+
+
+class DiskFullError(LocalError):
+    entry = _entry("NLC-121", "disk full", "Free space in the data directory and start again; the last checkpoint is whole.")
+
+
+class ModelTooLargeError(LocalError):
+    entry = _entry("NLC-122", "model does not fit", "Use a device with more memory, or join a run with a smaller model.")
+
+
+class CheckpointError(LocalError):
+    entry = _entry("NLC-123", "checkpoint damaged", "Nothing to do if an older one was used; else remove it and join again.")
+
+
+class ClockError(LocalError):
+    entry = _entry("NLC-124", "clock far off", "Set this machine's clock (NTP); peers refuse heartbeats from another time.")
+
+
+class TrainerError(LocalError):
+    entry = _entry("NLC-125", "trainer failed", "Read the trainer's last lines in the log; it restarts from the checkpoint.")
+
+
+class DeviceError(LocalError):
+    entry = _entry("NLC-126", "device not available", "Choose --device cpu, or one that torch lists on this machine.")
+
+
+class NotRunningError(LocalError):
+    entry = _entry("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `nolocod join`, or name its --data-dir.")
+
+
+class NothingToUseError(LocalError):
+    entry = _entry("NLC-131", "no checkpoint yet", "Let the node train until its first checkpoint.")
+
+
+# --- what a peer did -------------------------------------------------------------------------------
+
+
+class RemoteError(NolocodError):
+    """The fault lies with a peer, or with the way to it: the stream ends, and this node goes on."""
+
+    entry = _entry("NLC-200", "peer failed", "None needed: another partner is tried.")
+
+
+class PeerUnavailableError(RemoteError):
+    entry = _entry("NLC-201", "peer not reachable", "None needed: another partner is tried.")
+
+
+class PeerTooSlowError(RemoteError):
+    entry = _entry("NLC-202", "peer made no progress", "None needed: another partner is tried.")
+
+
+class ProtocolError(RemoteError):
+    """A peer sent bytes that our protocol does not allow."""
+
+    entry = _entry("NLC-203", "peer broke the protocol", "None needed; if it is your own node, update it.")
+
+
+class SignatureError(ProtocolError):
+    entry = _entry("NLC-204", "signature does not fit", "None needed: the message was dropped.")
+
+
+class AlteredBytesError(ProtocolError):
+    entry = _entry("NLC-205", "bytes do not fit their signed hash", "None needed: the bytes were dropped.")
+
+
+class RefusedError(RemoteError):
+    """A peer said no, with a reason of its own."""
+
+    entry = _entry("NLC-206", "peer refused", "Read the peer's reason.")
+
+
+class RejectedTensorError(RemoteError):
+    """A partner's tensor failed our checks (not finite, outside the clip radius)."""
+
+    entry = _entry("NLC-207", "partner's tensor rejected", "None needed: nothing was applied.")
+
+
+class PeerBusyError(RemoteError):
+    entry = _entry("NLC-208", "peer busy", "None needed: it is asked again later.")
+
+    def __init__(self, cause: str, *, retry_after: float) -> None:
+        super().__init__(cause)
+        self.retry_after = retry_after
+
+
+class PeerVersionError(RemoteError):
+    entry = _entry("NLC-209", "peer speaks another protocol version", "One of the two needs the other's major version.")

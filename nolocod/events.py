@@ -1,0 +1,168 @@
+"""What happens in a node, as frozen facts. Logic emits them; metrics, status, log and table follow them.
+
+Sizes in bytes, times in seconds, losses in nats per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from nolocod.identity import PeerId
+
+Reach = Literal["direct", "inbound", "relayed"]
+
+
+@dataclass(frozen=True)
+class Started:
+    peer_id: PeerId
+    run_id: str
+    run_name: str
+    addresses: tuple[str, ...]
+    http: str
+
+
+@dataclass(frozen=True)
+class StateChanged:
+    """`state` is what the node does now; `waiting_for` says in words what it waits for, or is empty."""
+
+    state: Literal["starting", "discovering", "fetching", "loading", "training", "finished", "stopping"]
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True)
+class InnerSteps:
+    """`steps` inner steps were done since the last report, in `seconds` of computing."""
+
+    steps: int
+    tokens: int
+    loss: float
+    learning_rate: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Mean held-out loss of the fast weights at `round`."""
+
+    round: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ExchangeStarted:
+    partner: PeerId
+    session: str
+    initiator: bool
+
+
+@dataclass(frozen=True)
+class ExchangeEnded:
+    """`outcome`: committed, aborted, in_doubt, busy, refused, unreachable. `error` is a code or empty."""
+
+    partner: PeerId
+    session: str
+    initiator: bool
+    outcome: Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
+    sent: int
+    received: int
+    seconds: float
+    error: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """One outer step. `spread` is the L2 norm of the two partners' difference in fast weights (paired only)."""
+
+    round: int
+    kind: Literal["paired", "solo"]
+    partner: PeerId | None
+    inner_steps: int
+    spread: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    round: int
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PeerSeen:
+    """A member became live or changed what it says."""
+
+    peer_id: PeerId
+    round: int
+    tokens: int
+    loss: float
+    state: str
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    peer_id: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerConnected:
+    peer_id: PeerId
+    reach: Reach
+
+
+@dataclass(frozen=True)
+class PeerDisconnected:
+    peer_id: PeerId
+
+
+@dataclass(frozen=True)
+class WeightsServed:
+    """`peer_id` fetched (or broke off fetching) our snapshot."""
+
+    peer_id: PeerId
+    size: int
+    seconds: float
+    whole: bool
+
+
+@dataclass(frozen=True)
+class WeightsFetched:
+    donor: PeerId
+    round: int
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Troubled:
+    """Something failed and the node went on."""
+
+    code: str
+    message: str
+
+
+Event = (
+    Started
+    | StateChanged
+    | InnerSteps
+    | Evaluated
+    | ExchangeStarted
+    | ExchangeEnded
+    | OuterStep
+    | Checkpointed
+    | PeerSeen
+    | PeerLost
+    | PeerConnected
+    | PeerDisconnected
+    | WeightsServed
+    | WeightsFetched
+    | Troubled
+)
+
+Emit = Callable[[Event], None]
+"""How logic tells what happened; never blocks, never raises."""

@@ -1,0 +1,256 @@
+"""The manifest: everything that the nodes of one run must agree on, signed by the run's owner.
+
+A run file (TOML) is checked into a `Manifest`; `seal` signs it; the run id is the BLAKE3 hash of the
+signed bytes, so that whoever knows the id can tell an altered manifest without knowing the owner.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NewType
+
+import blake3
+import msgspec
+from msgspec import Meta
+
+from nolocod.errors import ManifestError, RunFileError, SignatureError, UnstableError, VersionError
+from nolocod.identity import Identity, PeerId, verify
+
+RunId = NewType("RunId", str)
+
+FORMAT = 1
+"""The manifest format that this release reads."""
+MAX_MANIFEST_BYTES = 16 << 20
+"""A sealed manifest above this size is refused before it is parsed (a tokenizer file is the large part)."""
+
+_DOMAIN = b"nolocod manifest 1\0"
+
+Positive = Annotated[int, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+Rate = Annotated[float, Meta(gt=0, lt=10)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the run file. A misspelt key is an error."""
+
+
+class Data(Section):
+    """What is trained on. Local files are a node's own matter (`--data`): a stranger's manifest must not
+    be able to point at a file of ours."""
+
+    source: Literal["stdlib", "text", "jsonl", "parquet", "hub"] = "stdlib"
+    """"stdlib" needs nothing: the sources of the running Python's standard library."""
+    dataset: str | None = None
+    """The name of a `datasets` data set (source "hub"), streamed."""
+    subset: str | None = None
+    split: str = "train"
+    field: str = "text"
+    """The column or key that holds the text (jsonl, parquet, hub)."""
+    tokenizer: str = "bytes"
+    """"bytes" (256 ids), or the whole text of a `tokenizers` JSON file; the run file names its path."""
+    held_out: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
+    """Share of the text that nobody trains on."""
+
+    def __post_init__(self) -> None:
+        if (self.source == "hub") != (self.dataset is not None):
+            raise ValueError("`data.dataset` belongs to `data.source = \"hub\"`, and only to it")
+
+
+class Inner(Section):
+    """The inner optimizer: AdamW with linear warm-up and cosine decay to a tenth."""
+
+    steps: Positive = 50
+    """Inner steps between outer steps."""
+    batch: Positive = 8
+    """Sequences per micro-batch."""
+    accumulation: Positive = 1
+    sequence: Annotated[int, Meta(ge=8)] = 128
+    """Tokens per sequence."""
+    learning_rate: Rate = 1e-3
+    warmup_rounds: Annotated[float, Meta(ge=0)] = 1.0
+    weight_decay: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    clip: Annotated[float, Meta(gt=0)] = 1.0
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.accumulation * self.sequence
+
+
+class Outer(Section):
+    """The outer step (NoLoCo Eq. 2 with the signs of its Eq. 32) and when it is taken."""
+
+    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    beta: Annotated[float, Meta(gt=0, le=4)] = 0.7
+    gamma: Annotated[float, Meta(gt=0, le=4)] = 0.7
+    rounds: Count = 0
+    """The run's goal; 0 means without end (constant learning rate)."""
+    staleness: Positive = 3
+    """A partner more rounds away than this is refused."""
+    blocking: bool = False
+    """Wait at the boundary for the partner, as the paper does, instead of training on."""
+    patience: Seconds = 60.0
+    """How long to look for a partner, and the most that a blocking step waits, before a solo step."""
+
+    def __post_init__(self) -> None:
+        bound = 2 * (1 - self.alpha**2)
+        if not 0 < self.gamma < bound:
+            raise UnstableError(
+                f"gamma = {self.gamma:g} with alpha = {self.alpha:g} lets the replicas drift apart: "
+                f"0 < gamma < 2(1 - alpha^2) = {bound:.4g} must hold."
+            )
+
+
+class Evaluation(Section):
+    every: Positive = 5
+    """Outer steps between evaluations."""
+    batches: Positive = 16
+
+
+class Manifest(Section):
+    """One run. See docs/run-file.md for every key."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    model: dict[str, Any]
+    """A `transformers` configuration: `model_type` and its keys. Remote code is never run."""
+    owner: str = ""
+    """Peer id of the owner; set by `seal`."""
+    format: int = FORMAT
+    protocol: int = 1
+    """Major protocol version that the run needs."""
+    seed: Count = 0
+    """Makes the same initial weights everywhere."""
+    data: Data = Data()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    evaluation: Evaluation = Evaluation()
+    codec: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model.get("model_type"), str):
+            raise ValueError("`model.model_type` must name a transformers architecture, for example \"llama\"")
+        hidden = [key for key in ("auto_map", "trust_remote_code", "_name_or_path") if key in self.model]
+        if hidden:
+            raise ValueError(f"`model.{hidden[0]}` is not allowed: no code or weights are fetched by name")
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A manifest with its signature. `body` is what was signed: canonical JSON."""
+
+    manifest: Manifest
+    body: bytes
+    signature: bytes
+
+    @property
+    def run_id(self) -> RunId:
+        return RunId(blake3.blake3(_DOMAIN + self.body).hexdigest())
+
+    def to_bytes(self) -> bytes:
+        return self.signature + self.body
+
+
+def seal(manifest: Manifest, owner: Identity) -> Sealed:
+    """Sign `manifest` as its owner."""
+    owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
+    body = msgspec.json.encode(owned, order="deterministic")
+    return Sealed(owned, body, owner.sign(_DOMAIN + body))
+
+
+def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
+    """Check signature, hash and content of a sealed manifest.
+
+    Raises ManifestError (altered, unsigned, not valid), or VersionError when it needs a newer release.
+    """
+    if not 64 < len(raw) <= MAX_MANIFEST_BYTES:
+        raise ManifestError(f"{len(raw)} bytes cannot be a manifest.")
+    signature, body = raw[:64], raw[64:]
+    try:
+        head = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ManifestError(f"its body is not JSON ({error}).") from error
+    owner = head.get("owner")
+    if not isinstance(owner, str):
+        raise ManifestError("it names no owner.")
+    try:
+        verify(owner, _DOMAIN + body, signature)
+    except SignatureError as error:
+        raise ManifestError("its signature is not the owner's.") from error
+    if head.get("format") != FORMAT:
+        raise VersionError(f"the manifest has format {head.get('format')!r}, this release reads {FORMAT}.")
+    try:
+        manifest = msgspec.convert(head, Manifest)
+    except (msgspec.ValidationError, UnstableError) as error:
+        raise ManifestError(f"{error}") from error
+    sealed = Sealed(manifest, body, signature)
+    if run_id is not None and sealed.run_id != run_id:
+        raise ManifestError(f"its hash is {sealed.run_id[:12]}, not {run_id[:12]} as asked for.")
+    return sealed
+
+
+def read_run_file(path: Path) -> Manifest:
+    """Parse and check a TOML run file. Raises RunFileError that names the line and the key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise RunFileError(f"{path} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path} is not UTF-8 text.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RunFileError(f"{path} is not TOML: {error}.") from error
+    _inline_tokenizer(table, path)
+    try:
+        return msgspec.convert(table, Manifest)
+    except (msgspec.ValidationError, UnstableError) as error:
+        where = _where(text, error)
+        raise type(error if isinstance(error, UnstableError) else RunFileError("")) (
+            f"{path}{where}: {error.cause if isinstance(error, UnstableError) else error}"
+        ) from error
+
+
+def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
+    """Replace the tokenizer's path by the file's text: a joiner gets all it needs with the manifest."""
+    data = table.get("data")
+    name = data.get("tokenizer") if isinstance(data, dict) else None
+    if isinstance(data, dict) and isinstance(name, str) and name != "bytes":
+        try:
+            data["tokenizer"] = (path.parent / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunFileError(f"{path}: `data.tokenizer`: {name} cannot be read as text.") from error
+
+
+def _where(text: str, error: Exception) -> str:
+    """Find the line of the key that msgspec complains about ("... at `$.inner.steps`")."""
+    message = str(error)
+    found = re.search(r"\$((?:\.\w+)*)", message)
+    keys = [key for key in found.group(1).split(".") if key] if found else []
+    field = re.search(r"(?:unknown field|field) `(\w+)`", message)
+    if field:
+        keys.append(field.group(1))
+    if isinstance(error, UnstableError):
+        keys = ["outer", "gamma"]
+    section, *rest = [*keys] if keys else [""]
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[([\w.]+)\]", line)
+        if header:
+            inside = header.group(1) == section
+            if inside and not rest:
+                return f", line {number}"
+        elif rest and inside and re.match(rf"\s*{rest[-1]}\s*=", line):
+            return f", line {number}, key `{'.'.join(keys)}`"
+        elif not rest and re.match(rf"\s*{section}\s*=", line):
+            return f", line {number}, key `{section}`"
+    return f", key `{'.'.join(keys)}`" if keys else ""
+
+
+def owner_of(sealed: Sealed) -> PeerId:
+    """The peer id that signed the run."""
+    return PeerId(sealed.manifest.owner)

@@ -1,0 +1,165 @@
+"""What crosses the layers: small frozen facts about members, tensors and exchanges.
+
+Imported by everybody, imports nobody but `identity`; so that rounds, p2p and trainer can talk without
+knowing each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import blake3
+
+from nolocod.events import Reach
+from nolocod.identity import PeerId
+
+CHUNK_SIZE = 1 << 20
+"""Bytes per chunk of a tensor or a snapshot, the last one excepted."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a replica is: `round` outer steps, `tokens` trained by it and those it took over, last loss."""
+
+    round: int
+    tokens: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Member:
+    """A live node of our run, as membership knows it. `age` is seconds since its last heartbeat."""
+
+    peer_id: PeerId
+    standing: Standing
+    state: str
+    """"joining", "training" or "finished"; only training members are partners, all but joining are donors."""
+    addresses: tuple[str, ...]
+    version: str
+    age: float
+    reach: Reach | None
+    """How we are connected to it now, if we are."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A byte string in chunks: each hash is the BLAKE3 digest (32 bytes) of one chunk."""
+
+    size: int
+    chunk_size: int
+    hashes: tuple[bytes, ...]
+
+    @property
+    def root(self) -> bytes:
+        """One digest that stands for the whole (32 bytes)."""
+        head = self.size.to_bytes(8, "big") + self.chunk_size.to_bytes(8, "big")
+        return blake3.blake3(head + b"".join(self.hashes)).digest()
+
+    def span(self, index: int) -> tuple[int, int]:
+        """The (start, length) in bytes of chunk `index`."""
+        start = index * self.chunk_size
+        return start, min(self.chunk_size, self.size - start)
+
+
+def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
+    """Hash `content` (bytes) chunk by chunk."""
+    hashes = tuple(
+        blake3.blake3(content[start : start + chunk_size]).digest() for start in range(0, len(content), chunk_size)
+    )
+    return Description(len(content), chunk_size, hashes)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A peer asks for an exchange with us."""
+
+    partner: PeerId
+    session: bytes
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class Accept:
+    pass
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Not now: ask again in `retry_after` seconds."""
+
+    retry_after: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Not at all: `code` is one of our error codes."""
+
+    code: str
+    reason: str
+
+
+Answer = Accept | Busy | Refuse
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one exchange ended, on either side.
+
+    "committed": both sides hold verified bytes and both will apply; nothing else allows an apply.
+    "in_doubt": we confirmed, and could not learn whether the partner committed; we do not apply.
+    """
+
+    outcome: Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
+    partner: PeerId
+    session: bytes
+    sent: int = 0
+    received: int = 0
+    partner_standing: Standing | None = None
+    error: str = ""
+    reason: str = ""
+    retry_after: float = 0.0
+
+
+class Box(Protocol):
+    """Memory shared with the trainer; the network process maps only the pages that it works on."""
+
+    @property
+    def size(self) -> int: ...
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes [start, start + length), without a copy."""
+        ...
+
+    def release(self, start: int, length: int) -> None:
+        """Tell that these bytes are not needed in this process for now."""
+        ...
+
+
+class Desk(Protocol):
+    """What an exchange asks of its own node while it runs; `rounds` supplies it."""
+
+    @property
+    def outbox(self) -> Box: ...
+
+    @property
+    def inbox(self) -> Box: ...
+
+    async def snapshot(self) -> Description:
+        """Have the trainer write our tensor into the outbox."""
+        ...
+
+    async def inspect(self) -> None:
+        """Have the trainer check the inbox; RejectedTensorError if it may not be applied."""
+        ...
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an outer step did. `spread` is ||theta_i - theta_j|| at the snapshot (paired only)."""
+
+    round: int
+    inner_steps: int
+    spread: float | None
+    seconds: float
