@@ -163,3 +163,18 @@ class Applied:
     inner_steps: int
     spread: float | None
     seconds: float
+
+
+class Reception(Protocol):
+    """How a node answers exchanges that others begin; `rounds` supplies it."""
+
+    def decide(self, offer: Offer) -> Answer:
+        """Answer at once. After Accept this node is engaged until `ended` is called."""
+        ...
+
+    @property
+    def desk(self) -> Desk: ...
+
+    async def ended(self, ended: Ended) -> None:
+        """Called exactly once per accepted offer."""
+        ...

@@ -1,0 +1,1 @@
+"""Protocol code that never awaits: no sockets, no clock, no randomness; all of that is passed in."""
