@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nolocod.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class NodeConfig:
     data_dir: Path
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs that end in /p2p/PEER."""
-    listen: Address = Address("0.0.0.0", 0)  # noqa: S104  volunteers must be reachable
+    listen: Address = Address("0.0.0.0", 0)
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell peers instead of the interfaces' own."""
     http: Address = Address("127.0.0.1", 0)

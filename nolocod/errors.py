@@ -148,7 +148,7 @@ class ModelTooLargeError(LocalError):
 
 
 class CheckpointError(LocalError):
-    entry = _entry("NLC-123", "checkpoint damaged", "Nothing to do if an older one was used; else remove it and join again.")
+    entry = _entry("NLC-123", "checkpoint damaged", "None needed if an older one was used; else remove it and join again.")
 
 
 class ClockError(LocalError):
@@ -156,7 +156,7 @@ class ClockError(LocalError):
 
 
 class TrainerError(LocalError):
-    entry = _entry("NLC-125", "trainer failed", "Read the trainer's last lines in the log; it restarts from the checkpoint.")
+    entry = _entry("NLC-125", "trainer failed", "Read the trainer's last lines in the log; it restarts from its checkpoint.")
 
 
 class DeviceError(LocalError):
@@ -164,7 +164,7 @@ class DeviceError(LocalError):
 
 
 class NotRunningError(LocalError):
-    entry = _entry("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `nolocod join`, or name its --data-dir.")
+    entry = _entry("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 
 
 class NothingToUseError(LocalError):

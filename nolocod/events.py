@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nolocod.identity import PeerId
+if TYPE_CHECKING:
+    from nolocod.identity import PeerId
 
 Reach = Literal["direct", "inbound", "relayed"]
 

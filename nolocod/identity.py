@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from nolocod.errors import IdentityError, SignatureError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PeerId = NewType("PeerId", str)
 

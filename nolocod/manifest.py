@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, NewType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
 
 import blake3
 import msgspec
@@ -18,6 +17,9 @@ from msgspec import Meta
 
 from nolocod.errors import ManifestError, RunFileError, SignatureError, UnstableError, VersionError
 from nolocod.identity import Identity, PeerId, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RunId = NewType("RunId", str)
 
@@ -39,7 +41,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A table of the run file. A misspelt key is an error."""
 
 
-class Data(Section):
+class Data(Section, frozen=True):
     """What is trained on. Local files are a node's own matter (`--data`): a stranger's manifest must not
     be able to point at a file of ours."""
 
@@ -58,10 +60,10 @@ class Data(Section):
 
     def __post_init__(self) -> None:
         if (self.source == "hub") != (self.dataset is not None):
-            raise ValueError("`data.dataset` belongs to `data.source = \"hub\"`, and only to it")
+            raise ValueError('`data.dataset` belongs to `data.source = "hub"`, and only to it')
 
 
-class Inner(Section):
+class Inner(Section, frozen=True):
     """The inner optimizer: AdamW with linear warm-up and cosine decay to a tenth."""
 
     steps: Positive = 50
@@ -83,7 +85,7 @@ class Inner(Section):
         return self.batch * self.accumulation * self.sequence
 
 
-class Outer(Section):
+class Outer(Section, frozen=True):
     """The outer step (NoLoCo Eq. 2 with the signs of its Eq. 32) and when it is taken."""
 
     alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
@@ -107,13 +109,13 @@ class Outer(Section):
             )
 
 
-class Evaluation(Section):
+class Evaluation(Section, frozen=True):
     every: Positive = 5
     """Outer steps between evaluations."""
     batches: Positive = 16
 
 
-class Manifest(Section):
+class Manifest(Section, frozen=True):
     """One run. See docs/run-file.md for every key."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -134,7 +136,7 @@ class Manifest(Section):
 
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("model_type"), str):
-            raise ValueError("`model.model_type` must name a transformers architecture, for example \"llama\"")
+            raise ValueError('`model.model_type` must name a transformers architecture, for example "llama"')
         hidden = [key for key in ("auto_map", "trust_remote_code", "_name_or_path") if key in self.model]
         if hidden:
             raise ValueError(f"`model.{hidden[0]}` is not allowed: no code or weights are fetched by name")
@@ -210,7 +212,7 @@ def read_run_file(path: Path) -> Manifest:
         return msgspec.convert(table, Manifest)
     except (msgspec.ValidationError, UnstableError) as error:
         where = _where(text, error)
-        raise type(error if isinstance(error, UnstableError) else RunFileError("")) (
+        raise type(error if isinstance(error, UnstableError) else RunFileError(""))(
             f"{path}{where}: {error.cause if isinstance(error, UnstableError) else error}"
         ) from error
 

@@ -7,12 +7,13 @@ knowing each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import blake3
 
-from nolocod.events import Reach
-from nolocod.identity import PeerId
+if TYPE_CHECKING:
+    from nolocod.events import Reach
+    from nolocod.identity import PeerId
 
 CHUNK_SIZE = 1 << 20
 """Bytes per chunk of a tensor or a snapshot, the last one excepted."""
@@ -64,9 +65,7 @@ class Description:
 
 def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
     """Hash `content` (bytes) chunk by chunk."""
-    hashes = tuple(
-        blake3.blake3(content[start : start + chunk_size]).digest() for start in range(0, len(content), chunk_size)
-    )
+    hashes = tuple(blake3.blake3(content[start : start + chunk_size]).digest() for start in range(0, len(content), chunk_size))
     return Description(len(content), chunk_size, hashes)
 
 
