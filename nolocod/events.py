@@ -54,8 +54,9 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class ExchangeStarted:
+    """An offer was accepted, by us or by `partner`."""
+
     partner: PeerId
-    session: str
     initiator: bool
 
 

@@ -52,6 +52,11 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(self.secret).sign(message)
 
 
+def short(peer_id: str) -> str:
+    """The last 8 characters: how people are shown a peer id."""
+    return peer_id[-8:]
+
+
 def public_key(peer_id: str) -> bytes:
     """Return the 32-byte key inside `peer_id`; SignatureError if it holds none."""
     try:
@@ -68,7 +73,7 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> None:
     try:
         Ed25519PublicKey.from_public_bytes(public_key(peer_id)).verify(signature, message)
     except (InvalidSignature, ValueError) as error:
-        raise SignatureError(f"a message in the name of {peer_id[-8:]} was not signed by it.") from error
+        raise SignatureError(f"a message in the name of {short(peer_id)} was not signed by it.") from error
 
 
 def load_or_create(path: Path) -> Identity:

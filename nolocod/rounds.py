@@ -1,0 +1,303 @@
+"""When an outer step is due, with whom, and what follows: the only place that decides it.
+
+The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
+node looks for a partner; a node past half of its inner steps accepts the offer of another; and when
+patience ends without a partner, the step is taken solo. Nothing is applied unless the exchange was
+committed on both sides. No libp2p and no torch: the trainer and the mesh are the two protocols below,
+time is trio's clock, so that the simulator runs this very file.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from nolocod.errors import RefusedError
+from nolocod.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
+from nolocod.identity import short
+from nolocod.terms import Accept, Answer, Applied, Box, Busy, Description, Ended, Offer, Refuse, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from nolocod.identity import PeerId
+
+_BUSY_SECONDS = 1.0
+"""What a peer is told when we are in another exchange: about as long as one takes."""
+_AVOID_SECONDS = 30.0
+"""How long a partner that refused or failed is not asked again."""
+_LOOK_AGAIN = 0.5
+"""The longest pause between two looks for a partner: members come and go meanwhile."""
+
+
+class Trainer(Protocol):
+    """The replica, as rounds sees it."""
+
+    @property
+    def outbox(self) -> Box: ...
+    @property
+    def inbox(self) -> Box: ...
+    @property
+    def standing(self) -> Standing: ...
+    @property
+    def steps_since_outer(self) -> int: ...
+
+    async def wait_boundary(self) -> None:
+        """Return once enough inner steps were done since the last outer step."""
+        ...
+
+    async def snapshot(self) -> Description: ...
+    async def inspect(self) -> float: ...
+    async def apply(self, partner_round: int) -> Applied: ...
+    async def solo(self) -> Applied: ...
+    async def discard(self) -> None: ...
+
+
+class Mesh(Protocol):
+    """The peers, as rounds sees them."""
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+        """Draw a live training member within the staleness limit, or None."""
+        ...
+
+    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+        """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
+        ...
+
+    def suspect(self, peer: PeerId) -> None:
+        """This peer could not be reached: do not choose it for a while."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The run's settings that rounds needs (manifest: `inner.steps` and `[outer]`)."""
+
+    inner_steps: int
+    staleness: int
+    patience: float
+    goal: int
+    """Outer steps at which the run ends; 0 for never."""
+
+    def reached(self, standing: Standing) -> bool:
+        return 0 < self.goal <= standing.round
+
+
+class Desk:
+    """One exchange's use of the trainer (terms.Desk); remembers whether a snapshot lies in the outbox."""
+
+    def __init__(self, trainer: Trainer, begun: Callable[[], None]) -> None:
+        self._trainer = trainer
+        self._begun = begun
+        self.snapshot_taken = False
+
+    @property
+    def outbox(self) -> Box:
+        return self._trainer.outbox
+
+    @property
+    def inbox(self) -> Box:
+        return self._trainer.inbox
+
+    async def snapshot(self) -> Description:
+        self._begun()
+        self.snapshot_taken = True  # before the await: cancelled in it, the trainer may have taken one
+        return await self._trainer.snapshot()
+
+    async def inspect(self) -> None:
+        await self._trainer.inspect()
+
+
+class Rounds:
+    """Drives outer steps for one trainer, as offerer (`run`) and as answerer (terms.Reception)."""
+
+    def __init__(self, own: PeerId, trainer: Trainer, mesh: Mesh, pace: Pace, emit: Emit) -> None:
+        self._own = own
+        self._trainer = trainer
+        self._mesh = mesh
+        self._pace = pace
+        self._emit = emit
+        self._desk: Desk | None = None  # set while an accepted or own exchange is under way
+        self._offering_to: PeerId | None = None  # our offer that nobody accepted yet
+        self._started = 0.0
+        self._idle = trio.Event()
+        self._idle.set()
+        self._closing = False
+        self._avoid: dict[PeerId, float] = {}
+        self._step_seconds = 1.0
+
+    # --- the offering side ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take outer steps until the run's goal is reached."""
+        while not self._pace.reached(self._trainer.standing):
+            await self._trainer.wait_boundary()
+            await self._idle.wait()
+            if not self._due():
+                continue  # an accepted exchange took the step meanwhile
+            await self._outer_step()
+
+    async def close(self, grace: float) -> None:
+        """Accept nothing more and wait at most `grace` seconds for the exchange under way."""
+        self._closing = True
+        with trio.move_on_after(grace):
+            await self._idle.wait()
+
+    def _due(self) -> bool:
+        return self._trainer.steps_since_outer >= self._pace.inner_steps
+
+    async def _outer_step(self) -> None:
+        """Offer to one partner after another until a step was taken, by them, by us, or solo."""
+        deadline = trio.current_time() + self._pace.patience
+        while self._due() and not self._closing:
+            await self._idle.wait()
+            partner = self._mesh.partner(self._trainer.standing, self._avoided())
+            if partner is not None:
+                await self._attempt(partner)
+            elif trio.current_time() >= deadline or not self._avoided():
+                await self._solo()
+            else:
+                await self._look_again(deadline)
+
+    def _avoided(self) -> set[PeerId]:
+        now = trio.current_time()
+        self._avoid = {peer: until for peer, until in self._avoid.items() if until > now}
+        return set(self._avoid)
+
+    async def _look_again(self, deadline: float) -> None:
+        names = ", ".join(short(peer) for peer in self._avoid)
+        self._emit(StateChanged("training", f"a partner ({names}: busy or refused)"))
+        free = min(self._avoid.values())
+        await trio.sleep_until(min(free, deadline, trio.current_time() + _LOOK_AGAIN))
+
+    async def _attempt(self, partner: PeerId) -> None:
+        self._offering_to = partner
+        desk = self._engage(partner, initiator=True)
+        try:
+            ended = await self._mesh.offer(partner, self._trainer.standing, desk)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._abandon(desk)
+            raise
+        finally:
+            self._offering_to = None
+        if self._desk is not desk:  # both offered at once, and the partner's offer stood: see `decide`
+            self._report(ended, initiator=True)
+            return
+        await self._conclude(ended, desk, initiator=True)
+        self._remember(ended)
+
+    def _remember(self, ended: Ended) -> None:
+        """Decide how long this partner is left alone."""
+        now = trio.current_time()
+        if ended.outcome == "committed":
+            self._avoid.clear()
+        elif ended.outcome == "busy":
+            self._avoid[ended.partner] = now + max(ended.retry_after, 0.05)
+        else:
+            self._avoid[ended.partner] = now + _AVOID_SECONDS
+            if ended.outcome == "unreachable":
+                self._mesh.suspect(ended.partner)
+
+    async def _solo(self) -> None:
+        desk = self._engage(None, initiator=True)
+        try:
+            applied = await self._trainer.solo()
+        finally:
+            self._release(desk)
+        self._emit(StateChanged("training"))
+        self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
+
+    # --- the answering side (terms.Reception) -----------------------------------------------------
+
+    def decide(self, offer: Offer) -> Answer:
+        """Answer another node's offer; after Accept this node is engaged until `ended`."""
+        own = self._trainer.standing
+        apart = abs(own.round - offer.standing.round)
+        if self._closing or self._pace.reached(own):
+            return Refuse(RefusedError.entry.code, "this node takes no more outer steps")
+        if apart > self._pace.staleness:
+            return Refuse(RefusedError.entry.code, f"{apart} rounds apart, the limit is {self._pace.staleness}")
+        glare = self._offering_to == offer.partner and offer.partner < self._own
+        if self._desk is not None and not glare:
+            return Busy(_BUSY_SECONDS, "in another exchange")
+        missing = math.ceil(self._pace.inner_steps / 2) - self._trainer.steps_since_outer
+        if missing > 0:
+            return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
+        self._engage(offer.partner, initiator=False)
+        return Accept()
+
+    @property
+    def desk(self) -> Desk:
+        """The desk of the exchange that `decide` accepted last."""
+        if self._desk is None:
+            raise AssertionError("asked for the desk of an exchange that was not accepted")
+        return self._desk
+
+    async def ended(self, ended: Ended) -> None:
+        await self._conclude(ended, self.desk, initiator=False)
+
+    def follow(self, event: Event) -> None:
+        """Learn how long an inner step takes, for the time to retry that a busy node gives."""
+        if isinstance(event, InnerSteps) and event.steps > 0:
+            self._step_seconds = event.seconds / event.steps
+
+    # --- both sides -------------------------------------------------------------------------------
+
+    def _engage(self, partner: PeerId | None, *, initiator: bool) -> Desk:
+        def begun() -> None:
+            self._offering_to = None  # accepted: from here on nobody else's offer can stand
+            if partner is not None:
+                self._emit(ExchangeStarted(partner, initiator))
+
+        self._desk = Desk(self._trainer, begun)
+        self._started = trio.current_time()
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        return self._desk
+
+    def _release(self, desk: Desk) -> None:
+        if self._desk is desk:
+            self._desk = None
+            self._idle.set()
+
+    async def _abandon(self, desk: Desk) -> None:
+        try:
+            if desk.snapshot_taken:
+                await self._trainer.discard()
+        finally:
+            self._release(desk)
+
+    async def _conclude(self, ended: Ended, desk: Desk, *, initiator: bool) -> None:
+        """Apply what was committed, drop what was not, and free this node for the next exchange."""
+        if ended.outcome != "committed":
+            await self._abandon(desk)
+            self._report(ended, initiator=initiator)
+            return
+        if ended.partner_standing is None:
+            raise AssertionError("a committed exchange without the partner's standing")
+        try:
+            applied = await self._trainer.apply(ended.partner_standing.round)
+        finally:
+            self._release(desk)
+        self._report(ended, initiator=initiator)
+        self._emit(StateChanged("training"))
+        self._emit(OuterStep(applied.round, "paired", ended.partner, applied.inner_steps, applied.spread, applied.seconds))
+
+    def _report(self, ended: Ended, *, initiator: bool) -> None:
+        self._emit(
+            ExchangeEnded(
+                partner=ended.partner,
+                session=ended.session.hex(),
+                initiator=initiator,
+                outcome=ended.outcome,
+                sent=ended.sent,
+                received=ended.received,
+                seconds=trio.current_time() - self._started,
+                error=ended.error,
+                reason=ended.reason,
+            )
+        )
