@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
 Reach = Literal["direct", "inbound", "relayed"]
+NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "finished", "stopping"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Started:
 class StateChanged:
     """`state` is what the node does now; `waiting_for` says in words what it waits for, or is empty."""
 
-    state: Literal["starting", "discovering", "fetching", "loading", "training", "finished", "stopping"]
+    state: NodeState
     waiting_for: str = ""
 
 

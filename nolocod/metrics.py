@@ -1,0 +1,202 @@
+"""Prometheus metrics, made from events and nothing else.
+
+The rule: a label's values are a small fixed set. Peer ids are never labels, and what a peer chose
+(its state, an error code) is a label only if it is one that we know; all else counts as "other".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from nolocod import __version__
+from nolocod.errors import CATALOGUE
+from nolocod.events import (
+    Checkpointed,
+    Evaluated,
+    ExchangeEnded,
+    ExchangeStarted,
+    InnerSteps,
+    NodeState,
+    OuterStep,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLost,
+    PeerSeen,
+    Reach,
+    Started,
+    StateChanged,
+    Troubled,
+    WeightsFetched,
+    WeightsServed,
+)
+
+if TYPE_CHECKING:
+    from nolocod.events import Event
+    from nolocod.identity import PeerId
+
+_MEMBER_STATES = ("joining", "training", "finished")
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""From a toy model in one room to gigabytes over a home line."""
+
+
+class Metrics:
+    """Follows a node's events; `render` gives the text that Prometheus scrapes."""
+
+    content_type = prometheus_client.CONTENT_TYPE_LATEST
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        if registry is None:
+            registry = CollectorRegistry()
+            for collector in (
+                prometheus_client.ProcessCollector,
+                prometheus_client.PlatformCollector,
+                prometheus_client.GCCollector,
+            ):
+                collector(registry=registry)
+        # The "_created" twin of every counter doubles the page and tells nothing: they all begin with the process.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
+        self._registry = registry
+        self._members: dict[PeerId, str] = {}
+        self._connections: dict[PeerId, Reach] = {}
+        self._define_training(registry)
+        self._define_exchanges(registry)
+        self._define_node(registry)
+
+    def _define_training(self, to: CollectorRegistry) -> None:
+        self._inner_steps = Counter("nolocod_inner_steps", "Inner steps done by this process.", registry=to)
+        self._tokens = Counter("nolocod_tokens", "Tokens trained on by this process.", registry=to)
+        self._loss = Gauge("nolocod_training_loss_nats", "Mean training loss per token at the last report.", registry=to)
+        self._validation = Gauge("nolocod_validation_loss_nats", "Held-out loss per token at the last evaluation.", registry=to)
+        self._rate = Gauge("nolocod_learning_rate", "Learning rate of the inner optimizer.", registry=to)
+        self._round = Gauge("nolocod_round", "Outer steps behind this replica.", registry=to)
+        self._outer = Counter("nolocod_outer_steps", "Outer steps done by this process.", ["kind"], registry=to)
+        for kind in ("paired", "solo"):
+            self._outer.labels(kind)
+        self._spread = Gauge(
+            "nolocod_partner_spread", "L2 norm of the difference to the last partner's fast weights.", registry=to
+        )
+        self._activity = Counter(
+            "nolocod_activity_seconds", "Seconds spent per activity; some of them overlap.", ["activity"], registry=to
+        )
+        for activity in ("training", "evaluating", "exchanging", "applying", "checkpointing", "fetching", "serving"):
+            self._activity.labels(activity)
+
+    def _define_exchanges(self, to: CollectorRegistry) -> None:
+        self._exchanges = Counter("nolocod_exchanges", "Exchanges ended.", ["outcome", "role"], registry=to)
+        self._exchange_seconds = Histogram(
+            "nolocod_exchange_duration_seconds", "Duration of the committed exchanges.", buckets=_SECONDS, registry=to
+        )
+        self._exchange_bytes = Counter(
+            "nolocod_exchange_bytes", "Bytes of all exchanges, broken ones too.", ["direction"], registry=to
+        )
+        for direction in ("sent", "received"):
+            self._exchange_bytes.labels(direction)
+        self._members_gauge = Gauge("nolocod_members", "Other live members of the run, by state.", ["state"], registry=to)
+        for state in (*_MEMBER_STATES, "other"):
+            self._members_gauge.labels(state)
+        self._connections_gauge = Gauge("nolocod_connections", "Connected peers, by reach.", ["reach"], registry=to)
+        for reach in get_args(Reach):
+            self._connections_gauge.labels(reach)
+        self._served = Counter("nolocod_weights_served_bytes", "Bytes of weights given to newcomers.", registry=to)
+        self._fetched = Counter("nolocod_weights_fetched_bytes", "Bytes of weights taken from donors.", registry=to)
+
+    def _define_node(self, to: CollectorRegistry) -> None:
+        self._checkpoints = Counter("nolocod_checkpoints", "Checkpoints written.", registry=to)
+        self._checkpoint_size = Gauge("nolocod_checkpoint_size_bytes", "Size of the last checkpoint.", registry=to)
+        self._errors = Counter("nolocod_errors", "Failures that the node outlived, by error code.", ["code"], registry=to)
+        self._state = Gauge("nolocod_node_state", "1 for what the node does, 0 for the rest.", ["state"], registry=to)
+        self._set_state("starting")
+        self._build = Info("nolocod_build", "Release and run of this node.", registry=to)
+        self._build.info({"version": __version__})
+
+    def render(self) -> bytes:
+        """The whole page in Prometheus' text format (`content_type`)."""
+        return prometheus_client.generate_latest(self._registry)
+
+    def follow(self, event: Event) -> None:
+        """Count `event`. Never raises, never blocks."""
+        match event:
+            case Started():
+                self._build.info({"version": __version__, "run_name": event.run_name, "run_id": event.run_id[:12]})
+            case StateChanged():
+                self._set_state(event.state)
+            case PeerSeen() | PeerLost() | PeerConnected() | PeerDisconnected():
+                self._follow_peers(event)
+            case ExchangeStarted():
+                pass
+            case ExchangeEnded():
+                self._follow_exchange(event)
+            case WeightsServed():
+                self._served.inc(event.size)
+                self._spent("serving", event.seconds)
+            case WeightsFetched():
+                self._fetched.inc(event.size)
+                self._round.set(event.round)
+                self._spent("fetching", event.seconds)
+            case Troubled():
+                self._count_error(event.code)
+            case _:
+                self._follow_training(event)
+
+    def _follow_training(self, event: InnerSteps | Evaluated | OuterStep | Checkpointed) -> None:
+        match event:
+            case InnerSteps():
+                self._inner_steps.inc(event.steps)
+                self._tokens.inc(event.tokens)
+                self._loss.set(event.loss)
+                self._rate.set(event.learning_rate)
+                self._spent("training", event.seconds)
+            case Evaluated():
+                self._validation.set(event.loss)
+                self._spent("evaluating", event.seconds)
+            case OuterStep():
+                self._outer.labels(event.kind).inc()
+                self._round.set(event.round)
+                if event.spread is not None:
+                    self._spread.set(event.spread)
+                self._spent("applying", event.seconds)
+            case Checkpointed():
+                self._checkpoints.inc()
+                self._checkpoint_size.set(event.size)
+                self._spent("checkpointing", event.seconds)
+
+    def _follow_exchange(self, event: ExchangeEnded) -> None:
+        self._exchanges.labels(event.outcome, "initiator" if event.initiator else "responder").inc()
+        self._exchange_bytes.labels("sent").inc(event.sent)
+        self._exchange_bytes.labels("received").inc(event.received)
+        self._spent("exchanging", event.seconds)
+        if event.outcome == "committed":
+            self._exchange_seconds.observe(event.seconds)
+        if event.error:
+            self._count_error(event.error)
+
+    def _follow_peers(self, event: PeerSeen | PeerLost | PeerConnected | PeerDisconnected) -> None:
+        match event:
+            case PeerSeen():
+                self._members[event.peer_id] = event.state if event.state in _MEMBER_STATES else "other"
+            case PeerLost():
+                self._members.pop(event.peer_id, None)
+            case PeerConnected():
+                self._connections[event.peer_id] = event.reach
+            case PeerDisconnected():
+                self._connections.pop(event.peer_id, None)
+        states = list(self._members.values())
+        for state in (*_MEMBER_STATES, "other"):
+            self._members_gauge.labels(state).set(states.count(state))
+        reaches = list(self._connections.values())
+        for reach in get_args(Reach):
+            self._connections_gauge.labels(reach).set(reaches.count(reach))
+
+    def _set_state(self, current: NodeState) -> None:
+        for state in get_args(NodeState):
+            self._state.labels(state).set(state == current)
+
+    def _count_error(self, code: str) -> None:
+        # A refusing peer chooses the code: what is not in our catalogue must not become a label.
+        self._errors.labels(code if code in CATALOGUE else "other").inc()
+
+    def _spent(self, activity: str, seconds: float) -> None:
+        self._activity.labels(activity).inc(max(0.0, seconds))

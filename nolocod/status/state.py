@@ -1,0 +1,306 @@
+"""The status report: events in, one plain struct out, which is the whole of /status.json.
+
+The rule: the report has no clock times, only ages in seconds, so that a reader's clock does not matter;
+and no number in it is NaN or infinite (`None` instead), so that it is JSON everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nolocod import __version__
+from nolocod.events import (
+    Checkpointed,
+    Evaluated,
+    ExchangeEnded,
+    ExchangeStarted,
+    InnerSteps,
+    OuterStep,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLost,
+    PeerSeen,
+    Started,
+    StateChanged,
+    Troubled,
+    WeightsFetched,
+    WeightsServed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.events import Event, Reach
+    from nolocod.identity import PeerId
+
+_KEPT = 20
+"""Exchanges and errors in the report."""
+_RATE_WINDOW = 60.0
+"""Seconds over which tokens per second are averaged."""
+
+
+class ExchangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One ended exchange. `age` is seconds since its end; `spread` is there once it was applied."""
+
+    partner: str
+    role: str
+    outcome: str
+    sent: int
+    received: int
+    seconds: float
+    spread: float | None
+    error: str
+    reason: str
+    age: float
+
+
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer. `age` is seconds since what it says changed; a peer that is connected but not (yet) a
+    live member has an empty `state`."""
+
+    peer_id: str
+    round: int | None
+    tokens: int | None
+    loss: float | None
+    state: str
+    reach: str | None
+    age: float
+
+
+class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    age: float
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a node tells about itself. Bytes, seconds, nats per token.
+
+    Counts are those of this process: a restart begins them anew, while `round` goes on.
+    """
+
+    version: str
+    peer_id: str
+    run_id: str
+    run_name: str
+    addresses: tuple[str, ...]
+    http: str
+    pid: int
+    uptime: float
+    state: str
+    waiting_for: str
+    since: float
+    """Seconds in this state."""
+    round: int
+    inner_steps: int
+    tokens: int
+    tokens_per_second: float
+    """Mean of the last minute."""
+    loss: float | None
+    validation_loss_first: float | None
+    validation_loss: float | None
+    learning_rate: float | None
+    outer_paired: int
+    outer_solo: int
+    exchanging_with: str | None
+    exchanges_by_outcome: dict[str, int]
+    exchanges: tuple[ExchangeRow, ...]
+    """The last 20, newest first."""
+    checkpoint_round: int | None
+    checkpoint_age: float | None
+    peers: tuple[PeerRow, ...]
+    errors: tuple[ErrorRow, ...]
+    """The last 20, newest first."""
+    sent: int
+    received: int
+    utilisation: float
+    """Share of the uptime spent in training steps."""
+
+
+class StatusState:
+    """Follows a node's events. `clock` gives monotonic seconds, the same that `snapshot` is given."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._began = clock()
+        self._started: Started | None = None
+        self._state = StateChanged("starting")
+        self._state_since = self._began
+        self._round = 0
+        self._inner_steps = self._tokens = 0
+        self._loss: float | None = None
+        self._rate: float | None = None
+        self._validation_first: float | None = None
+        self._validation: float | None = None
+        self._reports: deque[tuple[float, float, int]] = deque()  # (begin, end, tokens)
+        self._trained = 0.0
+        self._outer: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._exchanges: deque[tuple[float, ExchangeEnded, float | None]] = deque(maxlen=_KEPT)
+        self._exchanging: PeerId | None = None
+        self._checkpoint: tuple[float, int] | None = None
+        self._members: dict[PeerId, tuple[float, PeerSeen]] = {}
+        self._connected: dict[PeerId, tuple[float, Reach]] = {}
+        self._errors: deque[tuple[float, Troubled]] = deque(maxlen=_KEPT)
+        self._sent = self._received = 0
+
+    def follow(self, event: Event) -> None:
+        """Take note of `event`. Never raises, never blocks."""
+        now = self.clock()
+        match event:
+            case Started():
+                self._started = event
+            case StateChanged():
+                if event.state != self._state.state:
+                    self._state_since = now
+                self._state = event
+            case Checkpointed():
+                self._checkpoint = (now, event.round)
+            case Troubled():
+                self._errors.append((now, event))
+            case PeerSeen() | PeerLost() | PeerConnected() | PeerDisconnected():
+                self._follow_peers(event, now)
+            case InnerSteps() | Evaluated() | OuterStep():
+                self._follow_training(event, now)
+            case ExchangeStarted() | ExchangeEnded() | WeightsServed() | WeightsFetched():
+                self._follow_transfers(event, now)
+
+    def _follow_training(self, event: InnerSteps | Evaluated | OuterStep, now: float) -> None:
+        match event:
+            case InnerSteps():
+                self._inner_steps += event.steps
+                self._tokens += event.tokens
+                self._loss, self._rate = event.loss, event.learning_rate
+                self._trained += event.seconds
+                self._reports.append((now - event.seconds, now, event.tokens))
+                while self._reports[0][1] < now - _RATE_WINDOW:
+                    self._reports.popleft()
+            case Evaluated():
+                self._validation = event.loss
+                if self._validation_first is None:
+                    self._validation_first = event.loss
+            case OuterStep():
+                self._round = event.round
+                self._outer[event.kind] += 1
+                self._note_spread(event)
+
+    def _note_spread(self, step: OuterStep) -> None:
+        for index in reversed(range(len(self._exchanges))):
+            at, ended, spread = self._exchanges[index]
+            if ended.partner == step.partner and ended.outcome == "committed":
+                if spread is None:
+                    self._exchanges[index] = (at, ended, step.spread)
+                return
+
+    def _follow_transfers(self, event: ExchangeStarted | ExchangeEnded | WeightsServed | WeightsFetched, now: float) -> None:
+        match event:
+            case ExchangeStarted():
+                self._exchanging = event.partner
+            case ExchangeEnded():
+                self._exchanging = None
+                self._outcomes[event.outcome] += 1
+                self._exchanges.append((now, event, None))
+                self._sent += event.sent
+                self._received += event.received
+            case WeightsServed():
+                self._sent += event.size
+            case WeightsFetched():
+                self._received += event.size
+                self._round = event.round
+
+    def _follow_peers(self, event: PeerSeen | PeerLost | PeerConnected | PeerDisconnected, now: float) -> None:
+        match event:
+            case PeerSeen():
+                self._members[event.peer_id] = (now, event)
+            case PeerLost():
+                self._members.pop(event.peer_id, None)
+            case PeerConnected():
+                self._connected[event.peer_id] = (now, event.reach)
+            case PeerDisconnected():
+                self._connected.pop(event.peer_id, None)
+
+    def snapshot(self, now: float) -> StatusReport:
+        """The report at `now` (seconds of the clock given)."""
+        started = self._started or Started("", "", "", (), "")  # type: ignore[arg-type]  # an empty peer id: none yet
+        uptime = max(now - self._began, 0.0)
+        return StatusReport(
+            version=__version__,
+            peer_id=started.peer_id,
+            run_id=started.run_id,
+            run_name=started.run_name,
+            addresses=started.addresses,
+            http=started.http,
+            pid=os.getpid(),
+            uptime=uptime,
+            state=self._state.state,
+            waiting_for=self._state.waiting_for,
+            since=now - self._state_since,
+            round=self._round,
+            inner_steps=self._inner_steps,
+            tokens=self._tokens,
+            tokens_per_second=self._tokens_per_second(now),
+            loss=_finite(self._loss),
+            validation_loss_first=_finite(self._validation_first),
+            validation_loss=_finite(self._validation),
+            learning_rate=_finite(self._rate),
+            outer_paired=self._outer["paired"],
+            outer_solo=self._outer["solo"],
+            exchanging_with=self._exchanging,
+            exchanges_by_outcome=dict(sorted(self._outcomes.items())),
+            exchanges=tuple(_exchange_row(ended, spread, now - at) for at, ended, spread in reversed(self._exchanges)),
+            checkpoint_round=self._checkpoint[1] if self._checkpoint else None,
+            checkpoint_age=now - self._checkpoint[0] if self._checkpoint else None,
+            peers=self._peer_rows(now),
+            errors=tuple(
+                ErrorRow(code=error.code, message=error.message, age=now - at) for at, error in reversed(self._errors)
+            ),
+            sent=self._sent,
+            received=self._received,
+            utilisation=min(self._trained / uptime, 1.0) if uptime else 0.0,
+        )
+
+    def _tokens_per_second(self, now: float) -> float:
+        """Tokens of the reports inside the window, over the time since the first of them began."""
+        recent = [report for report in self._reports if report[1] >= now - _RATE_WINDOW]
+        span = now - min((begin for begin, _, _ in recent), default=now)
+        return sum(tokens for _, _, tokens in recent) / span if span > 0 else 0.0
+
+    def _peer_rows(self, now: float) -> tuple[PeerRow, ...]:
+        return tuple(self._peer_row(peer, now) for peer in sorted({*self._members, *self._connected}))
+
+    def _peer_row(self, peer: PeerId, now: float) -> PeerRow:
+        connected_at, reach = self._connected.get(peer, (None, None))
+        seen_at, seen = self._members.get(peer, (None, None))
+        return PeerRow(
+            peer_id=peer,
+            round=seen.round if seen else None,
+            tokens=seen.tokens if seen else None,
+            loss=_finite(seen.loss) if seen else None,
+            state=seen.state if seen else "",
+            reach=reach,
+            age=now - (seen_at if seen_at is not None else connected_at or now),
+        )
+
+
+def _exchange_row(ended: ExchangeEnded, spread: float | None, age: float) -> ExchangeRow:
+    return ExchangeRow(
+        partner=ended.partner,
+        role="initiator" if ended.initiator else "responder",
+        outcome=ended.outcome,
+        sent=ended.sent,
+        received=ended.received,
+        seconds=ended.seconds,
+        spread=_finite(spread),
+        error=ended.error,
+        reason=ended.reason,
+        age=age,
+    )
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
