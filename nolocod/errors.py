@@ -208,6 +208,12 @@ class RefusedError(RemoteError):
     entry = _entry("NLC-206", "peer refused", "Read the peer's reason.")
 
 
+class OtherRunError(RefusedError):
+    """A peer belongs to another run; the code is the one that its user knows from the start command."""
+
+    entry = WrongRunError.entry
+
+
 class RejectedTensorError(RemoteError):
     """A partner's tensor failed our checks (not finite, outside the clip radius)."""
 

@@ -80,7 +80,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class Accept:
-    pass
+    """Yes; `standing` is the answerer's own, and goes into the receipt."""
+
+    standing: Standing
 
 
 @dataclass(frozen=True)

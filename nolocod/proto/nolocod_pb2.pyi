@@ -73,6 +73,7 @@ class Body(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    WORKING_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     GOSSIP_FIELD_NUMBER: _builtins.int
     INFO_REQUEST_FIELD_NUMBER: _builtins.int
@@ -110,6 +111,8 @@ class Body(_message.Message):
     @_builtins.property
     def resume(self) -> Global___Resume: ...
     @_builtins.property
+    def working(self) -> Global___Working: ...
+    @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def gossip(self) -> Global___Gossip: ...
@@ -141,6 +144,7 @@ class Body(_message.Message):
         acknowledge: Global___Acknowledge | None = ...,
         abort: Global___Abort | None = ...,
         resume: Global___Resume | None = ...,
+        working: Global___Working | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         gossip: Global___Gossip | None = ...,
         info_request: Global___InfoRequest | None = ...,
@@ -149,11 +153,11 @@ class Body(_message.Message):
         snapshot_offer: Global___SnapshotOffer | None = ...,
         chunk_request: Global___ChunkRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "refuse", b"refuse", "resume", b"resume", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "refuse", b"refuse", "resume", b"resume", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receiver", b"receiver", "refuse", b"refuse", "resume", b"resume", "run_id", b"run_id", "sender", b"sender", "sequence", b"sequence", "session", b"session", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receiver", b"receiver", "refuse", b"refuse", "resume", b"resume", "run_id", b"run_id", "sender", b"sender", "sequence", b"sequence", "session", b"session", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["offer", "accept", "busy", "refuse", "describe", "confirm", "commit", "acknowledge", "abort", "resume", "heartbeat", "gossip", "info_request", "info", "snapshot_request", "snapshot_offer", "chunk_request"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["offer", "accept", "busy", "refuse", "describe", "confirm", "commit", "acknowledge", "abort", "resume", "working", "heartbeat", "gossip", "info_request", "info", "snapshot_request", "snapshot_offer", "chunk_request"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
@@ -443,27 +447,51 @@ Global___Abort: _TypeAlias = Abort  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
-    """After a broken stream: "I have the chunks below `next_chunk`". The answer is a Resume, Commit or Abort."""
+    """After a broken stream: "I have the chunks below `next_chunk`, and your Describe if `described`".
+    The answer is a Resume, Commit or Abort.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NEXT_CHUNK_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
+    DESCRIBED_FIELD_NUMBER: _builtins.int
     next_chunk: _builtins.int
     confirmed: _builtins.bool
+    described: _builtins.bool
     def __init__(
         self,
         *,
         next_chunk: _builtins.int = ...,
         confirmed: _builtins.bool = ...,
+        described: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "next_chunk", b"next_chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "described", b"described", "next_chunk", b"next_chunk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Resume: _TypeAlias = Resume  # noqa: Y015
+
+@_typing.final
+class Working(_message.Message):
+    """"I am still at it": sent while a snapshot or an inspection keeps the sender silent, so that a partner
+    can tell work from death.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Working: _TypeAlias = Working  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

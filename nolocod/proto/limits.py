@@ -1,0 +1,56 @@
+"""Every bound on what a peer may send, hold or delay. Sizes in bytes, times in seconds.
+
+The rule: a size is compared with its limit before anything is allocated for it, and no wait on a peer
+is without one of these times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The defaults are the daemon's; tests make them small."""
+
+    envelope_bytes: int = 4 << 20
+    """Holds the hashes of 120 000 chunks: 120 GB of tensor."""
+    chunk_bytes: int = 4 << 20
+    snapshot_bytes: int = 256 << 30
+    """The largest snapshot that a newcomer fetches."""
+    chunks_per_request: int = 256
+    resumes: int = 5
+    """Broken streams in a row, with no chunk gained, after which a transfer is given up."""
+
+    dial_seconds: float = 30.0
+    accept_seconds: float = 10.0
+    offer_seconds: float = 120.0
+    """How long a newcomer waits for a donor's snapshot."""
+    snapshot_seconds: float = 120.0
+    """How long our trainer may take to write its tensor."""
+    settle_seconds: float = 30.0
+    """The wait for a Confirm or a Commit, on top of a moment per byte."""
+    acknowledge_seconds: float = 10.0
+    resume_seconds: float = 20.0
+    """How long a broken exchange waits to be resumed."""
+    redial_seconds: float = 2.0
+    """How long a side in doubt leaves the redial to its partner before it asks itself."""
+    doubt_seconds: float = 20.0
+    abort_seconds: float = 1.0
+    working_seconds: float = 5.0
+    """A silent side says Working this often; well below any stream's progress deadline."""
+    chunk_seconds: float = 60.0
+    """The slowest chunk: a reader that trickles is dropped."""
+    busy_seconds: float = 600.0
+    """How long a newcomer goes on asking donors that are all busy."""
+    exchange_seconds: float = 600.0
+    bytes_per_second: float = float(1 << 20)
+    """The slowest rate at which a whole exchange may go."""
+
+    def whole(self, size: int) -> float:
+        """The deadline of an exchange of `size` bytes each way."""
+        return max(self.exchange_seconds, size / self.bytes_per_second)
+
+    def settle(self, size: int) -> float:
+        """The wait for the partner's verdict on `size` bytes: it drains its buffers and inspects them."""
+        return self.settle_seconds + size / (8 * self.bytes_per_second)
