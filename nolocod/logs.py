@@ -1,0 +1,220 @@
+"""The log on stderr: "HH:MM:SS level message", one line per thing that happened.
+
+The rule: events become lines here and nowhere else; what repeats more often than ten times a minute is
+folded into a count, and no text of a peer can break a line or drive the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from nolocod.events import (
+    Checkpointed,
+    Evaluated,
+    ExchangeEnded,
+    ExchangeStarted,
+    InnerSteps,
+    OuterStep,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLost,
+    PeerSeen,
+    Started,
+    StateChanged,
+    Troubled,
+    WeightsFetched,
+    WeightsServed,
+)
+from nolocod.identity import short
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.events import Event
+    from nolocod.identity import PeerId
+
+LEVELS = ("debug", "info", "warning", "error")
+_PER_MINUTE = 10
+_MINUTE = 60.0
+_LOUD = ("libp2p", "multiaddr", "noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers")
+"""Libraries that log at warning what is everyday life in a mesh (a reset stream, a peer gone) or that set
+their own level when imported."""
+
+_log = logging.getLogger("nolocod")
+
+
+def set_up(
+    level: str = "info", *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, source: str = ""
+) -> None:
+    """Send our log at `level` (one of LEVELS), and the libraries' warnings, to `stream` (default stderr).
+
+    `clock` gives seconds. `source` is put before each message when several processes share one stream.
+    Calling it again replaces the former set-up.
+    """
+    handler = FoldingHandler(stream or sys.stderr, clock)
+    handler.setFormatter(_Formatter(source))
+    root = logging.getLogger()
+    for former in [one for one in root.handlers if isinstance(one, FoldingHandler)]:
+        root.removeHandler(former)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    _log.setLevel(level.upper())
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.WARNING if level == "debug" else logging.ERROR)
+
+
+def plain(text: str) -> str:
+    """`text` on one line and without control characters: it may come from a peer."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def amount(size: float) -> str:
+    """Bytes for people, in powers of 1000: 3_350_000 is "3.35 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self._source = f"{source}: " if source else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        # A record of somebody else's names its logger, so that the reader knows whom to ask.
+        origin = "" if record.name == _log.name else f"{record.name}: "
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {record.levelname.lower()} {self._source}{origin}{plain(record.getMessage())}"
+        if record.exc_info and _log.isEnabledFor(logging.DEBUG):
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class FoldingHandler(logging.StreamHandler[TextIO]):
+    """Lets ten records of one template through per minute, then counts, and tells the count afterwards."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # (logger, template): (window's begin, records in it)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = self._clock()
+        self._close_windows(now)
+        key = (record.name, str(record.msg))
+        begin, count = self._seen.get(key, (now, 0))
+        self._seen[key] = (begin, count + 1)
+        if count < _PER_MINUTE or record.levelno >= logging.CRITICAL:
+            super().emit(record)
+
+    def close(self) -> None:
+        self._close_windows(float("inf"))
+        super().close()
+
+    def _close_windows(self, now: float) -> None:
+        for key, (begin, count) in list(self._seen.items()):
+            if now - begin >= _MINUTE:
+                del self._seen[key]
+                if count > _PER_MINUTE:
+                    text = f"{count - _PER_MINUTE} more within a minute like: {key[1]}"
+                    super().emit(logging.LogRecord(key[0], logging.INFO, "", 0, "%s", (text,), None))
+
+
+class LogFollower:
+    """Turns a node's events into log lines."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._loss = float("nan")
+        self._committed: dict[PeerId, ExchangeEnded] = {}
+        self._members: set[PeerId] = set()
+
+    def follow(self, event: Event) -> None:
+        """Log `event`, if it is worth a line. Never raises, never blocks."""
+        match event:
+            case Started():
+                where = ", ".join(event.addresses) or "no address"
+                _log.info("node …%s in run %s (%s) at %s", short(event.peer_id), event.run_name, event.run_id[:12], where)
+                _log.info("status page at http://%s/status.json", event.http)
+            case StateChanged():
+                self._follow_state(event)
+            case InnerSteps():
+                self._loss = event.loss
+                rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
+                _log.debug("%d inner steps: loss %.4g, %.3g tokens/s", event.steps, event.loss, rate)
+            case Evaluated():
+                _log.info("round %d: validation loss %.4g", event.round, event.loss)
+            case OuterStep():
+                self._follow_outer(event)
+            case Checkpointed():
+                _log.info("checkpoint of round %d: %s in %.2f s", event.round, amount(event.size), event.seconds)
+            case ExchangeStarted():
+                _log.debug("exchange with …%s %s", short(event.partner), "offered" if event.initiator else "accepted")
+            case ExchangeEnded():
+                self._follow_exchange(event)
+            case Troubled():
+                _log.warning("%s %s", event.code, event.message)
+            case _:
+                self._follow_peers(event)
+
+    def _follow_state(self, event: StateChanged) -> None:
+        # Waiting for a partner comes and goes with every round: a new state is news, a new wait is detail.
+        level = logging.INFO if event.state != self._state else logging.DEBUG
+        self._state = event.state
+        waiting = f", waiting for {event.waiting_for}" if event.waiting_for else ""
+        _log.log(level, "%s%s", event.state, waiting)
+
+    def _follow_outer(self, event: OuterStep) -> None:
+        if event.partner is None:
+            _log.info("round %d solo, no partner: loss %.4g", event.round, self._loss)
+            return
+        exchange = self._committed.pop(event.partner, None)
+        parts = [_traffic(exchange)] if exchange is not None else []
+        if event.spread is not None:
+            parts.append(f"spread {event.spread:.3g}")
+        parts.append(f"loss {self._loss:.4g}")
+        _log.info("round %d paired with …%s: %s", event.round, short(event.partner), ", ".join(parts))
+
+    def _follow_exchange(self, event: ExchangeEnded) -> None:
+        if event.outcome == "committed":
+            self._committed[event.partner] = event
+            return
+        level = {"busy": logging.DEBUG, "aborted": logging.WARNING, "in_doubt": logging.WARNING}.get(
+            event.outcome, logging.INFO
+        )
+        why = " ".join(filter(None, (event.error, event.reason))) or "no reason given"
+        _log.log(level, "exchange with …%s %s: %s", short(event.partner), event.outcome.replace("_", " "), why)
+
+    def _follow_peers(
+        self, event: PeerSeen | PeerLost | PeerConnected | PeerDisconnected | WeightsServed | WeightsFetched
+    ) -> None:
+        match event:
+            case PeerSeen():
+                if event.peer_id not in self._members:
+                    self._members.add(event.peer_id)
+                    _log.info("peer …%s is here: %s, round %d", short(event.peer_id), event.state, event.round)
+            case PeerLost():
+                self._members.discard(event.peer_id)
+                self._committed.pop(event.peer_id, None)
+                _log.info("peer …%s is gone: %s", short(event.peer_id), event.reason)
+            case PeerConnected():
+                _log.debug("connected to …%s (%s)", short(event.peer_id), event.reach)
+            case PeerDisconnected():
+                _log.debug("disconnected from …%s", short(event.peer_id))
+            case WeightsServed():
+                how = "gave weights to" if event.whole else "gave a part of the weights to"
+                _log.info("%s …%s: %s in %.2f s", how, short(event.peer_id), amount(event.size), event.seconds)
+            case WeightsFetched():
+                got = (event.round, short(event.donor), amount(event.size), event.seconds)
+                _log.info("weights of round %d from …%s: %s in %.2f s", *got)
+
+
+def _traffic(exchange: ExchangeEnded) -> str:
+    if exchange.sent == exchange.received:
+        return f"{amount(exchange.sent)} each way in {exchange.seconds:.2f} s"
+    return f"{amount(exchange.sent)} out and {amount(exchange.received)} in, {exchange.seconds:.2f} s"

@@ -1,0 +1,211 @@
+"""Status reports as tables for a terminal, and as lines where there is none.
+
+The rule: 80 columns suffice, numbers never wrap, and what a peer wrote is shown as text, never as markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from nolocod.identity import short
+from nolocod.logs import amount, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from nolocod.status.state import ExchangeRow, PeerRow, StatusReport
+
+
+@dataclass(frozen=True)
+class SwarmRow:
+    """One node of a local swarm; `report` is None while the node does not answer."""
+
+    name: str
+    report: StatusReport | None
+
+
+def node_table(report: StatusReport) -> RenderableType:
+    """One node in full: what it does, its training, its exchanges, peers and errors."""
+    sections = [_facts(report)]
+    if report.peers:
+        sections.append(_peers(report.peers))
+    if report.exchanges:
+        sections.append(_exchanges(report.exchanges))
+    if report.errors:
+        rows = [(error.code, error.message, duration(error.age)) for error in report.errors]
+        sections.append(_table(("<error", "<message", ">ago"), rows, wrapped="message"))
+    first, *rest = sections
+    return Group(first, *(Group("", section) for section in rest))
+
+
+def _peers(peers: Iterable[PeerRow]) -> Table:
+    rows = [
+        (
+            short(peer.peer_id),
+            peer.state or "connected",
+            "-" if peer.round is None else str(peer.round),
+            _count(peer.tokens),
+            _loss(peer.loss),
+            peer.reach or "-",
+            duration(peer.age),
+        )
+        for peer in peers
+    ]
+    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", ">changed"), rows)
+
+
+def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
+    rows = [
+        (
+            short(one.partner),
+            one.role,
+            one.outcome.replace("_", " ") + (f" {one.error}" if one.error else ""),
+            amount(one.sent),
+            amount(one.received),
+            f"{one.seconds:.2f} s",
+            "-" if one.spread is None else f"{one.spread:.3g}",
+            duration(one.age),
+        )
+        for one in exchanges
+    ]
+    return _table(("<partner", "<role", "<outcome", ">sent", ">received", ">took", ">spread", ">ago"), rows)
+
+
+def _facts(report: StatusReport) -> Table:
+    waiting = f", waiting for {report.waiting_for}" if report.waiting_for else ""
+    first = f" (first {report.validation_loss_first:.4g})" if report.validation_loss_first is not None else ""
+    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.exchanges_by_outcome.items())
+    checkpoint = (
+        "none yet"
+        if report.checkpoint_round is None or report.checkpoint_age is None
+        else f"round {report.checkpoint_round}, {duration(report.checkpoint_age)} ago"
+    )
+    facts = {
+        "run": f"{report.run_name or '-'} ({report.run_id[:12] or '-'})",
+        "node": f"{report.peer_id or '-'}",
+        "state": f"{report.state}{waiting} ({duration(report.since)})",
+        "training": f"round {report.round}, {report.inner_steps} inner steps, {_count(report.tokens)} tokens, "
+        f"{_count(report.tokens_per_second)} tokens/s",
+        "loss": f"{_loss(report.loss)}, validation {_loss(report.validation_loss)}{first}",
+        "outer": f"{report.outer_paired} paired, {report.outer_solo} solo",
+        "exchanges": (outcomes or "none yet")
+        + (f"; now with …{short(report.exchanging_with)}" if report.exchanging_with else ""),
+        "traffic": f"{amount(report.sent)} sent, {amount(report.received)} received",
+        "checkpoint": checkpoint,
+        "process": f"nolocod {report.version}, pid {report.pid}, up {duration(report.uptime)}, "
+        f"{report.utilisation:.0%} of it in training steps",
+        "pages": f"http://{report.http}/status.json" if report.http else "-",
+        "addresses": "\n".join(report.addresses) or "-",
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
+    return grid
+
+
+def swarm_table(rows: Sequence[SwarmRow]) -> RenderableType:
+    """A swarm, one line per node."""
+    header = (
+        "<node",
+        "<state",
+        ">round",
+        ">steps",
+        ">tokens/s",
+        ">loss",
+        ">valid.",
+        ">paired",
+        ">solo",
+        "<partner",
+        ">peers",
+    )
+    return _table(header, [_swarm_cells(row) for row in rows])
+
+
+def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
+    report = row.report
+    if report is None:
+        return (row.name, "no answer", *["-"] * 9)
+    return (
+        row.name,
+        report.state,
+        str(report.round),
+        _count(report.inner_steps),
+        _count(report.tokens_per_second),
+        _loss(report.loss),
+        _loss(report.validation_loss),
+        str(report.outer_paired),
+        str(report.outer_solo),
+        _partner(report),
+        str(sum(1 for peer in report.peers if peer.state)),
+    )
+
+
+def swarm_lines(rows: Sequence[SwarmRow]) -> list[str]:
+    """The same for a log or a pipe: one line per node that can be read alone."""
+    return [_swarm_line(row) for row in rows]
+
+
+def _swarm_line(row: SwarmRow) -> str:
+    name, state, at, steps, rate, loss, valid, paired, solo, partner, peers = _swarm_cells(row)
+    if row.report is None:
+        return f"{name}: {state}"
+    return (
+        f"{name}: {plain(state)}, round {at}, {steps} steps, {rate} tokens/s, loss {loss}, validation {valid}, "
+        f"outer {paired} paired {solo} solo, partner {partner}, {peers} peers"
+    )
+
+
+def _partner(report: StatusReport) -> str:
+    """Whom it exchanges with now, else the last with whom it did."""
+    if report.exchanging_with:
+        return short(report.exchanging_with)
+    return next((short(one.partner) for one in report.exchanges if one.outcome == "committed"), "-")
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
+    """Columns named "<left" or ">right"; only the column `wrapped` may take several lines."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column in header:
+        name = column[1:]
+        table.add_column(
+            name,
+            justify="left" if column[0] == "<" else "right",
+            no_wrap=name != wrapped,
+            overflow="fold" if wrapped else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "12 s", "3 min", "2.5 h", "4.0 d"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def _count(number: float | None) -> str:
+    """A count for people: 950, 5.2k, 1.3M."""
+    if number is None:
+        return "-"
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}P"
+
+
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"
