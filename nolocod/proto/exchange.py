@@ -1,0 +1,409 @@
+"""One exchange between two partners, as a state machine that never waits.
+
+The rule: `TABLE` says, for each side and state, what may come ("<") and what we may decide (">"), and
+what follows; anything else that comes is the peer's ProtocolError. Describe, chunks and Working flow
+both ways at once and change no state of their sender.
+
+Two phases make that both apply or neither: the answerer confirms (and from then on is in doubt until
+it is told), the offerer decides. The offerer decides once, stores the receipt before it says so, and
+never aborts afterwards; what it aborted it never commits.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nolocod.errors import LocalError, ProtocolError
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
+from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
+from nolocod.proto.limits import Limits
+from nolocod.proto.receipt import Receipt, check_signature, content_of, sign
+
+if TYPE_CHECKING:
+    from nolocod.identity import Identity, PeerId
+    from nolocod.proto.framing import ChunkHead
+    from nolocod.terms import Description, Standing
+
+SESSION_SIZE = 16
+
+
+class State(enum.Enum):
+    NEW = enum.auto()
+    OFFERED = enum.auto()
+    """Offer sent (offerer) or received (answerer), and not answered."""
+    ACCEPTED = enum.auto()
+    """The partner's Describe is due."""
+    RECEIVING = enum.auto()
+    RECEIVED = enum.auto()
+    """All of the partner's chunks are here and verified."""
+    CONFIRMED = enum.auto()
+    """The offerer holds the answerer's Confirm."""
+    IN_DOUBT = enum.auto()
+    """The answerer confirmed, and does not know what the offerer decided."""
+    DECIDED = enum.auto()
+    """The offerer decided to commit, and stored the receipt."""
+    COMMITTED = enum.auto()
+    """Both know."""
+    ABORTED = enum.auto()
+    CLOSED = enum.auto()
+    """Busy or refused."""
+
+
+_S = State
+
+OFFERER: dict[State, dict[str, State]] = {
+    _S.NEW: {">offer": _S.OFFERED},
+    _S.OFFERED: {"<accept": _S.ACCEPTED, "<busy": _S.CLOSED, "<refuse": _S.CLOSED, ">abort": _S.ABORTED},
+    _S.ACCEPTED: {
+        "<describe": _S.RECEIVING,
+        "<working": _S.ACCEPTED,
+        "<resume": _S.ACCEPTED,
+        "<abort": _S.ABORTED,
+        ">resume": _S.ACCEPTED,
+        ">abort": _S.ABORTED,
+    },
+    _S.RECEIVING: {
+        "<chunk": _S.RECEIVING,
+        "<last chunk": _S.RECEIVED,
+        "<working": _S.RECEIVING,
+        "<resume": _S.RECEIVING,
+        "<abort": _S.ABORTED,
+        ">resume": _S.RECEIVING,
+        ">abort": _S.ABORTED,
+    },
+    _S.RECEIVED: {
+        "<confirm": _S.CONFIRMED,
+        "<working": _S.RECEIVED,
+        "<resume": _S.RECEIVED,
+        "<abort": _S.ABORTED,
+        ">resume": _S.RECEIVED,
+        ">abort": _S.ABORTED,
+    },
+    _S.CONFIRMED: {"<working": _S.CONFIRMED, ">decide": _S.DECIDED, ">abort": _S.ABORTED},
+    _S.DECIDED: {"<acknowledge": _S.COMMITTED, "<working": _S.DECIDED, ">commit": _S.DECIDED},
+    _S.COMMITTED: {">commit": _S.COMMITTED},
+    _S.ABORTED: {},
+    _S.CLOSED: {},
+}
+
+ANSWERER: dict[State, dict[str, State]] = {
+    _S.NEW: {"<offer": _S.OFFERED},
+    _S.OFFERED: {">accept": _S.ACCEPTED, ">busy": _S.CLOSED, ">refuse": _S.CLOSED},
+    _S.ACCEPTED: {
+        "<describe": _S.RECEIVING,
+        "<working": _S.ACCEPTED,
+        "<resume": _S.ACCEPTED,
+        "<abort": _S.ABORTED,
+        ">resume": _S.ACCEPTED,
+        ">abort": _S.ABORTED,
+    },
+    _S.RECEIVING: {
+        "<chunk": _S.RECEIVING,
+        "<last chunk": _S.RECEIVED,
+        "<working": _S.RECEIVING,
+        "<resume": _S.RECEIVING,
+        "<abort": _S.ABORTED,
+        ">resume": _S.RECEIVING,
+        ">abort": _S.ABORTED,
+    },
+    _S.RECEIVED: {
+        "<working": _S.RECEIVED,
+        "<resume": _S.RECEIVED,
+        "<abort": _S.ABORTED,
+        ">resume": _S.RECEIVED,
+        ">confirm": _S.IN_DOUBT,
+        ">abort": _S.ABORTED,
+    },
+    _S.IN_DOUBT: {
+        "<commit": _S.COMMITTED,
+        "<abort": _S.ABORTED,
+        "<working": _S.IN_DOUBT,
+        "<resume": _S.IN_DOUBT,
+        ">resume": _S.IN_DOUBT,
+        ">confirm": _S.IN_DOUBT,  # again, after a broken stream
+    },
+    _S.COMMITTED: {">acknowledge": _S.COMMITTED},
+    _S.ABORTED: {},
+    _S.CLOSED: {},
+}
+
+TABLE = {"offerer": OFFERER, "answerer": ANSWERER}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every exchange of a node has in common. `size` is that of the run's tensor in bytes."""
+
+    identity: Identity
+    run_id: str
+    codec: str
+    size: int
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
+class _Side:
+    """What is known of one side; `done` chunks of it have passed."""
+
+    standing: pb.Standing | None = None
+    description: Description | None = None
+    done: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.description is not None and self.done == len(self.description.hashes)
+
+
+class Exchange:
+    """One side of one exchange: `partner` and `session` name it.
+
+    Methods that return bytes return a sealed envelope to be sent.
+    """
+
+    def __init__(self, setting: Setting, partner: PeerId, session: bytes, *, offerer: bool) -> None:
+        self.partner = partner
+        self.session = session
+        self.offerer = offerer
+        self.state = State.NEW
+        self.sent = 0
+        """Payload bytes, repeated ones included; `received` likewise."""
+        self.received = 0
+        self.retry_after = 0.0
+        self.verdict = ("", "")
+        """The code and reason of a Busy, Refuse or Abort, whoever gave it."""
+        self.receipt: Receipt | None = None
+        self._setting = setting
+        self._table = OFFERER if offerer else ANSWERER
+        self._dialogue = Dialogue(setting.identity, setting.run_id, partner, session)
+        self._own = _Side()
+        self._other = _Side()
+        self._describe_due = True
+
+    # --- what the driver asks -----------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Nothing may come any more."""
+        return self.state in (State.COMMITTED, State.ABORTED, State.CLOSED)
+
+    @property
+    def may_abort(self) -> bool:
+        return ">abort" in self._table[self.state]
+
+    @property
+    def partner_standing(self) -> Standing | None:
+        return None if self._other.standing is None else standing_from_wire(self._other.standing)
+
+    @property
+    def next_chunk(self) -> int | None:
+        """The chunk of ours that the partner is to get next; None when it has them all, or all is over."""
+        return None if self._own.description is None or self._own.whole or self.over else self._own.done
+
+    # --- what we send -------------------------------------------------------------------------------
+
+    def offer(self, standing: Standing) -> bytes:
+        self._step(">offer")
+        self._own.standing = standing_to_wire(standing)
+        offer = pb.Offer(standing=self._own.standing, codec=self._setting.codec, size=self._setting.size)
+        return self._seal(offer=offer)
+
+    def accept(self, standing: Standing) -> bytes:
+        self._step(">accept")
+        self._own.standing = standing_to_wire(standing)
+        return self._seal(accept=pb.Accept(standing=self._own.standing))
+
+    def busy(self, retry_after: float, reason: str) -> bytes:
+        self._step(">busy")
+        milliseconds = min(max(int(retry_after * 1000), 0), 2**32 - 1)
+        return self._seal(busy=pb.Busy(retry_after_ms=milliseconds, reason=reason))
+
+    def refuse(self, code: str, reason: str) -> bytes:
+        self._step(">refuse")
+        return self._seal(refuse=pb.Refuse(code=code, reason=reason))
+
+    def describe(self, description: Description) -> bytes | None:
+        """Say what our tensor is; None if the partner knows already. LocalError if it is not the run's."""
+        if description.size != self._setting.size:
+            raise LocalError(f"the snapshot has {description.size} bytes, the run's tensor {self._setting.size}.")
+        self._own.description = description
+        if not self._describe_due:
+            return None
+        self._describe_due = False
+        return self._seal(describe=describe_to_wire(description))
+
+    def chunk_sent(self, length: int) -> None:
+        """Our `next_chunk` went out."""
+        self._own.done += 1
+        self.sent += length
+
+    def working(self) -> bytes:
+        return self._seal(working=pb.Working())
+
+    def confirm(self) -> bytes:
+        """The answerer holds all bytes, inspected: from here on it is in doubt."""
+        self._step(">confirm")
+        content = self._content()
+        return self._seal(confirm=pb.Confirm(receipt=content, signature=sign(self._setting.identity, content)))
+
+    def proposed(self) -> Receipt:
+        """The receipt that the offerer stores before `decide`."""
+        if self.receipt is None:
+            raise AssertionError("no receipt before the confirmation")
+        return self.receipt
+
+    def decide(self) -> None:
+        """The receipt is stored: the offerer commits."""
+        self._step(">decide")
+
+    def commit(self) -> bytes:
+        self._step(">commit")
+        receipt = self.proposed()
+        return self._seal(commit=pb.Commit(receipt=receipt.content, signature=receipt.offerer_signature))
+
+    def acknowledge(self) -> bytes:
+        self._step(">acknowledge")
+        return self._seal(acknowledge=pb.Acknowledge())
+
+    def abort(self, code: str, reason: str) -> bytes:
+        self._step(">abort")
+        self.verdict = (code, reason)
+        return self._seal(abort=pb.Abort(code=code, reason=reason))
+
+    def resume(self) -> bytes:
+        """After a broken stream: what we have, on either side."""
+        self._step(">resume")
+        resume = pb.Resume(
+            next_chunk=self._other.done,
+            described=self._other.description is not None,
+            confirmed=self.state is State.IN_DOUBT,
+        )
+        return self._seal(resume=resume)
+
+    # --- what comes ---------------------------------------------------------------------------------
+
+    def receive(self, raw: bytes) -> str:
+        """Take an envelope; return the message's name, with `state` changed as `TABLE` says.
+
+        Raises a RemoteError, and changes nothing, if it may not come now or is not what it should be.
+        """
+        return self.take(self._dialogue.open(raw))
+
+    def take_first(self, body: pb.Body) -> str:
+        """Take a body that was opened before the session was known."""
+        self._dialogue.admit(body)
+        return self.take(body)
+
+    def take(self, body: pb.Body) -> str:
+        name = body.WhichOneof("content") or "unknown message"
+        step = self._following(f"<{name}")
+        match name:
+            case "offer":
+                self._take_offer(body.offer)
+            case "accept":
+                self._other.standing = body.accept.standing
+            case "busy":
+                self.retry_after = body.busy.retry_after_ms / 1000
+                self.verdict = ("NLC-208", readable(body.busy.reason))
+            case "refuse":
+                self.verdict = (readable(body.refuse.code, 16), readable(body.refuse.reason))
+            case "abort":
+                self.verdict = (readable(body.abort.code, 16), readable(body.abort.reason))
+            case "describe":
+                self._take_describe(body.describe)
+            case "resume":
+                self._take_resume(body.resume)
+            case "confirm":
+                self._take_signed(body.confirm)
+            case "commit":
+                self._take_signed(body.commit)
+        self.state = step
+        return name
+
+    def expect(self, head: ChunkHead) -> tuple[int, int]:
+        """Where in the inbox the chunk belongs, (start, length); ProtocolError unless it is the next one."""
+        self._following("<chunk")
+        description = self._other.description
+        if description is None or head.index != self._other.done:
+            raise ProtocolError(f"chunk {head.index} came where {self._other.done} was due.")
+        start, length = description.span(head.index)
+        if head.length != length:
+            raise ProtocolError(f"chunk {head.index} has {head.length} bytes instead of {length}.")
+        return start, length
+
+    def chunk(self, content: memoryview) -> None:
+        """Check the chunk that `expect` placed; AlteredBytesError if its bytes are not those signed for."""
+        step = self._following("<chunk")
+        if self._other.description is None:
+            raise AssertionError("a chunk without a description")
+        check_chunk(self._other.description, self._other.done, content)
+        self._other.done += 1
+        self.received += len(content)
+        self.state = self._following("<last chunk") if self._other.whole else step
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _following(self, step: str) -> State:
+        """What `TABLE` has after something came."""
+        following = self._table[self.state].get(step)
+        if following is None:
+            raise ProtocolError(f"{self.partner[-8:]} sent {step[1:]} to a side that is {self.state.name}.")
+        return following
+
+    def _step(self, step: str) -> None:
+        following = self._table[self.state].get(step)
+        if following is None:
+            raise AssertionError(f"{step[1:]} in state {self.state.name}")
+        self.state = following
+
+    def _take_offer(self, offer: pb.Offer) -> None:
+        if len(self.session) != SESSION_SIZE:
+            raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
+        if (offer.codec, offer.size) != (self._setting.codec, self._setting.size):
+            raise ProtocolError(
+                f"an offer of {offer.size} bytes in {readable(offer.codec, 16)!r} is not of this run, "
+                f"which has {self._setting.size} in {self._setting.codec!r}."
+            )
+        self._other.standing = offer.standing
+
+    def _take_describe(self, wire: pb.Describe) -> None:
+        description = describe_from_wire(wire, self._setting.limits)
+        if description.size != self._setting.size:
+            raise ProtocolError(f"a tensor of {description.size} bytes is not of this run, which has {self._setting.size}.")
+        self._other.description = description
+
+    def _take_resume(self, resume: pb.Resume) -> None:
+        """Go back to the first chunk that the partner lacks."""
+        if resume.next_chunk > self._own.done or (resume.next_chunk and not resume.described):
+            raise ProtocolError(f"the partner claims {resume.next_chunk} chunks where {self._own.done} were sent.")
+        if resume.described and self._describe_due:
+            raise ProtocolError("the partner claims a description that was not sent.")
+        self._own.done = resume.next_chunk
+        self._describe_due = not resume.described
+
+    def _take_signed(self, signed: pb.Confirm | pb.Commit) -> None:
+        """Keep the receipt if the partner signed the very bytes that we come to ourselves."""
+        if not self._own.whole:
+            raise ProtocolError("the partner confirms bytes that were not sent.")
+        content = self._content()
+        if signed.receipt != content:
+            raise ProtocolError("the partner's receipt is not about the same bytes as ours.")
+        check_signature(self.partner, content, signed.signature)
+        own = sign(self._setting.identity, content)
+        self.receipt = Receipt(content, own, signed.signature) if self.offerer else Receipt(content, signed.signature, own)
+
+    def _content(self) -> bytes:
+        own = self._signed_side(self._setting.identity.peer_id, self._own)
+        other = self._signed_side(self.partner, self._other)
+        first, second = (own, other) if self.offerer else (other, own)
+        return content_of(self._setting.run_id, self.session, first, second)
+
+    def _signed_side(self, peer_id: PeerId, side: _Side) -> pb.Side:
+        if side.description is None:
+            raise AssertionError("a receipt before both descriptions")
+        return pb.Side(peer_id=peer_id, standing=side.standing, root=side.description.root)
+
+    def _seal(self, **content: object) -> bytes:
+        return self._dialogue.seal(pb.Body(**content))  # type: ignore[arg-type]  # one field by its own name
