@@ -52,6 +52,8 @@ class NodeConfig:
     """At the first outer step after this many seconds."""
     grace: float = 10.0
     """How long a stop waits for an exchange under way."""
+    linger: float = 3600.0
+    """How long weights are served to others after the run's end."""
 
     @property
     def paths(self) -> DataDir:

@@ -132,12 +132,9 @@ class Rounds:
     # --- the offering side ------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take outer steps until the run's goal is reached."""
-        while not self._pace.reached(self._trainer.standing):
+        """Take outer steps until the run's goal is reached, or `close` is called."""
+        while not (self._closing or self._pace.reached(self._trainer.standing)):
             await self._trainer.wait_boundary()
-            await self._idle.wait()
-            if not self._due():
-                continue  # an accepted exchange took the step meanwhile
             await self._outer_step()
 
     async def close(self, grace: float) -> None:
@@ -152,8 +149,10 @@ class Rounds:
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
         deadline = trio.current_time() + self._pace.patience
-        while self._due() and not self._closing:
+        while True:
             await self._idle.wait()
+            if self._closing or not self._due():
+                return  # not due: an exchange that we accepted took the step meanwhile
             partner = self._mesh.partner(self._trainer.standing, self._avoided())
             if partner is not None:
                 await self._attempt(partner)
@@ -228,7 +227,7 @@ class Rounds:
         if missing > 0:
             return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
         self._engage(offer.partner, initiator=False)
-        return Accept()
+        return Accept(own)
 
     @property
     def desk(self) -> Desk:

@@ -1,0 +1,254 @@
+"""The command line. Only here is anything printed; only here do errors become exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from nolocod import __version__, datadir
+from nolocod.config import Address, DataDir, NodeConfig
+from nolocod.errors import NolocodError, NothingToUseError, UsageError
+from nolocod.events import Started
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nolocod.events import Event
+    from nolocod.manifest import Sealed
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our one way of saying what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", remedy=f"See `{self.prog} --help`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; exits with 0, or with the status of the error."""
+    try:
+        options = _parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], None] = options.command
+        command(options)
+    except NolocodError as error:
+        _fail(error)
+    except BaseExceptionGroup as group:
+        leaf = _find(group)
+        if leaf is None:
+            raise
+        _fail(leaf)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `nolocod status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _fail(error: NolocodError) -> NoReturn:
+    print(f"error {error.code}: {error.entry.title}", file=sys.stderr)
+    print(f"  cause:      {error.cause}", file=sys.stderr)
+    print(f"  what to do: {error.remedy}", file=sys.stderr)
+    sys.exit(error.exit_status)
+
+
+def _find(group: BaseExceptionGroup[BaseException]) -> NolocodError | None:
+    """The first error of ours in a group that holds nothing else but what it caused."""
+    ours, others = group.split(NolocodError)
+    if ours is None or (others is not None and others.subgroup(Exception) is not None):
+        return None
+    error: BaseException = ours
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, NolocodError) else None
+
+
+# --- options ------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="nolocod", description="Train a model with peers that you never meet.")
+    parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    def add_here(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        command = add(name, run, text)
+        command.add_argument(
+            "--data-dir",
+            type=Path,
+            default=Path(os.environ.get("NOLOCOD_HOME", "~/.nolocod")).expanduser(),
+            metavar="DIR",
+            help="where this node keeps its identity, run and checkpoints (NOLOCOD_HOME, or ~/.nolocod)",
+        )
+        return command
+
+    create = add_here("create", _create, "Check a run file, sign it, and print the run id.")
+    create.add_argument("run_file", type=Path, metavar="RUN.toml")
+    _node_options(add_here("start", _start, "Bring up a node of the run that its data directory belongs to."))
+    join = add_here("join", _join, "Join a run through any of its nodes.")
+    _node_options(join)
+
+    status = add_here("status", _status, "What a running node does and waits for.")
+    status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    status.add_argument("--json", action="store_true", help="one JSON object (a line each with --watch)")
+    add_here("id", _id, "Print this node's peer id; makes the identity if there is none.")
+    export = add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
+    export.add_argument("into", type=Path, metavar="DIR")
+    evaluate = add_here("eval", _eval, "Held-out loss of the last checkpoint.")
+    evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
+    generate = add_here("generate", _generate, "Let the last checkpoint write text.")
+    generate.add_argument("prompt", nargs="?", default="\n")
+    generate.add_argument("--tokens", type=int, default=200)
+    generate.add_argument("--temperature", type=float, default=0.8)
+    generate.add_argument("--seed", type=int, default=0)
+
+    testnet = add("testnet", _testnet, "Train on a local testnet of real daemons, and show it.")
+    testnet.add_argument("--nodes", type=int, default=4)
+    testnet.add_argument("--outer-steps", type=int, default=12, metavar="N")
+    testnet.add_argument("--data", type=Path, metavar="PATH", help="text files or a folder (the standard library's sources)")
+    testnet.add_argument("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json")
+    testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
+    testnet.add_argument("--seed", type=int, default=0)
+    testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
+    bench = add("bench", _bench, "Measure this machine: inner steps of a bare loop and of the daemon, side by side.")
+    bench.add_argument("what", choices=["training"])
+    bench.add_argument("--model", default="small", metavar="NAME|FILE")
+    bench.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    bench.add_argument("--pairs", type=int, default=5)
+    bench.add_argument("--threads", type=int, default=0)
+    bench.add_argument("--json", action="store_true")
+    return parser
+
+
+def _node_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; may be given again")
+    add("--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="for peers; port 0 takes any free one")
+    add("--announce", action="append", default=[], metavar="MULTIADDR", help="tell peers this address instead")
+    add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
+    add("--data", type=Path, metavar="PATH", help="training text, for runs that leave it to the node")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
+    add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
+    add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS")
+    add("--linger", type=float, default=3600.0, metavar="SECONDS", help="how long to serve weights after the run's end")
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def _node_config(options: argparse.Namespace) -> NodeConfig:
+    for name, least in (("threads", 0), ("max_uploads", 0), ("checkpoint_every", 0), ("linger", 0)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
+    return NodeConfig(
+        data_dir=options.data_dir,
+        bootstrap=tuple(options.bootstrap),
+        listen=Address.parse(options.listen, "--listen"),
+        announce=tuple(options.announce),
+        http=Address.parse(options.http, "--http"),
+        data=options.data,
+        device=options.device,
+        threads=options.threads,
+        max_uploads=options.max_uploads,
+        checkpoint_every=options.checkpoint_every,
+        linger=options.linger,
+    )
+
+
+# --- commands -----------------------------------------------------------------------------------------
+
+
+def _create(options: argparse.Namespace) -> None:
+    sealed = datadir.found(DataDir(options.data_dir), options.run_file)
+    print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
+    print(f"run id {sealed.run_id}")
+    print(f"first node: nolocod start --data-dir {options.data_dir}")
+
+
+def _start(options: argparse.Namespace) -> None:
+    if datadir.stored_manifest(DataDir(options.data_dir)) is None:
+        raise UsageError(
+            f"{options.data_dir} belongs to no run.",
+            remedy="Found one with `nolocod create RUN.toml`, or join one with `nolocod join --bootstrap ADDRESS`.",
+        )
+    _run(options, may_seed=True)
+
+
+def _join(options: argparse.Namespace) -> None:
+    if not options.bootstrap and datadir.stored_manifest(DataDir(options.data_dir)) is None:
+        raise UsageError("a first join needs --bootstrap.", remedy="Ask for the line that the first node printed.")
+    _run(options, may_seed=False)
+
+
+def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
+    import trio
+
+    from nolocod import logs
+    from nolocod.daemon import run_node
+
+    config = _node_config(options)
+    logs.set_up(options.log_level)
+    follower = logs.LogFollower()
+
+    async def run() -> None:
+        await run_node(config, may_seed=may_seed, followers=[_welcome, follower.follow])
+
+    trio.run(run)
+
+
+def _welcome(event: Event) -> None:
+    if isinstance(event, Started):
+        print(f"node {event.peer_id} of run {event.run_name} ({event.run_id[:12]})")
+        print(f"status and metrics: http://{event.http}")
+        print("others join with:")
+        for address in event.addresses:
+            print(f"  nolocod join --bootstrap {address}", flush=True)
+
+
+def _status(options: argparse.Namespace) -> None:
+    from nolocod import terminal
+
+    terminal.show_status(DataDir(options.data_dir), watch=options.watch, as_json=options.json)
+
+
+def _id(options: argparse.Namespace) -> None:
+    from nolocod.identity import load_or_create
+
+    paths = DataDir(options.data_dir)
+    datadir.make(paths)
+    print(load_or_create(paths.identity).peer_id)
+
+
+def _testnet(options: argparse.Namespace) -> None:
+    from nolocod import terminal, testnet
+
+    summary = testnet.run(
+        testnet.Options(
+            nodes=options.nodes,
+            outer_steps=options.outer_steps,
+            data=options.data,
+            model=options.model,
+            keep=options.keep,
+            seed=options.seed,
+        ),
+        terminal.swarm_view,
+        lambda text: print(text, flush=True),
+    )
+    if options.report is not None:
+        datadir.write_whole(options.report, summary.to_json().encode())
+    terminal.show_summary(summary)
+
+
+def _belongs_to(paths: DataDir) -> Sealed:
+    """The run of a data directory whose checkpoint a command wants to use."""
+    sealed = datadir.stored_manifest(paths)
+    if sealed is None:
+        raise NothingToUseError(f"{paths.root} belongs to no run.")
+    return sealed

@@ -1,0 +1,253 @@
+"""Rounds against stand-in trainers and a stand-in mesh on trio's virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.events import Event, ExchangeEnded, OuterStep
+from nolocod.identity import PeerId
+from nolocod.rounds import Desk, Pace, Rounds
+from nolocod.terms import Accept, Applied, Busy, Description, Ended, Offer, Refuse, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+INNER_STEPS = 20
+EXCHANGE_SECONDS = 0.4
+LATENCY = 0.05
+
+
+class ClockTrainer:
+    """A trainer whose inner steps are the passing of (virtual) time."""
+
+    outbox = inbox = None  # type: ignore[assignment]  # the stand-in mesh moves no bytes
+
+    def __init__(self, step_seconds: float) -> None:
+        self.step_seconds = step_seconds
+        self.round = 0
+        self.calls: Counter[str] = Counter()
+        self.began = trio.current_time()
+        self.snapshot_at: float | None = None
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.round, 0, 1.0)
+
+    @property
+    def steps_since_outer(self) -> int:
+        return int((trio.current_time() - self.began) / self.step_seconds + 1e-9)
+
+    async def wait_boundary(self) -> None:
+        while self.steps_since_outer < INNER_STEPS:
+            await trio.sleep_until(self.began + INNER_STEPS * self.step_seconds)
+
+    async def snapshot(self) -> Description:
+        await trio.sleep(self.step_seconds)
+        self.calls["snapshot"] += 1
+        self.snapshot_at = trio.current_time()
+        return Description(0, 1, ())
+
+    async def inspect(self) -> float:
+        return 1.0
+
+    async def apply(self, partner_round: int) -> Applied:
+        assert self.snapshot_at is not None, "applied without a snapshot"
+        steps = int((self.snapshot_at - self.began) / self.step_seconds)
+        self.calls["apply"] += 1
+        self.round = max(self.round + 1, partner_round)
+        self.began, self.snapshot_at = self.snapshot_at, None
+        return Applied(self.round, steps, 1.0, 0.0)
+
+    async def solo(self) -> Applied:
+        self.calls["solo"] += 1
+        self.round += 1
+        self.began = trio.current_time()
+        return Applied(self.round, INNER_STEPS, None, 0.0)
+
+    async def discard(self) -> None:
+        self.calls["discard"] += 1
+        self.snapshot_at = None
+
+
+class Table:
+    """The mesh of all nodes of one test: draws partners, and runs exchanges by calling the other node."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.nodes: dict[PeerId, Node] = {}
+        self.dead: set[PeerId] = set()
+        self.broken: set[PeerId] = set()
+        self.suspected: Counter[PeerId] = Counter()
+
+    def add(self, name: str, step_seconds: float = 1.0, **pace: float) -> Node:
+        node = Node(PeerId(name), self, step_seconds, **pace)
+        self.nodes[node.name] = node
+        return node
+
+
+class Node:
+    """One node: the trainer, its rounds, what it emitted, and the mesh as it sees it."""
+
+    def __init__(
+        self, name: PeerId, table: Table, step_seconds: float, *, patience: float = 60, goal: float = 0, staleness: float = 3
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.trainer = ClockTrainer(step_seconds)
+        self.events: list[Event] = []
+        pace = Pace(INNER_STEPS, int(staleness), patience, int(goal))
+        self.rounds = Rounds(name, self.trainer, self, pace, self.events.append)
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+        live = [n for n in self.table.nodes if n != self.name and n not in avoid and not self.table.suspected[n]]
+        return self.table.rng.choice(live) if live else None
+
+    def suspect(self, peer: PeerId) -> None:
+        self.table.suspected[peer] += 1
+
+    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+        await trio.sleep(LATENCY)
+        if partner in self.table.dead:
+            return Ended("unreachable", partner, b"s")
+        other = self.table.nodes[partner].rounds
+        answer = other.decide(Offer(self.name, b"s", standing))
+        if not isinstance(answer, Accept):
+            await trio.sleep(LATENCY)
+        if isinstance(answer, Busy):
+            return Ended("busy", partner, b"s", retry_after=answer.retry_after)
+        if isinstance(answer, Refuse):
+            return Ended("refused", partner, b"s", reason=answer.reason)
+        other_desk = other.desk
+        await desk.snapshot()
+        await other_desk.snapshot()
+        await trio.sleep(EXCHANGE_SECONDS)
+        outcome = "aborted" if partner in self.table.broken else "committed"
+        await other.ended(Ended(outcome, self.name, b"s", partner_standing=standing))
+        return Ended(outcome, partner, b"s", partner_standing=answer.standing)
+
+    def steps(self, kind: str) -> list[OuterStep]:
+        return [event for event in self.events if isinstance(event, OuterStep) and event.kind == kind]
+
+
+async def run_for(table: Table, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for node in table.nodes.values():
+                nursery.start_soon(node.rounds.run)
+            await trio.sleep_forever()
+
+
+async def test_eight_nodes_in_step_pair_nearly_always_and_mix(autojump_clock: object) -> None:
+    table = Table()
+    nodes = [table.add(f"peer-{index}") for index in range(8)]
+    await run_for(table, 2000)
+    paired = sum(len(node.steps("paired")) for node in nodes)
+    solo = sum(len(node.steps("solo")) for node in nodes)
+    assert solo == 0
+    assert paired >= 8 * 2000 / (1.5 * INNER_STEPS)
+    for node in nodes:
+        partners = {step.partner for step in node.steps("paired")}
+        assert len(partners) == 7, f"{node.name} met only {partners}"
+
+
+async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object) -> None:
+    table = Table()
+    fast, slow = table.add("fast", 1.0), table.add("slow", 3.0)
+    third, fourth = table.add("third", 1.0), table.add("fourth", 1.3)
+    await run_for(table, 1000)
+    assert all(len(node.steps("paired")) >= 10 for node in (fast, slow, third, fourth))
+    # the fast one took a step at least about every phase: it never waited for the slow one
+    assert len(fast.steps("paired") + fast.steps("solo")) >= 1000 / (1.6 * INNER_STEPS)
+    assert max(n.trainer.round for n in table.nodes.values()) - min(n.trainer.round for n in table.nodes.values()) <= 3
+
+
+async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("only", goal=5)
+    await node.rounds.run()
+    assert [step.round for step in node.steps("solo")] == [1, 2, 3, 4, 5]
+    assert trio.current_time() - node.trainer.began == 0
+    assert all(step.inner_steps == INNER_STEPS for step in node.steps("solo"))
+
+
+async def test_a_dead_partner_is_suspected_once_and_another_is_taken(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("live-1")
+    table.add("live-2")
+    table.add("dead")
+    table.dead.add(PeerId("dead"))
+    table.nodes[PeerId("dead")].rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+    await run_for(table, 500)
+    assert table.suspected[PeerId("dead")] == 1
+    assert len(node.steps("paired")) >= 10
+    assert not node.steps("solo")
+
+
+async def test_aborted_exchanges_apply_on_neither_side(autojump_clock: object) -> None:
+    table = Table()
+    node, other = table.add("a"), table.add("b")
+    table.broken.update({PeerId("a"), PeerId("b")})
+    await run_for(table, 300)
+    for one in (node, other):
+        assert one.trainer.calls["apply"] == 0
+        assert one.trainer.calls["snapshot"] == one.trainer.calls["discard"] > 0
+        assert one.steps("solo"), "training goes on alone"
+        assert any(isinstance(event, ExchangeEnded) and event.outcome == "aborted" for event in one.events)
+
+
+async def test_both_offer_at_once_and_the_lower_id_stands(autojump_clock: object) -> None:
+    table = Table()
+    low, high = table.add("a"), table.add("b")
+    await run_for(table, INNER_STEPS + 3)
+    assert len(low.steps("paired")) == len(high.steps("paired")) == 1
+    began = [event for event in low.events + high.events if isinstance(event, ExchangeEnded) and event.outcome == "committed"]
+    assert {(event.partner, event.initiator) for event in began} == {("b", True), ("a", False)}
+
+
+async def test_what_is_answered_to_an_offer(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node", goal=9)
+    node.rounds._step_seconds = 1.0
+    offer = Offer(PeerId("other"), b"s", Standing(0, 0, 1.0))
+    early = node.rounds.decide(offer)
+    assert isinstance(early, Busy)
+    assert early.retry_after == pytest.approx(INNER_STEPS / 2)
+    await trio.sleep(INNER_STEPS / 2)
+    far = node.rounds.decide(Offer(PeerId("other"), b"s", Standing(4, 0, 1.0)))
+    assert isinstance(far, Refuse)
+    assert "4 rounds apart" in far.reason
+    assert isinstance(node.rounds.decide(offer), Accept)
+    assert isinstance(node.rounds.decide(offer), Busy), "one exchange at a time"
+    await node.rounds.ended(Ended("aborted", PeerId("other"), b"s"))
+    assert isinstance(node.rounds.decide(offer), Accept), "free again"
+    await node.rounds.ended(Ended("in_doubt", PeerId("other"), b"s"))
+    assert node.trainer.calls["apply"] == 0
+    node.trainer.round = 9
+    assert isinstance(node.rounds.decide(offer), Refuse), "the goal is reached"
+
+
+async def test_close_waits_for_the_exchange_under_way_but_not_for_ever(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    await trio.sleep(INNER_STEPS)
+    assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    began = trio.current_time()
+    await node.rounds.close(10)
+    assert trio.current_time() - began == pytest.approx(10)
+    assert isinstance(node.rounds.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Refuse)
+
+
+async def test_cancelled_in_the_middle_discards_the_snapshot(autojump_clock: object) -> None:
+    table = Table()
+    node, other = table.add("a"), table.add("b")
+    other.trainer.began -= INNER_STEPS  # ready to accept, its own run not started
+    with trio.move_on_after(INNER_STEPS + LATENCY + 2.2):
+        await node.rounds.run()
+    assert node.trainer.calls["snapshot"] == 1
+    assert node.trainer.calls["discard"] == 1
+    assert node.trainer.calls["apply"] == 0
