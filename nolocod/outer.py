@@ -1,0 +1,56 @@
+"""The NoLoCo outer step on flat tensors: pure arithmetic, no model, no network.
+
+The rule: one tensor per peer is enough. Each side sends s = beta (theta - phi) + gamma phi, and from the
+sum of the group's messages every member computes (arXiv 2506.10911, Eq. 2 with the signs of Eq. 32)
+
+    delta <- alpha delta + sum / n - gamma phi,    phi <- phi + delta.
+
+Everything works element by element, so callers may pass pieces of the model one after another and never
+hold a second model-sized tensor. All tensors of one call share shape, dtype (float32, or float64 in tests)
+and device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nolocod.manifest import Outer
+
+
+def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
+    """Return s = beta (theta - phi) + gamma phi, in `out` if given (which may be `theta` itself)."""
+    s = torch.sub(theta, phi, out=out)
+    return s.mul_(settings.beta).add_(phi, alpha=settings.gamma)
+
+
+def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> None:
+    """Take the outer step in place on `phi` and `delta`.
+
+    `total` is the sum of the messages of the `n` members of the group, this node's own included; a solo
+    step is n = 1.
+    """
+    delta.mul_(settings.alpha).add_(total, alpha=1 / n).sub_(phi, alpha=settings.gamma)
+    phi.add_(delta)
+
+
+def sent(phi: Tensor, s: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
+    """Return the theta that the message `s` was made of: phi + (s - gamma phi) / beta.
+
+    `phi` is the slow weights of that moment, before the outer step. Saves a copy of the model at the
+    price of one rounding.
+    """
+    theta = torch.sub(s, phi, alpha=settings.gamma, out=out)
+    return theta.div_(settings.beta).add_(phi)
+
+
+def correct(theta: Tensor, phi: Tensor, theta_sent: Tensor) -> None:
+    """Merge late, in place: theta <- theta + (phi - theta_sent), `phi` being the slow weights after the step.
+
+    What training did since the snapshot stays in `theta`; overwriting it would throw those steps away.
+    """
+    theta.add_(phi).sub_(theta_sent)

@@ -1,0 +1,1 @@
+"""The trainer: a child process that holds the replica, and the parent's handle on it."""

@@ -1,0 +1,45 @@
+"""Shared memory between the network process and the trainer: one outbox, one inbox.
+
+The rule: an anonymous file that the child inherits by descriptor, sized by the child once the model's size
+is known, mapped by both. It has no name, so it cannot outlive the two processes, and no registry or tracker
+of a third process is needed. The network process drops pages that it has worked on, so that its resident
+memory stays small whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+
+def anonymous_file(name: str) -> int:
+    """Open an empty file without a name and return its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"nolocod-{name}", os.MFD_CLOEXEC)
+    handle, path = tempfile.mkstemp(prefix="nolocod-")  # platforms without memfd
+    os.unlink(path)
+    return handle
+
+
+class SharedBox:
+    """A `terms.Box` on the descriptor of an anonymous file of `size` bytes (> 0)."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._map = mmap.mmap(descriptor, size)
+        self._whole = memoryview(self._map)
+
+    @property
+    def size(self) -> int:
+        return len(self._whole)
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes [start, start + length) of the shared memory itself, writable."""
+        return self._whole[start : start + length]
+
+    def release(self, start: int, length: int) -> None:
+        """Unmap these pages here; the other process and later views still see their content."""
+        first = start - start % mmap.PAGESIZE
+        end = min(start + length, self.size)
+        if end > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)

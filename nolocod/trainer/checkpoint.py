@@ -1,0 +1,152 @@
+"""Checkpoints and weight files: safetensors, written piece by piece, whole or not at all.
+
+The rule: a checkpoint resumes exactly. It holds phi, delta, theta, Adam's moments, the position in the data
+and torch's random state; its JSON half names the hash of its tensor half, so that damage is found before
+anything is loaded. Writing never needs a second copy of the model in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import blake3
+import msgspec
+import safetensors
+import torch
+
+from nolocod.codec import pieces
+from nolocod.errors import CheckpointError
+from nolocod.terms import Standing  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.trainer.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
+from nolocod.trainer.windows import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import IO
+
+    from torch import Tensor
+
+KEPT = 2
+"""Checkpoints kept: the last, and the one before in case the last is damaged."""
+
+_TENSORS = "tensors.safetensors"
+_STATE = "state.json"
+_KINDS = {torch.float32: "F32", torch.uint8: "U8"}
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The half of a checkpoint that is not tensors."""
+
+    run_id: str
+    peer_id: str
+    standing: Standing
+    steps_since_outer: int
+    inner_steps: int
+    optimizer_steps: int
+    position: Position = Position()
+    tensors: str = ""
+    """BLAKE3 of the tensor file."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest whole checkpoint, if any, and what was wrong with newer ones."""
+
+    path: Path | None
+    state: State | None
+    trouble: tuple[str, ...]
+
+
+def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Write a safetensors file and return its BLAKE3 digest in hex.
+
+    The format's own library copies all tensors before it writes; this goes piece by piece, from any device.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    digest = blake3.blake3()
+
+    def put(data: bytes | memoryview) -> None:
+        digest.update(data)
+        handle.write(data)
+
+    put(len(head).to_bytes(8, "little") + head)
+    for tensor in tensors.values():
+        flat = tensor.detach().reshape(-1)
+        for piece in pieces(flat.numel()):
+            put(memoryview(flat[piece].cpu().numpy()).cast("B"))
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Map the tensors of a safetensors file; CheckpointError if it is none."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}).") from error
+
+
+def save(folder: Path, state: State, tensors: Mapping[str, Tensor]) -> int:
+    """Write a checkpoint below `folder`, drop all but the last two, and return its size in bytes.
+
+    Raises DiskFullError or DataDirError; older checkpoints are then untouched.
+    """
+    target = folder / f"round-{state.standing.round:08d}"
+    with folder_written_whole(target) as partial:
+        with written_whole(partial / _TENSORS) as handle:
+            digest = write_tensors(handle, tensors, {"run_id": state.run_id})
+        with written_whole(partial / _STATE) as handle:
+            handle.write(msgspec.json.encode(msgspec.structs.replace(state, tensors=digest)))
+    size = (target / _TENSORS).stat().st_size
+    with disk_errors(folder):
+        for old in _all(folder)[KEPT:]:
+            shutil.rmtree(old)
+    return size
+
+
+def find(folder: Path, run_id: str) -> Found:
+    """Look for the newest whole checkpoint of the run, and remove what a crash left behind."""
+    trouble: list[str] = []
+    if folder.exists():
+        for left in folder.glob(f"*{PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+    for path in _all(folder):
+        try:
+            return Found(path, check(path, run_id), tuple(trouble))
+        except CheckpointError as error:
+            trouble.append(str(error))
+    return Found(None, None, tuple(trouble))
+
+
+def check(path: Path, run_id: str) -> State:
+    """Return the state of the checkpoint at `path`; CheckpointError unless it is whole and of this run."""
+    try:
+        state = msgspec.json.decode((path / _STATE).read_bytes(), type=State)
+        digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path / _TENSORS).hexdigest()
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+    if digest != state.tensors:
+        raise CheckpointError(f"{path} does not fit its hash.")
+    if state.run_id != run_id:
+        raise CheckpointError(f"{path} is of run {state.run_id[:12]}, not {run_id[:12]}.")
+    return state
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint at `path`."""
+    return read_tensors(path / _TENSORS)
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("round-*") if path.suffix != PARTIAL), reverse=True)

@@ -1,0 +1,81 @@
+"""Files that are written whole or not at all.
+
+The rule: everything goes to a temporary name beside the target, is synced, and is renamed; a crash leaves
+the old file, and at most a `.partial` that the next start removes. A full disk is a DiskFullError here, the
+one place where that is told from other errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from nolocod.errors import DataDirError, DiskFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PARTIAL = ".partial"
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Map an OSError while writing to `path`: DiskFullError, or DataDirError for all else."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFullError(f"{path} could not be written ({error.strerror}).") from error
+        raise DataDirError(f"{path} could not be written ({error.strerror or error}).") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears as `target` only if the block ends without an error."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as handle:
+                yield handle
+                handle.flush()
+                os.fsync(handle.fileno())
+            partial.rename(target)
+            sync_folder(target.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_written_whole(target: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `target` only if the block ends without an error."""
+    partial = target.with_name(target.name + PARTIAL)
+    old = target.with_name(target.name + ".old" + PARTIAL)
+    try:
+        with disk_errors(target):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            yield partial
+            sync_folder(partial)
+            if target.exists():  # moved away, not removed: the gap without it is one rename
+                target.rename(old)
+            partial.rename(target)
+            sync_folder(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,148 @@
+"""The inner optimizer: AdamW with linear warm-up, cosine decay and clipping, on one replica.
+
+The rule: the hot loop talks to nobody. It reads no value back from the device per step; the loss and the
+count of steps that were not finite are kept there and read when a report is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from nolocod.errors import TrainerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from nolocod.manifest import Manifest
+
+_PATIENCE = 10
+"""Steps in a row without a finite gradient before training is given up."""
+_FLOOR = 0.1
+"""The learning rate decays to this share of its peak (arXiv 2506.10911, section 4)."""
+
+
+def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int) -> float:
+    """The learning rate of the next inner step.
+
+    The position is counted in rounds, not in steps of this node, so that a newcomer inherits it with its
+    donor's round; past the boundary it stands still until the outer step.
+    """
+    inner, goal = manifest.inner, manifest.outer.rounds
+    position = (round_number + min(1.0, steps_since_outer / inner.steps)) * inner.steps
+    warmup = inner.warmup_rounds * inner.steps
+    if position < warmup:
+        return inner.learning_rate * min(1.0, (position + 1) / warmup)
+    if goal == 0:
+        return inner.learning_rate
+    end = goal * inner.steps
+    done = min(1.0, (position - warmup) / (end - warmup)) if end > warmup else 1.0
+    return inner.learning_rate * (_FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def make_optimizer(model: torch.nn.Module, manifest: Manifest, device: torch.device) -> torch.optim.AdamW:
+    """AdamW as the manifest says; weight decay on matrices only. One kernel per step where torch has it."""
+    inner = manifest.inner
+    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": inner.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    fused = device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), fused=fused)
+
+
+def cross_entropy(model: torch.nn.Module, windows: Tensor) -> Tensor:
+    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1))."""
+    logits = model(input_ids=windows[:, :-1]).logits
+    return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Compute in bfloat16 where the hardware has it; weights and optimizer stay float32."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.autocast("cuda", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+class Inner:
+    """Takes inner steps on `model`."""
+
+    def __init__(self, model: torch.nn.Module, manifest: Manifest, device: torch.device) -> None:
+        self.optimizer = make_optimizer(model, manifest, device)
+        self._model = model
+        self._settings = manifest.inner
+        self._device = device
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._can_skip = bool(self.optimizer.defaults["fused"])
+        self._loss = torch.zeros((), device=device)
+        self._finite = torch.zeros((), device=device)
+        self._skipped = torch.zeros((), device=device)  # in a row, up to now
+
+    def step(self, batch: Callable[[], Tensor], rate: float) -> None:
+        """Take one step at learning rate `rate`; `batch` gives the windows of one micro-batch on the device."""
+        total = torch.zeros((), device=self._device)
+        for _ in range(self._settings.accumulation):
+            with autocast(self._device):
+                loss = cross_entropy(self._model, batch())
+            (loss / self._settings.accumulation).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip)
+        finite = (norm.isfinite() & total.isfinite()).float()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        # The fused kernel leaves everything as it is where `found_inf` is 1: no value crosses to the host.
+        self.optimizer.found_inf = 1 - finite  # type: ignore[attr-defined] # as torch's GradScaler sets it
+        if self._can_skip or finite.item():
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._loss += torch.where(finite > 0, total / self._settings.accumulation, total.new_zeros(()))
+        self._finite += finite
+        self._skipped = (self._skipped + 1) * (1 - finite)
+
+    def report(self) -> float:
+        """Return the mean loss of the finite steps since the last report (NaN if there was none).
+
+        Raises TrainerError when many steps in a row were not finite.
+        """
+        loss, finite, skipped = torch.stack([self._loss, self._finite, self._skipped]).tolist()
+        if skipped >= _PATIENCE:
+            raise TrainerError(
+                f"{int(skipped)} inner steps in a row had no finite gradient.",
+                remedy="The run's learning rate may be too high for this model; the node restarts from its checkpoint.",
+            )
+        self._loss.zero_()
+        self._finite.zero_()
+        return loss / finite if finite else math.nan
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """Adam's state as {"exp_avg" | "exp_avg_sq": {parameter index: tensor}}; empty before the first step."""
+        found: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
+        for index, parameter in enumerate(self._parameters):
+            for key, tensors in found.items():
+                state = self.optimizer.state.get(parameter)
+                if state:
+                    tensors[str(index)] = state[key]
+        return found
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps that Adam counts (skipped ones are not counted)."""
+        state = self.optimizer.state.get(self._parameters[0])
+        return int(state["step"].item()) if state else 0
+
+    def restore(self, moments: dict[str, dict[str, Tensor]], steps: int) -> None:
+        """Put back what `moments` and `optimizer_steps` gave."""
+        for index, parameter in enumerate(self._parameters):
+            if str(index) in moments["exp_avg"]:
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(float(steps), dtype=torch.float32, device=self._device),
+                    "exp_avg": moments["exp_avg"][str(index)].to(self._device),
+                    "exp_avg_sq": moments["exp_avg_sq"][str(index)].to(self._device),
+                }

@@ -1,0 +1,166 @@
+"""The model: from the run's configuration to parameters that lie in one flat tensor.
+
+The rule: every node of a run builds the same architecture and, without a donor, the same initial weights:
+they are drawn on the CPU in float32 from the run's seed, whatever the device and the thread count. The flat
+order is that of `named_parameters` sorted by name, tied weights once; it is what travels between peers.
+No code and no weights are fetched by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nolocod.codec import encoded_size
+from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from nolocod.manifest import Manifest
+
+_BYTES_ON_DEVICE = 16
+"""Per parameter: theta, gradient and the two moments of Adam, float32."""
+_BYTES_ON_HOST = 8
+"""Per parameter: phi and delta, float32."""
+_LOGIT_COPIES = 3
+"""The logits, their log-softmax and their gradient: the largest activations of a small model."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in the flat tensor: in sorted order, without gaps."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return sum(_numel(shape) for shape in self.shapes)
+
+    def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield each parameter's name and its shaped view into `flat`."""
+        start = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            end = start + _numel(shape)
+            yield name, flat[start:end].view(shape)
+            start = end
+
+
+def _numel(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device `name` ("auto" takes CUDA if there is one); DeviceError if it cannot compute."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).add_(1).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DeviceError(f"{name!r} does not work with this torch {torch.__version__} ({cause}).") from error
+    return device
+
+
+def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - transformers has no common typed base
+    """Make the transformers configuration of the run; RunFileError names the key that is wrong.
+
+    `vocabulary` is the tokenizer's size: the model's default, and the least it may have.
+    """
+    keys = {key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    kind = manifest.model["model_type"]
+    if keys.setdefault("vocab_size", vocabulary) < vocabulary:
+        raise RunFileError(f"`model.vocab_size` = {keys['vocab_size']} is less than the tokenizer's {vocabulary}.")
+    try:
+        known = AutoConfig.for_model(kind)
+    except ValueError as error:
+        raise RunFileError(f"`model.model_type` = {kind!r} is not an architecture that transformers knows.") from error
+    unknown = sorted(keys.keys() - known.to_dict().keys() - known.attribute_map.keys() - {"attn_implementation"})
+    if unknown:
+        raise RunFileError(f"`model.{unknown[0]}` is not a key of the {kind} architecture.")
+    try:
+        config = AutoConfig.for_model(kind, **keys)
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise RunFileError(f"`[model]`: {' '.join(str(error).split())}") from error
+    config.dtype = "float32"
+    config.use_cache = False
+    return config
+
+
+def _from_config(config: Any) -> torch.nn.Module:  # noqa: ANN401 - as above
+    try:
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ImportError, ZeroDivisionError) as error:
+        raise RunFileError(f"`[model]` makes no causal language model: {' '.join(str(error).split())[:300]}") from error
+    return model
+
+
+def layout_of(config: Any) -> Layout:  # noqa: ANN401 - as above
+    """Lay the parameters out without allocating them."""
+    with torch.device("meta"):
+        model = _from_config(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    names = tuple(sorted(shapes))
+    return Layout(names, tuple(shapes[name] for name in names))
+
+
+def check_memory(parameters: int, vocabulary: int, manifest: Manifest, device: torch.device) -> None:
+    """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
+
+    An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox, and the logits
+    of one micro-batch; not the other activations.
+    """
+    inner = manifest.inner
+    logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
+    on_device = _BYTES_ON_DEVICE * parameters + logits
+    on_host = _BYTES_ON_HOST * parameters + 2 * encoded_size(parameters, manifest.codec)
+    host = psutil.virtual_memory().available
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        _require(on_device, free, parameters, f"on {device}")
+    else:
+        on_host += on_device
+    _require(on_host, host, parameters, "of main memory")
+
+
+def _require(needed: int, available: int, parameters: int, where: str) -> None:
+    if needed > available:
+        raise ModelTooLargeError(
+            f"training {parameters:,} parameters needs at least {needed / 1e9:.2f} GB {where}, {available / 1e9:.2f} GB are free."
+        )
+
+
+def build(config: Any, seed: int) -> torch.nn.Module:  # noqa: ANN401 - as above
+    """Make the model on the CPU with the initial weights that `seed` gives everywhere."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _from_config(config)
+
+
+def flatten(model: torch.nn.Module, layout: Layout, device: torch.device) -> Tensor:
+    """Move the parameters into one flat float32 tensor on `device`, of which they become views.
+
+    An outer step is then a few vector operations, and the forward pass does not notice. Each parameter's
+    own memory is freed as it is moved.
+    """
+    flat = torch.empty(layout.size, dtype=torch.float32, device=device)
+    parameters = dict(model.named_parameters())
+    for name, view in layout.split(flat):
+        parameter = parameters[name]
+        view.copy_(parameter.data)
+        parameter.data = view
+    model.to(device)  # the buffers; the parameters are there already
+    return flat

@@ -1,0 +1,282 @@
+"""The parent's handle on the trainer process.
+
+The rule: this file runs in the network process, so it imports no torch; it sends one command at a time,
+each with a deadline, turns reports into events, and turns the child's failures into our errors. When the
+child dies without having been asked to, `wait_dead` and every call raise TrainerError.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import trio
+
+from nolocod import errors, events
+from nolocod.errors import LocalError, NolocodError, TrainerError
+from nolocod.terms import Applied, Box, Description, Standing
+from nolocod.trainer import pipe
+from nolocod.trainer.boxes import SharedBox, anonymous_file
+from nolocod.trainer.pipe import Dumped, Loaded, Setup
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nolocod.events import Emit
+
+__all__ = ["Dumped", "Loaded", "Setup", "TrainerProcess", "open_trainer"]
+
+_STOP_SECONDS = 5.0
+_COMMAND_SECONDS = 120.0
+"""More than one inner step and a pass over the model take, on a slow machine too."""
+_FILE_SECONDS = 600.0
+"""For what writes the whole state to a disk, or evaluates."""
+_LOAD_SECONDS = 3600.0
+"""Tokenising a large text, or waiting for a data set's server."""
+
+R = TypeVar("R", bound=pipe.Message)
+
+
+class TrainerProcess:
+    """One trainer, as the network process sees it (rounds.Trainer and more)."""
+
+    def __init__(self, stream: trio.SocketStream, descriptors: tuple[int, int], emit: Emit) -> None:
+        self.standing = Standing(0, 0, 0.0)
+        self.steps_since_outer = 0
+        self.inner_steps = 0
+        self.parameters = 0
+        self._stream = stream
+        self._descriptors = descriptors
+        self._emit = emit
+        self._boxes: tuple[Box, Box] | None = None
+        self._phase = 0
+        self._moved = trio.Event()  # replaced whenever the progress changes
+        self._lock = trio.Lock()
+        self._last_id = 0
+        self._answers: dict[int, pipe.Result] = {}
+        self._answered = trio.Event()
+        self._dead = trio.Event()
+        self._death: LocalError | None = None
+
+    @property
+    def outbox(self) -> Box:
+        return self._mapped()[0]
+
+    @property
+    def inbox(self) -> Box:
+        return self._mapped()[1]
+
+    async def load(self, setup: Setup) -> Loaded:
+        """Build the model, load weights, evaluate once. Raises what is wrong with the run, data or device."""
+        loaded = await self._ask(setup, Loaded, _LOAD_SECONDS)
+        outbox, inbox = self._descriptors
+        self._boxes = (SharedBox(outbox, loaded.box_size), SharedBox(inbox, loaded.box_size))
+        self.parameters = loaded.parameters
+        self._phase = loaded.phase
+        return loaded
+
+    async def train(self) -> None:
+        """Start or resume inner steps."""
+        await self._ask(pipe.Train(), pipe.Done)
+
+    async def pause(self) -> None:
+        """Stop after the inner step under way."""
+        await self._ask(pipe.Pause(), pipe.Done)
+
+    async def snapshot(self) -> Description:
+        """Have our message written into the outbox after the inner step under way."""
+        return (await self._ask(pipe.Snapshot(), pipe.Described)).description
+
+    async def inspect(self) -> float:
+        """Have the inbox checked; returns ||s_i - s_j|| / gamma. Raises RejectedTensorError."""
+        return (await self._ask(pipe.Inspect(), pipe.Spread)).spread
+
+    async def apply(self, partner_round: int) -> Applied:
+        """Take the paired outer step with what lies in both boxes."""
+        return (await self._ask(pipe.Apply(partner_round), pipe.Stepped)).applied
+
+    async def solo(self) -> Applied:
+        """Take the outer step alone."""
+        return (await self._ask(pipe.Solo(), pipe.Stepped)).applied
+
+    async def discard(self) -> None:
+        """Drop the snapshot; nothing is applied."""
+        await self._ask(pipe.Discard(), pipe.Done)
+
+    async def checkpoint(self) -> events.Checkpointed:
+        """Write a checkpoint. Raises DiskFullError; older checkpoints are then untouched."""
+        saved = await self._ask(pipe.Checkpoint(), pipe.Saved, _FILE_SECONDS)
+        event = events.Checkpointed(saved.round, saved.size, saved.seconds)
+        self._emit(event)
+        return event
+
+    async def dump(self, path: Path) -> Dumped:
+        """Write the slow weights to `path` for newcomers."""
+        return await self._ask(pipe.Dump(path), Dumped, _FILE_SECONDS)
+
+    async def evaluate(self) -> float:
+        """Mean held-out loss of the fast weights, nats per token; also emitted."""
+        return (await self._ask(pipe.Evaluate(), pipe.Loss, _FILE_SECONDS)).loss
+
+    async def wait_boundary(self) -> None:
+        """Return once the inner steps of one phase were done since the last outer step."""
+        while self.steps_since_outer < self._phase or not self._phase:
+            self._check_alive()
+            await self._moved.wait()
+        await trio.lowlevel.checkpoint()
+
+    async def wait_dead(self) -> NoReturn:
+        """Wait until the child is gone without having been asked; then raise why (TrainerError mostly)."""
+        await self._dead.wait()
+        self._check_alive()
+        raise AssertionError("a dead trainer has a cause of death")
+
+    # --- plumbing
+
+    async def _ask(self, command: pipe.Command, kind: type[R], seconds: float = _COMMAND_SECONDS) -> R:
+        """Send `command` and return its answer; raises what the child reports, or TrainerError."""
+        with trio.move_on_after(seconds):
+            async with self._lock:
+                self._check_alive()
+                self._last_id += 1
+                # An answer that comes after its caller was cancelled finds no one and is dropped.
+                return self._checked(await self._exchange(pipe.Request(self._last_id, command)), kind)
+        raise TrainerError(f"it did not answer {type(command).__name__.lower()!r} within {seconds:.0f} s.")
+
+    async def _exchange(self, request: pipe.Request) -> pipe.Result:
+        with trio.CancelScope(shield=True):  # half a frame would make all later ones unreadable
+            try:
+                await self._stream.send_all(pipe.frame(request))
+            except trio.BrokenResourceError:
+                await self._dead.wait()
+        while request.id not in self._answers:
+            self._check_alive()
+            await self._answered.wait()
+        return self._answers.pop(request.id)
+
+    def _checked(self, result: pipe.Result, kind: type[R]) -> R:
+        if isinstance(result, pipe.Failed):
+            raise _error(result)
+        if not isinstance(result, kind):
+            raise TrainerError(f"it answered with {type(result).__name__} where {kind.__name__} was due.")
+        return result
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise self._death
+
+    def _mapped(self) -> tuple[Box, Box]:
+        if self._boxes is None:
+            raise TrainerError("no model is loaded.")
+        return self._boxes
+
+    async def _read(self) -> None:
+        """Take in what the child says until it closes its end."""
+        unframer: pipe.Unframer[pipe.Reply] = pipe.Unframer(pipe.Reply)
+        try:
+            async for data in self._stream:
+                for message in unframer.feed(data):
+                    self._take_in(message)
+        except trio.BrokenResourceError:
+            return
+
+    def _take_in(self, message: pipe.Reply) -> None:
+        match message:
+            case pipe.Answer(0, pipe.Failed() as failure):
+                error = _error(failure)
+                self._death = error if isinstance(error, LocalError) else TrainerError(error.cause)
+            case pipe.Answer(number, result, progress):
+                if progress is not None:
+                    self._progress(progress)
+                if number == self._last_id:
+                    self._answers = {number: result}
+                    self._answered, was = trio.Event(), self._answered
+                    was.set()
+            case pipe.Trained(steps, tokens, loss, rate, seconds, progress):
+                self._progress(progress)
+                self._emit(events.InnerSteps(steps, tokens, loss, rate, seconds))
+            case pipe.EvaluatedReport(round_number, loss, seconds):
+                self._emit(events.Evaluated(round_number, loss, seconds))
+
+    def _progress(self, progress: pipe.Progress) -> None:
+        self.standing = progress.standing
+        self.steps_since_outer = progress.steps_since_outer
+        self.inner_steps = progress.inner_steps
+        self._moved, was = trio.Event(), self._moved
+        was.set()
+
+    def _died(self, status: int) -> None:
+        """The process ended with `status`: wake whoever waits for it."""
+        if self._death is None:
+            how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+            self._death = TrainerError(f"the trainer process ended {how}.")
+        self._dead.set()
+        self._answered.set()
+        self._moved.set()
+
+
+def _error(failure: pipe.Failed) -> NolocodError:
+    """Make the error again that the child met."""
+    kinds = {kind.entry.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, NolocodError)}
+    return kinds.get(failure.code, TrainerError)(failure.cause, remedy=failure.remedy)
+
+
+@asynccontextmanager
+async def open_trainer(emit: Emit, *, quiet: bool = False) -> AsyncIterator[TrainerProcess]:
+    """Start a trainer process; it imports torch while the caller still looks for a manifest.
+
+    At the end it is asked to stop, and killed after five seconds. `quiet` drops what it writes to stderr.
+    """
+    ours, theirs = socket.socketpair()
+    boxes = (anonymous_file("outbox"), anonymous_file("inbox"))
+    inherited = (theirs.fileno(), *boxes)
+    command = [sys.executable, "-m", "nolocod.trainer.worker", *map(str, inherited)]
+    stderr = subprocess.DEVNULL if quiet else None
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    failure: NolocodError | None = None
+    try:
+        process = await trio.lowlevel.open_process(
+            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
+        )
+        theirs.close()
+        trainer = TrainerProcess(stream, boxes, emit)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_follow, trainer, process)
+            try:
+                yield trainer
+            except NolocodError as error:
+                failure = error  # raised outside the nursery, which would wrap it in a group
+            finally:
+                await _end(stream, process)
+                nursery.cancel_scope.cancel()
+    finally:
+        theirs.close()
+        await trio.aclose_forcefully(stream)
+        for descriptor in boxes:
+            os.close(descriptor)
+    if failure is not None:
+        raise failure
+
+
+async def _follow(trainer: TrainerProcess, process: trio.Process) -> None:
+    await trainer._read()  # noqa: SLF001 - this function is the handle's own task
+    trainer._died(await process.wait())  # noqa: SLF001 - as above
+
+
+async def _end(stream: trio.SocketStream, process: trio.Process) -> None:
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(_STOP_SECONDS):
+            try:
+                await stream.send_all(pipe.frame(pipe.Request(0, pipe.Stop())))
+            except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+                pass  # it is gone already, or stuck: the wait below tells
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

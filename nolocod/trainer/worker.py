@@ -1,0 +1,285 @@
+"""The trainer's own process: takes inner steps, and between two of them does what it is told.
+
+The rule: this process never waits for the network. It ends by itself when its parent is gone, leaves
+Ctrl-C to the parent, and tells of its own failures in the catalogue's codes.
+Started as `python -m nolocod.trainer.worker SOCKET OUTBOX INBOX` with three inherited descriptors.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Literal
+
+from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
+from nolocod.manifest import unseal
+from nolocod.terms import Applied
+from nolocod.trainer import pipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nolocod.trainer.replica import Replica
+
+_REPORT_SECONDS = 0.5
+
+
+class Link:
+    """The child's end of the pipe: blocking, and polled between steps."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unframer: pipe.Unframer[pipe.Request] = pipe.Unframer(pipe.Request)
+        self._waiting: list[pipe.Request] = []
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def receive(self, timeout: float | None) -> pipe.Request | None:
+        """The next request, waiting at most `timeout` seconds (None: for ever); EOFError if the parent is gone."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._poll.poll(None if left is None else math.ceil(left * 1000)):
+                return None
+            data = self._connection.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._waiting += self._unframer.feed(data)
+        return self._waiting.pop(0)
+
+    def send(self, reply: pipe.Reply) -> None:
+        """EOFError if the parent is gone."""
+        try:
+            self._connection.sendall(pipe.frame(reply))
+        except ConnectionError as error:
+            raise EOFError from error
+
+
+class Worker:
+    """Serves one parent."""
+
+    def __init__(self, link: Link, outbox: int, inbox: int) -> None:
+        self._link = link
+        self._descriptors = (outbox, inbox)
+        self._boxes: tuple[Tensor, Tensor] | None = None
+        self._replica: Replica | None = None
+        self._setup: pipe.Setup | None = None
+        self._training = False
+        self._held_since: float | None = None  # when a blocking run began to wait at the boundary
+        self._reported = time.perf_counter()
+        self._reported_steps = 0
+        self._computing = 0.0
+        self._evaluated_round = 0
+        self._spread: float | None = None
+
+    def run(self) -> None:
+        """Serve until the parent says stop or is gone."""
+        while True:
+            request = self._link.receive(self._patience())
+            if request is None:
+                self._train()
+                continue
+            if isinstance(request.command, pipe.Stop):
+                return
+            self._link.send(pipe.Answer(request.id, self._execute(request.command), self._progress()))
+            if self._held_since is not None:
+                self._held_since = time.monotonic()  # an exchange is under way: the wait begins anew
+            self._evaluate_if_due()
+
+    def _patience(self) -> float | None:
+        """How long to wait for a command before the next inner step; None for ever."""
+        replica = self._replica
+        if replica is None or not self._training:
+            return None
+        settings = replica.manifest
+        if not settings.outer.blocking or replica.steps_since_outer < settings.inner.steps:
+            self._held_since = None
+            return 0.0
+        if self._held_since is None:
+            self._held_since = time.monotonic()
+        return max(0.0, self._held_since + settings.outer.patience - time.monotonic())
+
+    def _train(self) -> None:
+        replica = self._loaded()
+        began = time.perf_counter()
+        replica.step()
+        now = time.perf_counter()
+        self._computing += now - began
+        self._reported_steps += 1
+        phase = replica.manifest.inner.steps
+        marks = (phase, math.ceil(phase / 2))  # rounds waits for exactly these
+        if now - self._reported >= _REPORT_SECONDS or replica.steps_since_outer in marks:
+            self._report(now)
+
+    def _report(self, now: float) -> None:
+        replica = self._loaded()
+        if not self._reported_steps:
+            return
+        loss = replica.report()
+        tokens = self._reported_steps * replica.manifest.inner.tokens_per_step
+        progress = self._progress()
+        assert progress is not None  # a replica is loaded
+        self._link.send(pipe.Trained(self._reported_steps, tokens, loss, replica.rate, self._computing, progress))
+        self._reported, self._reported_steps, self._computing = now, 0, 0.0
+
+    def _progress(self) -> pipe.Progress | None:
+        replica = self._replica
+        return pipe.Progress(replica.standing, replica.steps_since_outer, replica.inner_steps) if replica else None
+
+    def _loaded(self) -> Replica:
+        if self._replica is None:
+            raise TrainerError("no model is loaded.")
+        return self._replica
+
+    # --- commands
+
+    def _execute(self, command: pipe.Command) -> pipe.Result:
+        import torch
+
+        try:
+            return self._dispatch(command)
+        except NolocodError as error:
+            return _failed(error)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return _failed(ModelTooLargeError(f"memory ran out ({str(error).splitlines()[0] if str(error) else 'MemoryError'})."))
+
+    def _dispatch(self, command: pipe.Command) -> pipe.Result:
+        if isinstance(command, pipe.Setup):
+            return self._load(command)
+        replica = self._loaded()
+        assert self._boxes is not None  # mapped when the replica was loaded
+        match command:
+            case pipe.Train():
+                self._training = True
+                self._reported = time.perf_counter()
+            case pipe.Pause():
+                self._training = False
+                self._report(time.perf_counter())
+            case pipe.Snapshot():
+                self._spread = None
+                return pipe.Described(replica.snapshot(self._boxes[0]))
+            case pipe.Inspect():
+                self._spread = replica.inspect(*self._boxes)
+                return pipe.Spread(self._spread)
+            case pipe.Apply(partner_round):
+                return pipe.Stepped(self._with_spread(replica.apply(*self._boxes, partner_round)))
+            case pipe.Solo():
+                return pipe.Stepped(replica.solo())
+            case pipe.Discard():
+                replica.discard()
+            case pipe.Checkpoint():
+                return self._checkpoint()
+            case pipe.Dump(path):
+                return pipe.Dumped(replica.standing, replica.dump(path))
+            case pipe.Evaluate():
+                return pipe.Loss(self._evaluate())
+        return pipe.Done()
+
+    def _with_spread(self, applied: Applied) -> Applied:
+        return Applied(applied.round, applied.inner_steps, self._spread, applied.seconds)
+
+    def _load(self, setup: pipe.Setup) -> pipe.Loaded:
+        import torch
+
+        from nolocod.trainer import checkpoint
+        from nolocod.trainer.data import make_tokenizer
+        from nolocod.trainer.replica import Replica
+        from nolocod.trainer.source import open_source
+
+        if setup.threads:
+            torch.set_num_threads(setup.threads)
+        sealed = unseal(setup.manifest)
+        manifest = sealed.manifest
+        tokenizer = make_tokenizer(manifest.data)
+        source = open_source(manifest, tokenizer, setup.peer_id, setup.data, setup.cache)
+        replica = Replica(sealed, tokenizer.vocabulary, source, setup.device)
+        found = checkpoint.find(setup.checkpoints, sealed.run_id)
+        came_from: Literal["seed", "checkpoint", "snapshot"] = "seed"
+        if setup.weights is not None:
+            replica.adopt(setup.weights, setup.standing or replica.standing)
+            if found.state is not None:
+                replica.continue_node(found.state)
+            came_from = "snapshot"
+        elif found.path is not None and found.state is not None:
+            replica.restore(found.path, found.state)
+            came_from = "checkpoint"
+        self._boxes = (_map(self._descriptors[0], replica.box_size), _map(self._descriptors[1], replica.box_size))
+        self._replica, self._setup = replica, setup
+        self._evaluate()
+        return pipe.Loaded(
+            standing=replica.standing,
+            parameters=replica.layout.size,
+            box_size=replica.box_size,
+            source=came_from,
+            trouble=found.trouble,
+            phase=manifest.inner.steps,
+        )
+
+    def _checkpoint(self) -> pipe.Saved:
+        replica, setup = self._loaded(), self._setup
+        assert setup is not None  # set together with the replica
+        began = time.perf_counter()
+        size = replica.save(setup.checkpoints, setup.peer_id)
+        return pipe.Saved(replica.standing.round, size, time.perf_counter() - began)
+
+    def _evaluate_if_due(self) -> None:
+        replica = self._replica
+        if replica and replica.standing.round >= self._evaluated_round + replica.manifest.evaluation.every:
+            self._evaluate()
+
+    def _evaluate(self) -> float:
+        replica = self._loaded()
+        began = time.perf_counter()
+        loss = replica.evaluate()
+        self._evaluated_round = replica.standing.round
+        self._link.send(pipe.EvaluatedReport(replica.standing.round, loss, time.perf_counter() - began))
+        return loss
+
+
+def _map(descriptor: int, size: int) -> Tensor:
+    import torch
+
+    os.ftruncate(descriptor, size)
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+
+
+def _failed(error: NolocodError) -> pipe.Failed:
+    return pipe.Failed(error.code, error.cause, error.remedy)
+
+
+def _import_heavy() -> None:
+    """Import what every run needs, while the parent still looks for a manifest."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    from nolocod.trainer import replica  # noqa: F401 - the import is the point
+
+
+def main() -> None:
+    """The child's life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    control, outbox, inbox = (int(text) for text in sys.argv[1:])
+    link = Link(socket.socket(fileno=control))
+    _import_heavy()
+    try:
+        Worker(link, outbox, inbox).run()
+    except EOFError:
+        sys.exit(0)
+    except LocalError as error:
+        link.send(pipe.Answer(0, _failed(error), None))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
