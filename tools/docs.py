@@ -1,0 +1,177 @@
+"""Writes the pages that are made from the code: docs/errors.md and docs/run-file.md.
+
+The rule: whoever changes the catalogue or the manifest runs `python tools/docs.py`; a test compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from nolocod import manifest
+from nolocod.errors import Entry, LocalError, NolocodError, RemoteError
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+_ERRORS_HEAD = """\
+# Errors
+
+Made by `python tools/docs.py` from `nolocod/errors.py`; do not edit.
+
+Every failure that this program knows has a code that never changes its meaning. A *local* error is this
+machine's: the command ends with the exit status given. A *remote* error is a peer's: it costs that peer
+one stream, and this node goes on.
+"""
+
+_RUN_FILE_HEAD = """\
+# The run file
+
+Made by `python tools/docs.py` from `nolocod/manifest.py`; do not edit.
+
+A run is described by a TOML file, which `nolocod start` signs and hands to everybody who joins. Keys
+outside a table come first. A key that is misspelt, or a value out of bounds, is refused with its line.
+"""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the run file, as the page shows it."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def errors_page() -> str:
+    """docs/errors.md."""
+    lines = [_ERRORS_HEAD, "## Local errors", "", "| code | error | remedy | exit status |", "|---|---|---|---|"]
+    local = entries(LocalError)
+    lines += [f"| {one.code} | {one.title} | {_cell(one.remedy)} | {one.exit_status} |" for one in local]
+    lines += ["", "## Remote errors", "", "| code | error | remedy |", "|---|---|---|"]
+    lines += [f"| {one.code} | {one.title} | {_cell(one.remedy)} |" for one in entries(RemoteError) if one not in local]
+    defect = NolocodError.entry
+    lines += ["", "## Defects", "", f"{defect.code}, {defect.title} (exit status {defect.exit_status}): {defect.remedy}", ""]
+    return "\n".join(lines)
+
+
+def entries(base: type[NolocodError]) -> list[Entry]:
+    """The catalogue's rows for `base` and all errors below it that `nolocod.errors` defines, by code."""
+    return sorted({one.entry for one in classes(base)}, key=lambda entry: entry.code)
+
+
+def classes(base: type[NolocodError]) -> list[type[NolocodError]]:
+    """`base` and the classes below it that `nolocod.errors` defines."""
+    below = [one for child in base.__subclasses__() if child.__module__ == base.__module__ for one in classes(child)]
+    return [base, *below]
+
+
+def run_file_page() -> str:
+    """docs/run-file.md."""
+    lines = [_RUN_FILE_HEAD]
+    lines += _table("Keys outside a table", "", keys_of(manifest.Manifest))
+    for name, section in _tables().items():
+        summary = " ".join((section.__doc__ or "").split())
+        lines += _table(f"`[{name}]`", summary, keys_of(section))
+    return "\n".join(lines)
+
+
+def keys_of(section: type[msgspec.Struct]) -> list[Key]:
+    """The keys of one table with the docstrings below them; keys that `seal` sets are left out."""
+    texts = _docstrings(section)
+    hints = get_type_hints(section, include_extras=True)
+    keys = []
+    for field in msgspec.structs.fields(section):
+        if field.name in ("owner", "format") or field.name in _tables():
+            continue
+        default = "required" if field.required else _literal(field.default)
+        keys.append(Key(field.name, type_text(hints[field.name]), default, texts.get(field.name, "")))
+    return keys
+
+
+def type_text(annotation: Any) -> str:  # noqa: ANN401  # whatever stands in an annotation
+    """A type in the words of TOML, with its bounds."""
+    info = msgspec.inspect.type_info(annotation)
+    match info:
+        case msgspec.inspect.LiteralType(values=values):
+            return " or ".join(_literal(value) for value in values)
+        case msgspec.inspect.UnionType(types=types):
+            return " or ".join(_plain_type(one) for one in types if not isinstance(one, msgspec.inspect.NoneType))
+        case _:
+            return _plain_type(info)
+
+
+def _plain_type(info: msgspec.inspect.Type) -> str:
+    names = {"IntType": "integer", "FloatType": "number", "StrType": "string", "BoolType": "boolean", "DictType": "table"}
+    name = names[type(info).__name__]
+    bounds = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "pattern": "matching"}
+    known = [f"{sign} {getattr(info, key)}" for key, sign in bounds.items() if getattr(info, key, None) is not None]
+    return f"{name} {', '.join(known)}" if known else name
+
+
+def _tables() -> dict[str, type[msgspec.Struct]]:
+    hints = get_type_hints(manifest.Manifest)
+    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, manifest.Section)}
+
+
+def _docstrings(section: type[msgspec.Struct]) -> dict[str, str]:
+    """The string literals that follow the fields in the source."""
+    body = ast.parse(inspect.getsource(section)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            found[field.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def _table(title: str, summary: str, keys: list[Key]) -> list[str]:
+    rows = [f"| `{key.name}` | {_cell(key.type)} | {_cell(key.default)} | {_cell(key.text)} |" for key in keys]
+    return [
+        f"## {title}",
+        "",
+        *([summary, ""] if summary else []),
+        "| key | value | default | |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _literal(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'`"{value}"`'
+        case _:
+            return f"{value}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES = {"errors.md": errors_page, "run-file.md": run_file_page}
+
+
+def main() -> None:
+    DOCS.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Makes the environment that ./test and ./testnet run in: a virtual environment with the tested versions.
+# It is made again when pyproject.toml, constraints.txt, the Python or the place of the checkout change.
+#
+#   NOLOCOD_VENV          where it lies (default: .venv in the checkout)
+#   NOLOCOD_TORCH_INDEX   package index to take torch from, for example one with builds for CPU only
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${NOLOCOD_VENV:-$root/.venv}
+
+fail() {
+    echo "setup: $1" >&2
+    exit 1
+}
+
+python=
+for name in python3.13 python3.12 python3.11 python3; do
+    if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+        python=$name
+        break
+    fi
+done
+[ -n "$python" ] || fail "no Python 3.11, 3.12 or 3.13 found. Install one of them and run this again."
+
+stamp=$("$python" - "$root" <<'END'
+import hashlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+parts = [str(root), sys.version, *((root / name).read_text() for name in ("pyproject.toml", "constraints.txt"))]
+print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
+END
+)
+if [ -f "$venv/nolocod-setup" ] && [ "$(cat "$venv/nolocod-setup")" = "$stamp" ]; then
+    exit 0
+fi
+
+echo "setup: installing into $venv (one to five minutes, once)" >&2
+"$python" -m venv --clear "$venv" >&2 || fail "$python cannot make a virtual environment. On Debian: apt install python3-venv."
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@" >&2; }
+
+# torch first and at exactly one version: resolving a range of it can fetch gigabytes of CUDA libraries.
+torch=$(grep '^torch==' "$root/constraints.txt")
+pip install -c "$root/constraints.txt" ${NOLOCOD_TORCH_INDEX:+--index-url "$NOLOCOD_TORCH_INDEX"} "$torch" ||
+    fail "torch cannot be installed; see pip's message above."
+pip install -c "$root/constraints.txt" -e "$root[test]" || fail "the packages cannot be installed; see pip's message above."
+echo "$stamp" >"$venv/nolocod-setup"
