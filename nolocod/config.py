@@ -22,7 +22,7 @@ class Address:
     def parse(cls, text: str, flag: str) -> Address:
         """Read "HOST:PORT" (IPv6 hosts in brackets); UsageError names the flag."""
         host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
             raise UsageError(f"{flag} {text!r} is not HOST:PORT.")
         return cls(host.strip("[]"), int(port))
 

@@ -175,7 +175,7 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
     signature, body = raw[:64], raw[64:]
     try:
         head = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"its body is not JSON ({error}).") from error
     owner = head.get("owner")
     if not isinstance(owner, str):
@@ -231,7 +231,7 @@ def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
 def _where(text: str, error: Exception) -> str:
     """Find the line of the key that msgspec complains about ("... at `$.inner.steps`")."""
     message = str(error)
-    found = re.search(r"\$((?:\.\w+)*)", message)
+    found = re.search(r"at `\$((?:\.\w+)*)", message)
     keys = [key for key in found.group(1).split(".") if key] if found else []
     field = re.search(r"(?:unknown field|field) `(\w+)`", message)
     if field:

@@ -20,7 +20,9 @@ def test_addresses_read_and_write_the_same(text: str, host: str, port: int) -> N
     assert str(address) == text
 
 
-@pytest.mark.parametrize("text", ["", "localhost", ":80", "localhost:", "localhost:http", "localhost:65536", "localhost:-1"])
+@pytest.mark.parametrize(
+    "text", ["", "localhost", ":80", "localhost:", "localhost:http", "localhost:65536", "localhost:-1", "localhost:²"]
+)
 def test_a_wrong_address_names_its_flag(text: str) -> None:
     with pytest.raises(UsageError, match="--listen") as caught:
         Address.parse(text, "--listen")
