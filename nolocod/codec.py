@@ -10,7 +10,7 @@ stay small whatever the model's size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -56,6 +56,12 @@ def encode(flat: Tensor, out: Tensor, codec: Codec, generator: Generator | None 
         # The carry could turn a NaN into a number (or another NaN's sign); such values are cut, not rounded.
         cut = torch.where(value.isnan(), torch.full_like(rounded, 0x7FC0), value.view(torch.int32) >> 16)
         target[piece].copy_(torch.where(value.isfinite(), rounded, cut))
+
+
+def bytes_of(flat: Tensor) -> memoryview:
+    """The bytes of a 1-D tensor on the CPU, without a copy."""
+    array: Any = flat.detach().numpy()  # numpy's own stubs do not call an array a buffer
+    return memoryview(array).cast("B")
 
 
 def decode(encoded: Tensor, codec: Codec, out: Tensor | None = None) -> Tensor:

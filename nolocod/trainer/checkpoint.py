@@ -17,7 +17,7 @@ import msgspec
 import safetensors
 import torch
 
-from nolocod.codec import pieces
+from nolocod.codec import bytes_of, pieces
 from nolocod.errors import CheckpointError
 from nolocod.terms import Standing  # noqa: TC001 - msgspec reads the annotation at run time
 from nolocod.trainer.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
@@ -84,7 +84,7 @@ def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Ma
     for tensor in tensors.values():
         flat = tensor.detach().reshape(-1)
         for piece in pieces(flat.numel()):
-            put(memoryview(flat[piece].cpu().numpy()).cast("B"))
+            put(bytes_of(flat[piece].cpu()))
     return digest.hexdigest()
 
 

@@ -64,7 +64,7 @@ class JsonTokenizer:
 
         try:
             self._fast = Fast.from_str(content)
-        except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception, this is the seam
+        except Exception as error:  # tokenizers raises plain Exception; this is the seam
             raise RunFileError(f"`data.tokenizer` is not a tokenizers file ({error}).") from error
         self.vocabulary = self._fast.get_vocab_size(with_added_tokens=True)
 
@@ -140,8 +140,8 @@ def _jsonl(file: Path, field: str) -> Iterator[str]:
 
 
 def _parquet(file: Path, field: str) -> Iterator[str]:
-    import pyarrow
-    from pyarrow import parquet
+    import pyarrow  # type: ignore[import-untyped] # ships no types
+    from pyarrow import parquet  # type: ignore[import-untyped] # as above
 
     try:
         table = parquet.ParquetFile(file)
@@ -165,7 +165,8 @@ def _stdlib_files() -> list[Path]:
     from pathlib import Path
 
     root = Path(sysconfig.get_path("stdlib"))
-    found, total = [], 0
+    found: list[Path] = []
+    total = 0
     for folder, names, files in os.walk(root):
         names[:] = sorted(name for name in names if name not in _STDLIB_SKIP and not name.startswith("config-"))
         for name in sorted(files):

@@ -80,7 +80,11 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
 
     `vocabulary` is the tokenizer's size: the model's default, and the least it may have.
     """
-    keys = {key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    # Defaults that are ids of some other tokenizer would end texts early, or leave an embedding untrained.
+    defaults = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    keys: dict[str, Any] = defaults | {
+        key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")
+    }
     kind = manifest.model["model_type"]
     if keys.setdefault("vocab_size", vocabulary) < vocabulary:
         raise RunFileError(f"`model.vocab_size` = {keys['vocab_size']} is less than the tokenizer's {vocabulary}.")
@@ -139,7 +143,7 @@ def check_memory(parameters: int, vocabulary: int, manifest: Manifest, device: t
 def _require(needed: int, available: int, parameters: int, where: str) -> None:
     if needed > available:
         raise ModelTooLargeError(
-            f"training {parameters:,} parameters needs at least {needed / 1e9:.2f} GB {where}, {available / 1e9:.2f} GB are free."
+            f"training {parameters:,} parameters needs {needed / 1e9:.2f} GB {where} at least; {available / 1e9:.2f} GB are free."
         )
 
 

@@ -7,12 +7,12 @@ child dies without having been asked to, `wait_dead` and every call raise Traine
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import trio
@@ -223,11 +223,13 @@ class TrainerProcess:
 
 def _error(failure: pipe.Failed) -> NolocodError:
     """Make the error again that the child met."""
-    kinds = {kind.entry.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, NolocodError)}
+    kinds = {
+        kind.entry.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, NolocodError)
+    }
     return kinds.get(failure.code, TrainerError)(failure.cause, remedy=failure.remedy)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def open_trainer(emit: Emit, *, quiet: bool = False) -> AsyncIterator[TrainerProcess]:
     """Start a trainer process; it imports torch while the caller still looks for a manifest.
 
@@ -265,17 +267,16 @@ async def open_trainer(emit: Emit, *, quiet: bool = False) -> AsyncIterator[Trai
 
 
 async def _follow(trainer: TrainerProcess, process: trio.Process) -> None:
-    await trainer._read()  # noqa: SLF001 - this function is the handle's own task
-    trainer._died(await process.wait())  # noqa: SLF001 - as above
+    await trainer._read()
+    trainer._died(await process.wait())
 
 
 async def _end(stream: trio.SocketStream, process: trio.Process) -> None:
     with trio.CancelScope(shield=True):
         with trio.move_on_after(_STOP_SECONDS):
-            try:
+            # It may be gone already, or stuck: the wait below tells.
+            with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
                 await stream.send_all(pipe.frame(pipe.Request(0, pipe.Stop())))
-            except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-                pass  # it is gone already, or stuck: the wait below tells
             await process.wait()
         if process.returncode is None:
             process.kill()

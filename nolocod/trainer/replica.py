@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod import outer
-from nolocod.codec import decode, encode, encoded_size, pieces
+from nolocod.codec import bytes_of, decode, encode, encoded_size, pieces
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Standing, describe
 from nolocod.trainer import checkpoint
@@ -93,7 +93,7 @@ class Replica:
         windows = torch.from_numpy(self.source.held_out(batch * self.manifest.evaluation.batches))
         self.model.eval()
         total = 0.0
-        for part in windows.split(batch):
+        for part in torch.split(windows, batch):
             with autocast(self.device):
                 total += cross_entropy(self.model, part.to(self.device)).item() * len(part)
         self.model.train()
@@ -113,7 +113,7 @@ class Replica:
                 raise TrainerError("the weights are not finite any more.")
             encode(s, outbox[piece.start * width : piece.stop * width], codec, self._rounding)
         self._snapshot_steps = self.steps_since_outer
-        return describe(memoryview(outbox.numpy()))
+        return describe(bytes_of(outbox))
 
     def inspect(self, outbox: Tensor, inbox: Tensor) -> float:
         """Return ||s_i - s_j|| / gamma; RejectedTensorError if the partner's message is not finite."""
@@ -149,6 +149,11 @@ class Replica:
             outer.step(self.phi[piece], self.delta[piece], own, 1, settings)
             self._merge(piece, None)
         return self._stepped(self.standing.round + 1, self.steps_since_outer, began)
+
+    def pass_boundary(self) -> None:
+        """Count a round without an outer step: only the schedule moves on (the baseline without peers)."""
+        self.standing = Standing(self.standing.round + 1, self.standing.tokens, self.standing.loss)
+        self.steps_since_outer = 0
 
     def discard(self) -> None:
         """Drop the snapshot: nothing was applied."""

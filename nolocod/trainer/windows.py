@@ -85,7 +85,9 @@ class Windows:
         self._stride = self._per_block * sequence + 1
         blocks = len(tokens) // self._stride
         if blocks < 2:
-            raise DataError(f"{len(tokens)} tokens are too few for windows of {sequence}; {2 * self._length} are needed at least.")
+            raise DataError(
+                f"{len(tokens)} tokens are too few for windows of {sequence}; {2 * self._length} are needed at least."
+            )
         digests = [blake3.blake3(index.to_bytes(8, "big")).digest() for index in range(blocks)]
         ranked = sorted(range(blocks), key=digests.__getitem__)
         held = min(blocks - 1, max(1, round(share * blocks)))
@@ -109,7 +111,8 @@ class Windows:
 
     def _gather(self, blocks: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
         starts = blocks[indices // self._per_block] * self._stride + indices % self._per_block * (self._length - 1)
-        return self._tokens[starts[:, None] + self._offsets].astype(np.int64)
+        found: NDArray[np.int64] = self._tokens[starts[:, None] + self._offsets].astype(np.int64)
+        return found
 
 
 class Shard:

@@ -149,7 +149,9 @@ class Worker:
         except NolocodError as error:
             return _failed(error)
         except (MemoryError, torch.OutOfMemoryError) as error:
-            return _failed(ModelTooLargeError(f"memory ran out ({str(error).splitlines()[0] if str(error) else 'MemoryError'})."))
+            return _failed(
+                ModelTooLargeError(f"memory ran out ({str(error).splitlines()[0] if str(error) else 'MemoryError'}).")
+            )
 
     def _dispatch(self, command: pipe.Command) -> pipe.Result:
         if isinstance(command, pipe.Setup):

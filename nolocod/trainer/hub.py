@@ -1,0 +1,139 @@
+"""A data set of the `datasets` library, streamed: nothing but the windows at hand is kept.
+
+The rule: every node shuffles the stream in an order of its own, and holds out the documents whose own hash
+says so, so that all nodes agree without having seen the same part. A position is the epoch, the documents
+read in it and the tokens left over, so resuming skips and does not train anything twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import blake3
+import numpy as np
+
+from nolocod.errors import DataError
+from nolocod.trainer.windows import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from nolocod.manifest import Data, Manifest
+    from nolocod.trainer.data import Tokenizer
+
+_SHUFFLE = 1000
+"""Documents among which the next one is drawn."""
+_LOOK_FOR_HELD_OUT = 100_000
+"""Documents looked through for held-out ones at most."""
+
+
+def open_hub(settings: Data) -> Any:  # noqa: ANN401 - `datasets` has no types; an IterableDataset
+    """Open the data set of the manifest for streaming; DataError if it cannot be had."""
+    name = settings.dataset or ""
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
+        # `datasets` would open a local folder of that name, and a stranger's manifest must not choose one.
+        raise DataError(f"{name!r} is not the name of a data set on the hub.", remedy="Ask the run's owner.")
+    import datasets
+
+    datasets.utils.logging.set_verbosity_error()
+    datasets.utils.logging.disable_progress_bar()
+    try:
+        found = datasets.load_dataset(name, settings.subset, split=settings.split, streaming=True)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise DataError(f"data set {name!r}: {cause}.", remedy="Check the network; else ask the run's owner.") from error
+    columns = found.column_names
+    if columns is not None and settings.field not in columns:
+        raise DataError(f"data set {name!r} has no column {settings.field!r} (columns: {', '.join(columns)}).")
+    return found
+
+
+class Stream:
+    """One node's way through a streamed data set (a windows.Source)."""
+
+    def __init__(self, dataset: Any, manifest: Manifest, tokenizer: Tokenizer, peer_id: str) -> None:  # noqa: ANN401 - see open_hub
+        self._dataset = dataset
+        self._settings = manifest.data
+        self._tokenizer = tokenizer
+        self._length = manifest.inner.sequence + 1
+        digest = blake3.blake3(f"{manifest.seed} {peer_id}".encode()).digest(4)
+        self._seed = int.from_bytes(digest, "big")
+        self._epoch = self._documents = 0
+        self._carry = np.empty(0, dtype=np.int64)
+        self._texts: Iterator[str] | None = None
+        self._held: NDArray[np.int64] | None = None
+
+    @property
+    def position(self) -> Position:
+        return Position(self._epoch, self._documents, tuple(self._carry.tolist()))
+
+    def seek(self, position: Position) -> None:
+        self._epoch, self._documents = position.epoch, position.index
+        self._carry = np.array(position.carry, dtype=np.int64)
+        self._texts = None
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        needed = count * self._length
+        parts, have = [self._carry], len(self._carry)
+        while have < needed:
+            parts.append(self._tokens(self._next_text()))
+            have += len(parts[-1])
+        joined = np.concatenate(parts)
+        self._carry = joined[needed:]
+        return joined[:needed].reshape(count, self._length)
+
+    def held_out(self, count: int) -> NDArray[np.int64]:
+        if self._held is None or len(self._held) < count:
+            texts = (self._text(record) for record in itertools.islice(self._dataset, _LOOK_FOR_HELD_OUT))
+            parts: list[NDArray[np.int64]] = []
+            have = 0
+            for text in texts:
+                if self._is_held_out(text):
+                    parts.append(self._tokens(text))
+                    have += len(parts[-1])
+                    if have >= count * self._length:
+                        break
+            windows = min(count, have // self._length)
+            if not windows:
+                raise DataError(f"data set {self._settings.dataset!r} is too short to hold text out for evaluation.")
+            self._held = np.concatenate(parts)[: windows * self._length].reshape(windows, self._length)
+        return self._held[:count]
+
+    def _next_text(self) -> str:
+        """The next document to train on, of the next epoch when this one ends."""
+        for _ in range(2):
+            if self._texts is None:
+                self._texts = self._open()
+            for text in self._texts:
+                return text
+            self._epoch, self._documents, self._texts = self._epoch + 1, 0, None
+        raise DataError(f"data set {self._settings.dataset!r} has no document to train on.")
+
+    def _open(self) -> Iterator[str]:
+        order = self._dataset.shuffle(seed=self._seed, buffer_size=_SHUFFLE)
+        order.set_epoch(self._epoch)
+        for record in itertools.islice(order, self._documents, None):
+            self._documents += 1
+            text = self._text(record)
+            if not self._is_held_out(text):
+                yield text
+
+    def _text(self, record: dict[str, Any]) -> str:
+        value = record.get(self._settings.field)
+        if not isinstance(value, str):
+            raise DataError(
+                f"a record of {self._settings.dataset!r} has no text in {self._settings.field!r} (fields: {', '.join(record)})."
+            )
+        return value
+
+    def _is_held_out(self, text: str) -> bool:
+        draw = int.from_bytes(blake3.blake3(text.encode("utf-8", errors="replace")).digest(8), "big")
+        return draw < self._settings.held_out * 2**64
+
+    def _tokens(self, text: str) -> NDArray[np.int64]:
+        return self._tokenizer.encode(text + "\n").astype(np.int64)

@@ -1,0 +1,189 @@
+"""What the commands do with checkpoints on disk, without a daemon.
+
+The rule: what is exported, evaluated and sampled from are the slow weights phi of the last whole
+checkpoint, the same that a newcomer is given. Functions that compare replicas use the fast weights theta.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path  # noqa: TC003 - kept beside the other names that signatures use
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from tokenizers import Tokenizer as Fast
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import GenerationConfig
+
+from nolocod.codec import pieces
+from nolocod.errors import CheckpointError, NothingToUseError
+from nolocod.manifest import Sealed, unseal
+from nolocod.trainer import checkpoint
+from nolocod.trainer.data import Tokenizer, make_tokenizer
+from nolocod.trainer.disk import written_whole
+from nolocod.trainer.inner import cross_entropy
+from nolocod.trainer.model import Layout, build, flatten, layout_of, read_config
+from nolocod.trainer.replica import Replica
+from nolocod.trainer.source import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from nolocod.config import DataDir
+    from nolocod.trainer.pipe import Setup
+    from nolocod.trainer.windows import Source
+
+
+def last_tensor(folder: Path, sealed: Sealed, name: str) -> Tensor:
+    """The flat tensor `name` ("phi", "theta") of the newest whole checkpoint in `folder`.
+
+    Raises NothingToUseError if there is none, CheckpointError if all are damaged.
+    """
+    found = checkpoint.find(folder, sealed.run_id)
+    if found.path is None:
+        if found.trouble:
+            raise CheckpointError(f"{folder} holds none that is whole: {found.trouble[0]}")
+        raise NothingToUseError(f"{folder} holds no checkpoint.")
+    return checkpoint.tensors_of(found.path)[name]
+
+
+def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
+    """Write the model to the folder `out` in the layout that `from_pretrained` reads.
+
+    Raises NothingToUseError, CheckpointError, DiskFullError, DataDirError.
+    """
+    phi = last_tensor(paths.checkpoints, sealed, "phi")
+    tokenizer = make_tokenizer(sealed.manifest.data)
+    config = read_config(sealed.manifest, tokenizer.vocabulary)
+    layout = layout_of(config)
+    config.use_cache = True
+    config.architectures = [_architecture(config)]
+    with written_whole(out / "model.safetensors") as handle:
+        checkpoint.write_tensors(handle, dict(layout.split(phi)), {"format": "pt", "run_id": sealed.run_id})
+    _write_json(out / "config.json", config.to_diff_dict() | {"model_type": config.model_type})
+    _write_json(out / "generation_config.json", GenerationConfig.from_model_config(config).to_diff_dict())
+    with written_whole(out / "tokenizer.json") as handle:
+        handle.write(_tokenizer_file(sealed).encode())
+    _write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": sealed.manifest.inner.sequence,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+
+
+def evaluate(paths: DataDir, sealed: Sealed, data: Path | None = None) -> float:
+    """Mean held-out loss of the last checkpoint, nats per token. `data` as for the daemon's --data."""
+    phi = last_tensor(paths.checkpoints, sealed, "phi")
+    return _loss(sealed, phi, data, paths.cache)
+
+
+def generate(paths: DataDir, sealed: Sealed, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """Continue `prompt` by `tokens` tokens; temperature 0 takes the likeliest each time. Returns the continuation."""
+    phi = last_tensor(paths.checkpoints, sealed, "phi")
+    model, tokenizer = _model(sealed, phi)
+    generator = torch.Generator().manual_seed(seed)
+    ids = tokenizer.encode(prompt).tolist() or [0]
+    start = len(ids)
+    for _ in range(tokens):
+        context = torch.tensor([ids[-sealed.manifest.inner.sequence :]])
+        with torch.no_grad():
+            logits = model(input_ids=context).logits[0, -1, : tokenizer.vocabulary].float()
+        if temperature <= 0:
+            ids.append(int(logits.argmax()))
+        else:
+            ids.append(int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator)))
+    return tokenizer.decode(ids[start:])
+
+
+def train_alone(setup: Setup, inner_steps: int) -> tuple[float, float]:
+    """Train one node's shard with the run's inner optimizer and schedule and no outer steps.
+
+    The baseline that a node has without its peers. Returns the held-out loss before and after. Writes nothing
+    but the token cache.
+    """
+    sealed = unseal(setup.manifest)
+    if setup.threads:
+        torch.set_num_threads(setup.threads)
+    tokenizer = make_tokenizer(sealed.manifest.data)
+    source = open_source(sealed.manifest, tokenizer, setup.peer_id, setup.data, setup.cache)
+    replica = Replica(sealed, tokenizer.vocabulary, source, setup.device)
+    first = replica.evaluate()
+    for step in range(inner_steps):
+        replica.step()
+        if (step + 1) % sealed.manifest.inner.steps == 0:
+            replica.report()
+            replica.pass_boundary()
+    return first, replica.evaluate()
+
+
+def averaged_loss(sealed: Sealed, folders: Sequence[Path], data: Path | None, cache: Path) -> float:
+    """Held-out loss of the mean of the replicas' fast weights; `folders` are the nodes' checkpoint folders."""
+    mean = last_tensor(folders[0], sealed, "theta").clone()
+    for folder in folders[1:]:
+        mean += last_tensor(folder, sealed, "theta")
+    return _loss(sealed, mean.div_(len(folders)), data, cache)
+
+
+def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
+    """Standard deviation of each fast weight across the replicas, averaged over the weights."""
+    replicas = [last_tensor(folder, sealed, "theta") for folder in folders]
+    size = replicas[0].numel()
+    total = 0.0
+    for piece in pieces(size):
+        total += torch.stack([theta[piece] for theta in replicas]).double().std(0, correction=0).sum().item()
+    return total / size
+
+
+def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path) -> float:
+    model, tokenizer = _model(sealed, flat)
+    source: Source = open_source(sealed.manifest, tokenizer, "", data, cache)
+    batch = sealed.manifest.inner.batch
+    windows = torch.from_numpy(source.held_out(batch * sealed.manifest.evaluation.batches))
+    with torch.no_grad():
+        losses = [cross_entropy(model, part).item() * len(part) for part in windows.split(batch)]
+    return math.fsum(losses) / len(windows)
+
+
+def _model(sealed: Sealed, flat: Tensor) -> tuple[torch.nn.Module, Tokenizer]:
+    tokenizer = make_tokenizer(sealed.manifest.data)
+    config = read_config(sealed.manifest, tokenizer.vocabulary)
+    layout: Layout = layout_of(config)
+    model = build(config, sealed.manifest.seed)
+    theta = flatten(model, layout, torch.device("cpu"))
+    if flat.shape != theta.shape:
+        raise CheckpointError(f"it holds {flat.numel()} weights where the run's model has {theta.numel()}.")
+    theta.copy_(flat)
+    return model.eval(), tokenizer
+
+
+def _architecture(config: Any) -> str:  # noqa: ANN401 - transformers has no common typed base
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return type(AutoModelForCausalLM.from_config(config)).__name__
+
+
+def _tokenizer_file(sealed: Sealed) -> str:
+    """The run's tokenizer as a `tokenizers` file; for "bytes", one whose ids are the byte values."""
+    if sealed.manifest.data.tokenizer != "bytes":
+        return sealed.manifest.data.tokenizer
+    # ByteLevel writes bytes as printable characters: those that are printable as themselves, the others, in
+    # order, as the characters from 256 on (the table of GPT-2).
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}
+    fast = Fast(models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    return str(fast.to_str())
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with written_whole(path) as handle:
+        handle.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
