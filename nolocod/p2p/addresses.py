@@ -64,7 +64,9 @@ def dialable(text: str) -> bool:
         return False
     if len(names) == 3 and names[2] != "p2p":
         return False
-    wildcard = names[0].startswith("ip") and (ipaddress.ip_address(host).is_unspecified or ipaddress.ip_address(host).is_multicast)
+    wildcard = names[0].startswith("ip") and (
+        ipaddress.ip_address(host).is_unspecified or ipaddress.ip_address(host).is_multicast
+    )
     return not wildcard and 0 < int(port) < 65_536
 
 

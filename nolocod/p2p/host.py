@@ -19,7 +19,6 @@ from libp2p import new_host
 from libp2p.abc import INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
-from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
@@ -32,13 +31,14 @@ from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError
 from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
 from nolocod.p2p.addresses import announced, claim, dialable, transport, with_peer
-from nolocod.p2p.libp2p_streams import FOREIGN, LibStream, abort, already_gone, map_exceptions
+from nolocod.p2p.libp2p_streams import FOREIGN, LibStream, abort, already_gone, map_exceptions, shielded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from libp2p.abc import INetConn, INetStream, INetwork
     from libp2p.host.basic_host import BasicHost
+    from libp2p.io.abc import ReadWriteCloser
     from libp2p.network.swarm import Swarm
 
     from nolocod.identity import Identity
@@ -97,7 +97,7 @@ async def open_host(
         try:
             yield host
         finally:
-            with trio.move_on_after(2.0, shield=True):
+            with shielded(2.0):
                 await host.disconnect_all()
             nursery.cancel_scope.cancel()
 
@@ -146,14 +146,14 @@ def _free_finished_connections(swarm: Swarm, most: int) -> None:
         raw = RawConnection(stream, False)
         try:
             muxed = await swarm.upgrade_inbound_raw_conn(raw, maddr)
-            await muxed.event_closed.wait()  # type: ignore[attr-defined]  # Yamux has it, IMuxedConn does not
+            await muxed.event_closed.wait()
         except FOREIGN as error:
             logger.debug("an inbound connection failed: %s", error)
         finally:
-            with trio.move_on_after(1.0, shield=True), already_gone():
+            with shielded(1.0), already_gone():
                 await raw.close()
 
-    swarm._handle_inbound_connection = accept  # type: ignore[method-assign]  # the defect's only seam
+    swarm._handle_inbound_connection = accept
 
 
 class _Opening:
@@ -178,7 +178,8 @@ class Host:
         self._swarm = cast("Swarm", basic.get_network())
         self._nursery = nursery
         self._emit = emit
-        self._announced: tuple[str, ...] = ()
+        self.announced: tuple[str, ...] = ()
+        """Transport multiaddrs that others are told, best first."""
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._inbound: Counter[PeerId] = Counter()
         self._known: set[PeerId] = set()
@@ -189,14 +190,14 @@ class Host:
     def announce(self, override: Sequence[str] = ()) -> None:
         """Work out anew which addresses others are told."""
         bound = [_address(found) for found in self.basic.get_transport_addrs()]
-        self._announced = announced(bound, override)
-        told = [Multiaddr(text) for text in self._announced]
+        self.announced = announced(bound, override)
+        told = [Multiaddr(text) for text in self.announced]
         self.basic._addrs_factory = lambda _: told  # the port is known only now
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs with /p2p/ID, best first."""
-        return tuple(with_peer(address, self.own) for address in self._announced)
+        return tuple(with_peer(address, self.own) for address in self.announced)
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -349,7 +350,7 @@ class Host:
             self._emit(PeerDisconnected(peer))
 
 
-class _Watch(INotifee):
+class _Watch(INotifee):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """libp2p's connection events, as two calls."""
 
     def __init__(self, connected: Callable[[PeerId], None], disconnected: Callable[[PeerId], None]) -> None:

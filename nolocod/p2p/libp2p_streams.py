@@ -80,9 +80,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
                 error = error.__cause__
 
 
+def shielded(seconds: float) -> trio.CancelScope:
+    """A scope that outer cancellation does not reach, for at most `seconds`."""
+    return trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)
+
+
 async def abort(connection: SwarmConn) -> None:
     """Close a connection that may be corrupt: the socket first, so that nothing more is sent on it."""
-    with trio.move_on_after(_GRACE, shield=True):
+    with shielded(_GRACE):
         with already_gone():
             await connection.muxed_conn.secured_conn.close()
         with already_gone():
@@ -140,7 +145,7 @@ class LibStream:
             with trio.fail_after(self._progress):
                 await self._readable()
             # Taking bytes out may send a window update, which must not be cancelled either.
-            with trio.move_on_after(self._progress, shield=True) as scope:
+            with shielded(self._progress) as scope:
                 piece: bytes = await self._raw.read(limit)
         if scope.cancelled_caught:
             await abort(self._raw.swarm_conn)
@@ -173,7 +178,7 @@ class LibStream:
             await job.done.wait()
         except trio.Cancelled:
             job.abandoned = True
-            with trio.move_on_after(_GRACE, shield=True):
+            with shielded(_GRACE):
                 await job.done.wait()
             if not job.done.is_set():
                 job.scope.cancel()
@@ -203,13 +208,13 @@ class LibStream:
     async def close(self) -> None:
         # NetStream.close only ends our side of a yamux stream; close_write would leave the stream in the
         # swarm's books for the connection's lifetime.
-        with trio.move_on_after(self._progress, shield=True) as scope, map_exceptions(self._remote, "closing"):
+        with shielded(self._progress) as scope, map_exceptions(self._remote, "closing"):
             await self._raw.close()
         if scope.cancelled_caught:
             await abort(self._raw.swarm_conn)
 
     async def reset(self) -> None:
-        with trio.move_on_after(_GRACE, shield=True) as scope, already_gone():
+        with shielded(_GRACE) as scope, already_gone():
             await self._raw.reset()
         if scope.cancelled_caught:
             await abort(self._raw.swarm_conn)

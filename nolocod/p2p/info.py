@@ -1,0 +1,63 @@
+"""How a newcomer that knows nothing but an address learns which run it is: the INFO protocol.
+
+The rule: the manifest is believed for its owner's signature and its hash, whoever hands it over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nolocod.errors import ManifestError, ProtocolError
+from nolocod.identity import short
+from nolocod.manifest import MAX_MANIFEST_BYTES, RunId, Sealed, unseal
+from nolocod.p2p.requests import Terms, answer, ask
+from nolocod.p2p.streams import INFO
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nolocod.identity import PeerId
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.streams import Stream
+
+LIMITS = Limits(envelope_bytes=MAX_MANIFEST_BYTES + (1 << 20))
+"""An Info holds a manifest and a view of the members."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one peer told: the run's manifest, checked, and sealed heartbeats, not yet checked."""
+
+    peer: PeerId
+    sealed: Sealed
+    heartbeats: tuple[bytes, ...]
+
+
+async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Found:
+    """Ask `peer` which run it is in. With `terms.run_id` None any run will do.
+
+    Raises RemoteError (OtherRunError, PeerVersionError, ... ), ManifestError or VersionError.
+    """
+    stream = await host.open_stream(peer, INFO, addresses)
+    body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), replace(terms, run_id=None, limits=LIMITS))
+    if not body.HasField("info"):
+        raise ProtocolError(f"{short(peer)} answered a question about the run with something else.")
+    sealed = unseal(body.info.manifest, run_id=RunId(terms.run_id) if terms.run_id else None)
+    if body.run_id != sealed.run_id:
+        raise ManifestError(f"{short(peer)} is in run {body.run_id[:12]!r}, but tells the manifest of {sealed.run_id[:12]}.")
+    return Found(peer, sealed, tuple(body.info.view.heartbeats))
+
+
+async def serve_info(stream: Stream, terms: Terms, sealed: Sealed, view: Callable[[], Sequence[bytes]]) -> None:
+    """Answer one INFO stream about our run; a peer that names another run is refused by name."""
+
+    def reply(body: pb.Body) -> pb.Body:
+        if not body.HasField("info_request"):
+            raise ProtocolError("a stream for information began with something else.")
+        told = pb.Info(manifest=sealed.to_bytes(), view=pb.Gossip(heartbeats=view()))
+        return pb.Body(info=told, run_id=sealed.run_id)
+
+    await answer(stream, replace(terms, run_id=None, limits=LIMITS), reply)

@@ -1,0 +1,64 @@
+"""Finds connections whose other end is gone without a word.
+
+The rule: a peer that was heard on its own connection lately is not pinged; one that was not answers a ping
+within the deadline, or its connection is closed and it is suspected until it is heard again. Neither TCP
+nor libp2p would notice for more than a minute.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import ProtocolError, RemoteError
+
+if TYPE_CHECKING:
+    from nolocod.identity import PeerId
+    from nolocod.p2p.gossip import Gossip
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.membership import Membership
+    from nolocod.p2p.timing import Timing
+
+PING = "/ipfs/ping/1.0.0"
+
+
+async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timing) -> None:
+    """Check all connections until cancelled."""
+    heard: dict[PeerId, float] = {}
+
+    async def check(peer: PeerId) -> None:
+        try:
+            with trio.fail_after(timing.pong):
+                await ping(host, peer)
+        except (RemoteError, trio.TooSlowError):
+            table.suspect(peer, trio.current_time())
+            await host.disconnect(peer)
+        else:
+            heard[peer] = trio.current_time()
+
+    while True:
+        await trio.sleep(timing.ping / 3)
+        now = trio.current_time()
+        connected = host.peers()
+        for peer in connected:  # a new connection counts as a sign of life
+            heard[peer] = max(heard.get(peer, now), gossip.heard_directly.get(peer, 0.0))
+        for peer in set(heard) - set(connected):
+            del heard[peer]
+        async with trio.open_nursery() as nursery:
+            for peer in connected:
+                if now - heard[peer] >= timing.ping:
+                    nursery.start_soon(check, peer)
+
+
+async def ping(host: Host, peer: PeerId) -> None:
+    """Send 32 random bytes on a stream of their own and have them back. Raises RemoteError."""
+    sent = secrets.token_bytes(32)
+    stream = await host.open_stream(peer, PING)
+    try:
+        await stream.write(sent)
+        if await stream.read_exactly(len(sent)) != sent:
+            raise ProtocolError("a ping came back altered.")
+    finally:
+        await stream.reset()  # libp2p's answering side would wait for the next ping

@@ -1,0 +1,217 @@
+"""The mesh: what the rest of a node sees of its peers. Host, membership, gossip and discovery put together.
+
+The rule: a mesh is opened without a run, so that a newcomer can ask for one; `enter` makes this node a
+member, `leave` says that it goes. Streams are opened by peer id alone: the addresses are the mesh's matter.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import PeerTooSlowError, PeerUnavailableError, VersionError
+from nolocod.p2p.addresses import split
+from nolocod.p2p.dht import open_dht
+from nolocod.p2p.discovery import Discovery, find_run
+from nolocod.p2p.gossip import Gossip, Voice
+from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.info import serve_info
+from nolocod.p2p.keepalive import keep_alive
+from nolocod.p2p.membership import Membership
+from nolocod.p2p.partners import choose
+from nolocod.p2p.peerbook import Peerbook
+from nolocod.p2p.requests import Terms
+from nolocod.p2p.streams import GOSSIP, INFO
+from nolocod.p2p.timing import Timing
+from nolocod.proto.envelope import MAJOR
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+    from nolocod.config import NodeConfig
+    from nolocod.events import Emit, Reach
+    from nolocod.identity import Identity, PeerId
+    from nolocod.manifest import RunId, Sealed
+    from nolocod.p2p.discovery import Contact
+    from nolocod.p2p.streams import Handler, Stream
+    from nolocod.terms import Member, Standing
+
+_SAVE_EVERY = 30.0
+_FAREWELL = 1.5
+
+
+@asynccontextmanager
+async def open_mesh(
+    config: NodeConfig, identity: Identity, emit: Emit, *, rng: random.Random, timing: Timing | None = None
+) -> AsyncIterator[Mesh]:
+    """Listen and be ready to find a run. Raises PortTakenError or UsageError."""
+    bootstrap = [contact(text) for text in config.bootstrap]
+    book = Peerbook(config.paths.peers, emit)
+    async with open_host(identity, config.listen, config.announce, emit, HostLimits()) as host, trio.open_nursery() as nursery:
+        yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))
+        nursery.cancel_scope.cancel()
+
+
+def contact(text: str) -> Contact:
+    """Read a bootstrap address; UsageError if it is none."""
+    peer, address = split(text)
+    return peer, (address,)
+
+
+class _Surroundings:
+    """What a mesh is given by those who open it."""
+
+    def __init__(
+        self, bootstrap: Sequence[Contact], nursery: trio.Nursery, rng: random.Random, timing: Timing, emit: Emit
+    ) -> None:
+        self.bootstrap = bootstrap
+        self.nursery = nursery
+        self.rng = rng
+        self.timing = timing
+        self.emit = emit
+
+
+class Mesh:
+    """This node among its peers. Made by `open_mesh`."""
+
+    def __init__(self, host: Host, identity: Identity, book: Peerbook, around: _Surroundings) -> None:
+        self._host = host
+        self._identity = identity
+        self._book = book
+        self._around = around
+        self._table = Membership(identity.peer_id, "", around.timing.live)
+        self._gossip: Gossip | None = None
+        self._staleness = 0
+        self._work = trio.CancelScope()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that others can give as --bootstrap, best first."""
+        return self._host.addresses
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    async def find_run(self, bootstrap: Sequence[str] = ()) -> Sealed:
+        """Ask bootstraps and remembered peers which run this is.
+
+        Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
+        """
+        contacts = dict([*self._book.recent()[:8], *(contact(text) for text in bootstrap), *self._around.bootstrap])
+        terms = Terms(self._identity, None, self._around.timing.request)
+        found = await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
+        return found.sealed
+
+    async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
+        """Become a member of the run: gossip, answer newcomers, look for others.
+
+        `own` tells our standing and state ("joining", "training", "finished") for every heartbeat.
+        Returns once a peer has us, or none could be reached in time. Raises VersionError or WrongRunError
+        when the manifest or every bootstrap says so.
+        """
+        if sealed.manifest.protocol != MAJOR:
+            raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
+        around = self._around
+        self._staleness = sealed.manifest.outer.staleness
+        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing.live)
+        voice = Voice(self._identity, sealed.run_id, own, lambda: self._host.announced)
+        gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
+        terms = Terms(self._identity, sealed.run_id, around.timing.request)
+
+        async def inform(stream: Stream) -> None:
+            await serve_info(stream, terms, sealed, gossip.view)
+
+        self._host.serve(INFO, inform)
+        self._host.serve(GOSSIP, gossip.handle)
+        discovery = Discovery(gossip, around.bootstrap, self._book.recent, around.rng, around.timing, around.emit)
+        ready = trio.Event()
+        around.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
+        await ready.wait()
+        await discovery.enter()
+
+    async def _run(self, gossip: Gossip, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
+        with self._work:
+            async with open_dht(self._host, run_id) as discovery.dht, trio.open_nursery() as nursery:
+                nursery.start_soon(gossip.run, nursery)
+                nursery.start_soon(discovery.run, self._contacts)
+                nursery.start_soon(keep_alive, self._host, self._table, gossip, self._around.timing)
+                nursery.start_soon(self._remember)
+                ready.set()
+
+    async def leave(self) -> None:
+        """Tell the others, remember them, and stop. The host itself closes with `open_mesh`."""
+        if self._gossip is not None:
+            await self._gossip.leave(_FAREWELL)
+        self._note_members()
+        await trio.to_thread.run_sync(self._book.save)
+        self._work.cancel()
+
+    async def _remember(self) -> None:
+        while True:
+            await trio.sleep(min(_SAVE_EVERY, self._around.timing.live))
+            self._note_members()
+            await trio.to_thread.run_sync(self._book.save)
+
+    def _note_members(self) -> None:
+        for peer, addresses in self._contacts():
+            self._book.remember(peer, addresses, time.time())
+
+    def _contacts(self) -> list[Contact]:
+        return [(member.peer_id, member.addresses) for member in self.live()]
+
+    # --- the members ------------------------------------------------------------------------------
+
+    def live(self) -> list[Member]:
+        """All live members but ourselves."""
+        return self._table.live(trio.current_time(), self._host.peers())
+
+    def partner(self, own: Standing, avoid: Collection[PeerId] = ()) -> PeerId | None:
+        """Draw a live training member within the run's staleness limit, or None."""
+        now = trio.current_time()
+        shunned = {*avoid, *self._table.suspected(now)}
+        return choose(self._around.rng, self._table.live(now), own, self._staleness, shunned)
+
+    def suspect(self, peer: PeerId) -> None:
+        """This peer could not be reached: no partner until it is heard again, and for a growing while."""
+        self._table.suspect(peer, trio.current_time())
+
+    def connections(self) -> dict[PeerId, Reach]:
+        """Who is connected, and how."""
+        return self._host.peers()
+
+    def clock_offset(self) -> float:
+        """The median of the members' clocks minus ours, in seconds; 0 without members."""
+        return self._table.clock_offset()
+
+    async def wait_members(self, count: int = 1, timeout: float = 10.0) -> list[Member]:  # noqa: ASYNC109  # returns what there is
+        """Wait until `count` members are live, at most `timeout` seconds; return those that are."""
+        with trio.move_on_after(timeout):
+            while len(self.live()) < count:
+                await self._table_changed()
+        return self.live()
+
+    async def _table_changed(self) -> None:
+        if self._gossip is None:
+            await trio.sleep_forever()
+        else:
+            await self._gossip.changed.wait()
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    async def dial(self, peer: PeerId, protocol: str) -> Stream:
+        """Open a stream to a member. Raises PeerUnavailableError, PeerTooSlowError or RefusedError."""
+        known = (*self._table.addresses(peer), *self._book.addresses(peer))
+        try:
+            stream = await self._host.open_stream(peer, protocol, known)
+        except (PeerUnavailableError, PeerTooSlowError):
+            self.suspect(peer)
+            raise
+        self._table.trust(peer)
+        return stream
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """Answer streams of `protocol`. A RemoteError out of `handler` costs the peer its stream."""
+        self._host.serve(protocol, handler)

@@ -1,0 +1,114 @@
+"""One question and one answer on a stream of their own: gossip and the run's information go this way.
+
+The rule: a side that cannot take a message for its run or its version says so in a signed Refuse before it
+gives the stream up, so that both users read the same cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import (
+    CATALOGUE,
+    OtherRunError,
+    PeerTooSlowError,
+    PeerVersionError,
+    ProtocolError,
+    RefusedError,
+    RemoteError,
+)
+from nolocod.identity import Identity, short
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import open_envelope, readable, seal
+from nolocod.proto.framing import HEAD_SIZE, EnvelopeHead, envelope_head, parse_head
+from nolocod.proto.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.p2p.streams import Stream
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a question and its answer are held to: whose, about which run, how large, within how many seconds."""
+
+    identity: Identity
+    run_id: str | None
+    seconds: float
+    limits: Limits = field(default_factory=Limits)
+
+
+async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
+    """Send `body`, return the answer, and end the stream. Every failure is a RemoteError.
+
+    A peer's Refuse is raised as OtherRunError, PeerVersionError or RefusedError, with the peer's words.
+    """
+    whole = False
+    try:
+        with trio.fail_after(terms.seconds):
+            await _send(stream, body, terms)
+            answer = await _receive(stream, terms)
+        await stream.close()
+        whole = True
+    except trio.TooSlowError as error:
+        raise PeerTooSlowError(f"{short(stream.remote)} gave no answer within {terms.seconds:.0f} s.") from error
+    finally:
+        if not whole:
+            await stream.reset()
+    if answer.HasField("refuse"):
+        raise _refusal(answer.refuse, stream)
+    return answer
+
+
+async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Body]) -> None:
+    """Read one question and send what `reply` makes of it; the stream is closed by whoever called.
+
+    Raises the RemoteError that made it impossible, after telling the peer where that helps.
+    """
+    try:
+        with trio.fail_after(terms.seconds):
+            try:
+                told = reply(await _receive(stream, terms))
+            except (OtherRunError, PeerVersionError, RefusedError) as error:
+                refuse = pb.Refuse(code=error.code, reason=error.cause)
+                await _send(stream, pb.Body(refuse=refuse), terms)
+                raise
+            await _send(stream, told, terms)
+    except trio.TooSlowError as error:
+        raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from error
+
+
+async def _send(stream: Stream, body: pb.Body, terms: Terms) -> None:
+    body.receiver = stream.remote
+    body.run_id = terms.run_id or body.run_id
+    raw = seal(body, terms.identity)
+    await stream.write(envelope_head(len(raw)) + raw)
+
+
+async def _receive(stream: Stream, terms: Terms) -> pb.Body:
+    head = parse_head(await stream.read_exactly(HEAD_SIZE), terms.limits)
+    if not isinstance(head, EnvelopeHead):
+        raise ProtocolError(f"{short(stream.remote)} sent a chunk where a message belongs.")
+    raw = await stream.read_exactly(head.length)
+    own, remote = terms.identity.peer_id, stream.remote
+    try:
+        return open_envelope(raw, run_id=terms.run_id, receiver=own, remote=remote, limit=terms.limits.envelope_bytes)
+    except OtherRunError:
+        # A refusal carries the refuser's own run, which is another than ours: its words say it best.
+        body = open_envelope(raw, run_id=None, receiver=own, remote=remote, limit=terms.limits.envelope_bytes)
+        if body.HasField("refuse"):
+            return body
+        raise
+
+
+def _refusal(refuse: pb.Refuse, stream: Stream) -> RemoteError:
+    code, reason = readable(refuse.code, 16), readable(refuse.reason)
+    for kind in (OtherRunError, PeerVersionError):
+        if code == kind.entry.code:
+            return kind(f"{short(stream.remote)} says: {reason}")
+    title = CATALOGUE[code].title if code in CATALOGUE else code
+    return RefusedError(f"{short(stream.remote)} says: {title}, {reason}")
