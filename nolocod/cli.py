@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -246,9 +245,43 @@ def _testnet(options: argparse.Namespace) -> None:
     terminal.show_summary(summary)
 
 
-def _belongs_to(paths: DataDir) -> Sealed:
-    """The run of a data directory whose checkpoint a command wants to use."""
-    sealed = datadir.stored_manifest(paths)
+def _export(options: argparse.Namespace) -> None:
+    from nolocod.trainer import offline
+
+    offline.export(DataDir(options.data_dir), _run_of(options), options.into)
+    print(f'AutoModelForCausalLM.from_pretrained("{options.into}")')
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from nolocod.trainer import offline
+
+    print(f"{offline.evaluate(DataDir(options.data_dir), _run_of(options), options.data):.4f}")
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from nolocod.trainer import offline
+
+    if options.tokens < 1 or options.temperature < 0:
+        raise UsageError("--tokens must be positive, and --temperature not negative.")
+    paths = DataDir(options.data_dir)
+    text = offline.generate(paths, _run_of(options), options.prompt, options.tokens, options.temperature, options.seed)
+    print(options.prompt + text)
+
+
+def _run_of(options: argparse.Namespace) -> Sealed:
+    """The run of the data directory whose checkpoint a command wants to use."""
+    sealed = datadir.stored_manifest(DataDir(options.data_dir))
     if sealed is None:
-        raise NothingToUseError(f"{paths.root} belongs to no run.")
+        raise NothingToUseError(f"{options.data_dir} belongs to no run.")
     return sealed
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from nolocod import bench
+
+    say = (lambda _: None) if options.json else print
+    result = bench.training(bench.Options(options.model, options.seconds, options.pairs, options.threads), say)
+    if options.json:
+        print(result.to_json())
+    else:
+        print(f"daemon / bare, median of {len(result.bare)} pairs: {result.ratio:.3f}")

@@ -17,24 +17,25 @@ import trio
 
 from nolocod import datadir, identity
 from nolocod.errors import ClockError, PeerBusyError, TrainerError
-from nolocod.events import Started, StateChanged, Troubled
-from nolocod.manifest import unseal
+from nolocod.events import OuterStep, Started, StateChanged, Troubled
 from nolocod.metrics import Metrics
 from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.partners import choose
 from nolocod.p2p.receipts import ReceiptStore
-from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
-from nolocod.replica import Part, Replica
+from nolocod.p2p.streams import EXCHANGE, SNAPSHOT, Handler, Stream
+from nolocod.p2p.wire import Context
 from nolocod.status.server import serve_http
 from nolocod.status.state import StatusState
+from nolocod.stint import Part, Stint
 from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Standing
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
+
+    from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
     from nolocod.config import NodeConfig
     from nolocod.events import Event
@@ -80,24 +81,28 @@ class Node:
         self._stop = trio.Event()
         self._reception = Reception()
         self._part: Part | None = None
-        self._replica: Replica | None = None
+        self._exchanger: Exchanger | None = None
+        self._stint: Stint | None = None
         self._trainer: TrainerProcess | None = None
         self._served: ServedSnapshot | None = None
+        self._dumping = trio.Lock()
         self._failures = 0
 
     def emit(self, event: Event) -> None:
-        """Tell all followers, the replica among them."""
+        """Tell all followers, the stint among them."""
+        if isinstance(event, OuterStep):
+            self._failures = 0
         for follow in self._followers:
             follow(event)
-        if self._replica is not None:
-            self._replica.follow(event)
+        if self._stint is not None:
+            self._stint.follow(event)
 
-    async def watch_signals(self, everything: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
+    async def watch_signals(self, everything: trio.CancelScope, task_status: TaskStatus[None]) -> None:
         """First signal: stop in order, if there is something to put in order. Second: stop at once."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
             async for _ in signals:
-                if self._stop.is_set() or self._replica is None or self._replica.state == "joining":
+                if self._stop.is_set() or self._stint is None or self._stint.state == "joining":
                     everything.cancel()
                 self._stop.set()
 
@@ -133,11 +138,13 @@ class Node:
         return again
 
     async def _train(self, part: Part, trainer: TrainerProcess) -> bool:
-        afresh = self._replica is not None and self._replica.is_behind()
-        self._replica = replica = Replica(part, trainer, self.emit)
-        await replica.load(afresh=afresh)
-        self._reception.rounds = replica.rounds
-        reason = await replica.train(self._stop)
+        afresh = self._stint is not None and self._stint.is_behind()
+        self._stint = stint = Stint(part, trainer, self.emit)
+        await stint.load(afresh=afresh)
+        if self._exchanger is not None:
+            self._exchanger.box_size = trainer.outbox.size
+        self._reception.rounds = stint.rounds
+        reason = await stint.train(self._stop)
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
@@ -147,12 +154,119 @@ class Node:
 
     async def _join(self, mesh: Mesh, http: str) -> Part:
         """Find the run's manifest and its members, and open this node's services to them."""
-        sealed = self._stored_manifest()
+        config = self._config
+        sealed = datadir.stored_manifest(config.paths)
         if sealed is None:
             self.emit(StateChanged("discovering", "a peer that tells us about the run"))
-            sealed = await mesh.find_run(self._config.bootstrap)
-            datadir.write_whole(self._config.paths.manifest, sealed.to_bytes())
-        part = Part(self._identity.peer_id, sealed, self._config, swarm, self._may_seed)
+            sealed = await mesh.find_run(config.bootstrap)
+            datadir.write_whole(config.paths.manifest, sealed.to_bytes())
+        self._tell_started(sealed, mesh, http)
+        self.emit(StateChanged("discovering", "the run's members"))
         await mesh.enter(sealed, self._says)
-        ...
-        return part
+        offset = mesh.clock_offset()
+        if offset is not None and abs(offset) > _CLOCK_LIMIT:
+            raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
+        context = Context(self._identity, sealed.run_id, sealed.manifest.codec)
+        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, ReceiptStore(config.paths.receipts))
+        donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
+        mesh.serve(EXCHANGE, self._unless_trainer_fails(exchanger.handle))
+        mesh.serve(SNAPSHOT, self._unless_trainer_fails(donor.handle))
+        swarm = MeshSwarm(mesh, exchanger, context)
+        return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed)
+
+    def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
+        started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)
+        running = datadir.Running(os.getpid(), http, started.peer_id, started.run_id, started.addresses)
+        datadir.announce(self._config.paths, running)
+        self.emit(started)
+
+    def _says(self) -> tuple[Standing, str]:
+        """What our heartbeats say."""
+        if self._stint is None:
+            return Standing(0, 0, 0.0), "joining"
+        return self._stint.standing, self._stint.state
+
+    async def _snapshot(self) -> ServedSnapshot:
+        """The slow weights as a file for newcomers; a fresh one once ours have moved on by a round."""
+        if self._trainer is None or self._stint is None or self._stint.state == "joining":
+            raise PeerBusyError("no weights here yet.", retry_after=_LOADING_SECONDS)
+        async with self._dumping:
+            if self._served is None or self._served.standing.round < self._stint.standing.round:
+                path = self._config.paths.serving / f"round-{self._stint.standing.round:08d}.safetensors"
+                dumped = await self._trainer.dump(path)
+                if self._served is not None:
+                    self._served.path.unlink(missing_ok=True)  # uploads under way keep it open
+                self._served = ServedSnapshot(path, dumped.standing, dumped.description)
+            return self._served
+
+    def _unless_trainer_fails(self, handle: Handler) -> Handler:
+        """A dead trainer ends this stream; that it is started again is `_one_life`'s business."""
+
+        async def guarded(stream: Stream) -> None:
+            try:
+                await handle(stream)
+            except* TrainerError as errors:
+                self.emit(Troubled(TrainerError.entry.code, f"{errors.exceptions[0]}"))
+                await stream.reset()
+
+        return guarded
+
+
+class MeshSwarm:
+    """The mesh as a stint sees it (stint.Swarm)."""
+
+    def __init__(self, mesh: Mesh, exchanger: Exchanger, context: Context) -> None:
+        self._mesh = mesh
+        self._exchanger = exchanger
+        self._context = context
+
+    def live(self) -> list[Member]:
+        return self._mesh.live()
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+        return self._mesh.partner(own, avoid)
+
+    def suspect(self, peer: PeerId) -> None:
+        self._mesh.suspect(peer)
+
+    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+        return await self._exchanger.offer(partner, standing, desk)
+
+    async def fetch_weights(self, donors: list[PeerId], into: Path) -> Standing:
+        return (await fetch_snapshot(self._context, self._mesh.dial, donors, into)).standing
+
+
+class Reception:
+    """Whose rounds answer offers now (terms.Reception).
+
+    An accepted exchange stays with the rounds that accepted it, also when their trainer has died; until
+    it has ended no other offer is accepted.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: Rounds | None = None
+        self._engaged: Rounds | None = None
+
+    def decide(self, offer: Offer) -> Answer:
+        if self.rounds is None or self._engaged not in (None, self.rounds):
+            return Busy(_LOADING_SECONDS, "not ready")
+        answer = self.rounds.decide(offer)
+        if isinstance(answer, Accept):
+            self._engaged = self.rounds
+        return answer
+
+    @property
+    def desk(self) -> Desk:
+        return self._accepted().desk
+
+    async def ended(self, ended: Ended) -> None:
+        rounds = self._accepted()
+        try:
+            await rounds.ended(ended)
+        finally:
+            self._engaged = None
+
+    def _accepted(self) -> Rounds:
+        if self._engaged is None:
+            raise AssertionError("no exchange was accepted")
+        return self._engaged

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,10 +99,8 @@ class _Node:
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
             raise TestnetError(f"{self.paths.root.name} ended with status {self.process.returncode}. Its last lines:\n{tail}")
-        try:
+        with suppress(NotRunningError):  # still starting, or too busy for a moment: what it last said stays shown
             self.report = client.read(datadir.find_running(self.paths))
-        except NotRunningError:
-            pass  # still starting, or too busy for a moment: what it last said stays shown
 
     @property
     def finished(self) -> bool:
@@ -210,9 +208,9 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
                 measured = _measure(sealed, testnet.nodes, options)
             except KeyboardInterrupt:
                 interrupted = True
-        reports = [node.report for node in testnet.nodes if node.report is not None]
+        last = [node.report for node in testnet.nodes if node.report is not None]
         return Summary(
-            nodes=[_sum_up(report) for report in reports],
+            nodes=[_sum_up(report) for report in last],
             averaged_val_loss=measured.averaged,
             alone_val_loss=measured.alone,
             weight_std=measured.std,
@@ -262,5 +260,24 @@ class _Measured:
 def _measure(sealed: Sealed, nodes: list[_Node], options: Options) -> _Measured:
     """The figures that no node can know by itself; torch is imported here for the first time."""
     from nolocod.trainer import offline
+    from nolocod.trainer.pipe import Setup
 
-    raise NotImplementedError(offline, sealed, nodes, options)
+    folders = [node.paths.checkpoints for node in nodes]
+    first, cache = nodes[0].report, nodes[0].paths.cache
+    if first is None:
+        raise AssertionError("a finished node without a report")
+    setup = Setup(
+        manifest=sealed.to_bytes(),
+        peer_id=first.peer_id,
+        data=options.data,
+        device="cpu",
+        threads=0,
+        checkpoints=folders[0],
+        cache=cache,
+    )
+    # as many inner steps as the node that took most: the comparison favours the one that trained alone
+    most = max(node.report.inner_steps for node in nodes if node.report is not None)
+    averaged = offline.averaged_loss(sealed, folders, options.data, cache)
+    std = offline.weight_std(sealed, folders)
+    _, alone = offline.train_alone(setup, most)
+    return _Measured(averaged, alone, std)

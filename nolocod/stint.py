@@ -1,0 +1,207 @@
+"""One trainer process's stint: weights found, rounds driven, checkpoints written.
+
+It ends in one of three ways: told to stop, the run's goal reached, or so far behind the others that it
+must fetch weights afresh instead of dragging them back.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import trio
+
+from nolocod.errors import CheckpointError, DiskFullError, NoDonorError
+from nolocod.events import Emit, Event, OuterStep, StateChanged, Troubled
+from nolocod.rounds import Mesh, Pace, Rounds
+from nolocod.terms import Standing
+from nolocod.trainer.process import Loaded, Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from nolocod.config import NodeConfig
+    from nolocod.identity import PeerId
+    from nolocod.manifest import Sealed
+    from nolocod.terms import Member
+    from nolocod.trainer.process import TrainerProcess
+
+_DONOR_PATIENCE = 120.0
+"""Seconds that a newcomer waits for a peer with weights."""
+_LOOK_SECONDS = 0.5
+_BEHIND_SECONDS = 10.0
+"""Between two looks at how far the others are."""
+
+Reason = Literal["stopped", "finished", "behind"]
+
+
+class Swarm(Mesh, Protocol):
+    """What a stint needs of the mesh beyond partners."""
+
+    def live(self) -> list[Member]: ...
+
+    async def fetch_weights(self, donors: list[PeerId], into: Path) -> Standing:
+        """Fetch the slow weights of one of `donors` into a file; NoDonorError if none gave them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What stays the same for all stints of this node, one after another."""
+
+    own: PeerId
+    sealed: Sealed
+    config: NodeConfig
+    swarm: Swarm
+    may_seed: bool
+    """Begin from the run's initial weights when nobody has others."""
+
+    @property
+    def pace(self) -> Pace:
+        manifest = self.sealed.manifest
+        return Pace(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, manifest.outer.rounds)
+
+
+class Stint:
+    """`standing` and `state` are what heartbeats say about this node."""
+
+    def __init__(self, part: Part, trainer: TrainerProcess, emit: Emit) -> None:
+        self._part = part
+        self._trainer = trainer
+        self._emit = emit
+        self._loaded = False
+        self._saved_at = trio.current_time()
+        self._stepped = trio.Event()
+        self.state: Literal["joining", "training", "finished"] = "joining"
+        self.rounds = Rounds(part.own, trainer, part.swarm, part.pace, emit)
+
+    @property
+    def standing(self) -> Standing:
+        return self._trainer.standing if self._loaded else Standing(0, 0, 0.0)
+
+    def follow(self, event: Event) -> None:
+        self.rounds.follow(event)
+        if isinstance(event, OuterStep):
+            self._stepped.set()
+
+    # --- weights ------------------------------------------------------------------------------------
+
+    async def load(self, *, afresh: bool) -> None:
+        """Have the trainer load weights: a checkpoint's, a donor's (always, if `afresh`), or the seed's."""
+        from_peers = afresh or not any(self._part.config.paths.checkpoints.glob("round-*"))
+        loaded = await self._load(from_peers=from_peers)
+        for trouble in loaded.trouble:
+            self._emit(Troubled(CheckpointError.entry.code, trouble))
+        if loaded.source == "seed" and not (from_peers or self._part.may_seed):
+            await self._load(from_peers=True)  # every checkpoint was damaged
+        self._loaded = True
+
+    async def _load(self, *, from_peers: bool) -> Loaded:
+        path, standing = await self._fetch() if from_peers else (None, None)
+        self._emit(StateChanged("loading", "the trainer: model, data and first evaluation"))
+        loaded = await self._trainer.load(self._setup(path, standing))
+        if path is not None:
+            path.unlink()
+        return loaded
+
+    async def _fetch(self) -> tuple[Path | None, Standing | None]:
+        into = self._part.config.paths.incoming / "weights.safetensors"
+        deadline = trio.current_time() + _DONOR_PATIENCE
+        while True:
+            donors = self._donors()
+            if donors:
+                self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
+                return into, await self._part.swarm.fetch_weights(donors, into)
+            if self._part.may_seed:
+                return None, None
+            if trio.current_time() > deadline:
+                raise NoDonorError(f"in {_DONOR_PATIENCE:.0f} s no peer with weights was seen.")
+            self._emit(StateChanged("fetching", "a peer that trains"))
+            await trio.sleep(_LOOK_SECONDS)
+
+    def _setup(self, weights: Path | None, standing: Standing | None) -> Setup:
+        config = self._part.config
+        return Setup(
+            manifest=self._part.sealed.to_bytes(),
+            peer_id=self._part.own,
+            data=config.data,
+            device=config.device,
+            threads=config.threads,
+            checkpoints=config.paths.checkpoints,
+            cache=config.paths.cache,
+            weights=weights,
+            standing=standing,
+        )
+
+    def _donors(self) -> list[PeerId]:
+        """Those with weights, the furthest first."""
+        having = [member for member in self._part.swarm.live() if member.state in ("training", "finished")]
+        return [member.peer_id for member in sorted(having, key=lambda member: -member.standing.round)]
+
+    # --- training -----------------------------------------------------------------------------------
+
+    async def train(self, stop: trio.Event) -> Reason:
+        """Train until told to stop, finished, or behind; a last checkpoint is written unless behind."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._trainer.wait_dead)
+            nursery.start_soon(self._keep_checkpoints)
+            await self._trainer.train()
+            self.state = "training"
+            self._emit(StateChanged("training"))
+            reason = await self._until_one_ends(stop)
+            nursery.cancel_scope.cancel()
+        await self._trainer.pause()
+        if reason == "finished":
+            self.state = "finished"
+            self._emit(StateChanged("finished", "others that still want our weights"))
+            await self._trainer.evaluate()
+        if reason != "behind":
+            await self._trainer.checkpoint()
+        return reason
+
+    async def _until_one_ends(self, stop: trio.Event) -> Reason:
+        """Drive rounds; return what ended them first, after the exchange under way."""
+        ended: list[Reason] = []
+        one_ended = trio.Event()
+
+        async def watch(wait: Callable[[], Awaitable[None]], reason: Reason) -> None:
+            await wait()
+            ended.append(reason)
+            one_ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, self.rounds.run, "finished")
+            nursery.start_soon(watch, stop.wait, "stopped")
+            nursery.start_soon(watch, self._fall_behind, "behind")
+            await one_ended.wait()
+            self._emit(StateChanged("stopping", "the exchange under way"))
+            await self.rounds.close(self._part.config.grace)
+            nursery.cancel_scope.cancel()
+        return ended[0]
+
+    async def _fall_behind(self) -> None:
+        """Return when the median training member is further ahead than the staleness limit."""
+        while not self.is_behind():  # noqa: ASYNC110 - membership is asked now and then, it tells nobody
+            await trio.sleep(_BEHIND_SECONDS)
+        self._emit(StateChanged("fetching", "newer weights: too far behind to be a partner"))
+
+    def is_behind(self) -> bool:
+        """Whether the others would refuse us as too far behind."""
+        rounds = [member.standing.round for member in self._part.swarm.live() if member.state == "training"]
+        return bool(rounds) and statistics.median(rounds) - self.standing.round > self._part.pace.staleness
+
+    async def _keep_checkpoints(self) -> None:
+        """Checkpoint after an outer step, once enough time has passed since the last one."""
+        while True:
+            await self._stepped.wait()
+            self._stepped = trio.Event()
+            if trio.current_time() - self._saved_at < self._part.config.checkpoint_every:
+                continue
+            try:
+                await self._trainer.checkpoint()
+            except DiskFullError as error:
+                self._emit(Troubled(error.code, f"{error.cause} Training goes on; the next outer step tries again."))
+            else:
+                self._saved_at = trio.current_time()

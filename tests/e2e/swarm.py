@@ -1,0 +1,145 @@
+"""Real daemons for tests: started as users start them, killed with real signals, read by their status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod import datadir
+from nolocod.config import DataDir
+from nolocod.errors import NotRunningError
+from nolocod.status import client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from nolocod.status.state import StatusReport
+
+RUN_FILE = """
+name = "e2e"
+codec = "float32"
+[model]
+model_type = "llama"
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 2
+intermediate_size = 64
+max_position_embeddings = 64
+tie_word_embeddings = true
+[data]
+source = "text"
+[inner]
+steps = 20
+batch = 2
+sequence = 32
+[outer]
+patience = 5.0
+[evaluation]
+batches = 2
+"""
+
+
+class Daemon:
+    """One daemon process, or its remains."""
+
+    def __init__(self, root: Path, data: Path) -> None:
+        self.paths = DataDir(root)
+        self._data = data
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = root.with_suffix(".log")
+
+    def run(self, *arguments: str) -> Daemon:
+        """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
+        line = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(self.paths.root)]
+        line += ["--listen", "127.0.0.1:0", "--data", str(self._data), "--threads", "1", "--checkpoint-every", "0"]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        return self
+
+    @property
+    def report(self) -> StatusReport | None:
+        try:
+            return client.read(datadir.find_running(self.paths))
+        except NotRunningError:
+            return None
+
+    @property
+    def address(self) -> str:
+        return datadir.find_running(self.paths).addresses[0]
+
+    def signal(self, number: signal.Signals) -> int:
+        """Send a signal to the daemon's process alone and return its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def end(self) -> None:
+        """Kill whatever of it still lives."""
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            self.process.wait(10)
+
+    def tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else ["(no log)"]
+        return f"--- {self.paths.root.name}\n" + "\n".join(lines[-12:])
+
+
+class Swarm:
+    """All daemons of one test."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "text"
+        self.data.mkdir()
+        for number in range(4):
+            words = [f"line {i} of part {number}: {i * i % 97} {'abcdefgh'[i % 8] * 5}" for i in range(4000)]
+            (self.data / f"{number}.txt").write_text("\n".join(words))
+        self.daemons: list[Daemon] = []
+
+    def daemon(self) -> Daemon:
+        daemon = Daemon(self.root / f"node-{len(self.daemons)}", self.data)
+        self.daemons.append(daemon)
+        return daemon
+
+    def found(self, extra: str = "") -> Daemon:
+        """Found the run and bring up its first node."""
+        first = self.daemon()
+        run_file = self.root / "run.toml"
+        run_file.write_text(RUN_FILE + extra)
+        datadir.found(first.paths, run_file)
+        return first.run("start")
+
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
+        """Poll until `condition` holds; fail with every daemon's last lines otherwise."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return
+            time.sleep(0.2)
+        pytest.fail(f"not within {seconds:.0f} s: {what}\n" + "\n".join(daemon.tail() for daemon in self.daemons))
+
+    def wait_paired(self, daemons: Sequence[Daemon], more: int, seconds: float) -> None:
+        """Until each of `daemons` has taken `more` further paired outer steps."""
+        before = {id(daemon): report.outer_paired if (report := daemon.report) else 0 for daemon in daemons}
+
+        def paired() -> bool:
+            return all(
+                (report := daemon.report) is not None and report.outer_paired >= before[id(daemon)] + more for daemon in daemons
+            )
+
+        self.wait(f"{more} more paired outer steps by each", paired, seconds)
+
+    def end(self) -> None:
+        for daemon in self.daemons:
+            daemon.end()

@@ -1,0 +1,51 @@
+"""The daemon's promises, on real processes with real signals."""
+
+from __future__ import annotations
+
+import signal
+import stat
+from typing import TYPE_CHECKING
+
+from nolocod.errors import NotRunningError
+
+if TYPE_CHECKING:
+    from swarm import Daemon, Swarm
+
+
+def ready(daemon: Daemon) -> bool:
+    try:
+        return bool(daemon.address)
+    except NotRunningError:
+        return False
+
+
+def test_eight_daemons_outlive_their_first(swarm: Swarm) -> None:
+    first = swarm.found()
+    swarm.wait("the first node tells its address", lambda: ready(first), 30)
+    others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(7)]
+    everyone = [first, *others]
+    swarm.wait_paired(everyone, 1, 120)
+    for daemon in everyone:
+        report = daemon.report
+        assert report is not None
+        assert sum(1 for peer in report.peers if peer.state == "training") == 7
+        assert stat.S_IMODE(daemon.paths.identity.stat().st_mode) == 0o600
+
+    before = first.report
+    assert before is not None
+    assert first.signal(signal.SIGKILL) == -signal.SIGKILL
+    swarm.wait_paired(others, 2, 60)  # the rest keep pairing
+
+    first.run("start")  # no bootstrap: it remembers its peers
+    swarm.wait_paired([first], 1, 60)
+    after = first.report
+    assert after is not None
+    assert after.peer_id == before.peer_id
+    assert after.round >= before.round, "it went on from its checkpoint, or from fresher weights"
+
+    ninth = swarm.daemon().run("join", "--bootstrap", others[3].address)
+    swarm.wait_paired([ninth], 1, 60)
+    assert "weights from" in ninth.log.read_text()
+    for daemon in [*everyone, ninth]:
+        assert daemon.signal(signal.SIGTERM) == 0
+        assert any(daemon.paths.checkpoints.glob("round-*"))
