@@ -141,7 +141,7 @@ def _jsonl(file: Path, field: str) -> Iterator[str]:
 
 def _parquet(file: Path, field: str) -> Iterator[str]:
     import pyarrow  # type: ignore[import-untyped] # ships no types
-    from pyarrow import parquet  # type: ignore[import-untyped] # as above
+    from pyarrow import parquet
 
     try:
         table = parquet.ParquetFile(file)

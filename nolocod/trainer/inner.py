@@ -18,6 +18,8 @@ from nolocod.errors import TrainerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from nolocod.manifest import Manifest
@@ -69,6 +71,17 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
         return torch.autocast("cuda", torch.bfloat16)
     return contextlib.nullcontext()
+
+
+@torch.no_grad()
+def mean_loss(model: torch.nn.Module, windows: NDArray[np.int64], batch: int, device: torch.device) -> float:
+    """Mean next-token loss in nats over all `windows` (count x (sequence + 1)), `batch` of them at once."""
+    total = 0.0
+    for start in range(0, len(windows), batch):
+        part = torch.from_numpy(windows[start : start + batch]).to(device)
+        with autocast(device):
+            total += cross_entropy(model, part).item() * len(part)
+    return total / len(windows)
 
 
 class Inner:

@@ -80,14 +80,11 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
 
     `vocabulary` is the tokenizer's size: the model's default, and the least it may have.
     """
-    # Defaults that are ids of some other tokenizer would end texts early, or leave an embedding untrained.
-    defaults = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    keys: dict[str, Any] = defaults | {
-        key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")
-    }
+    keys = {key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")}
     kind = manifest.model["model_type"]
-    if keys.setdefault("vocab_size", vocabulary) < vocabulary:
-        raise RunFileError(f"`model.vocab_size` = {keys['vocab_size']} is less than the tokenizer's {vocabulary}.")
+    size = keys.setdefault("vocab_size", vocabulary)
+    if not isinstance(size, int) or size < vocabulary:
+        raise RunFileError(f"`model.vocab_size` = {size!r} is less than the tokenizer's {vocabulary}.")
     try:
         known = AutoConfig.for_model(kind)
     except ValueError as error:
@@ -95,8 +92,10 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     unknown = sorted(keys.keys() - known.to_dict().keys() - known.attribute_map.keys() - {"attn_implementation"})
     if unknown:
         raise RunFileError(f"`model.{unknown[0]}` is not a key of the {kind} architecture.")
+    # Defaults that are ids of some other tokenizer would end texts early, or leave an embedding untrained.
+    foreign = {"bos_token_id", "eos_token_id", "pad_token_id"} & known.to_dict().keys() - keys.keys()
     try:
-        config = AutoConfig.for_model(kind, **keys)
+        config = AutoConfig.for_model(kind, **keys, **dict.fromkeys(foreign))
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise RunFileError(f"`[model]`: {' '.join(str(error).split())}") from error
     config.dtype = "float32"
@@ -143,7 +142,7 @@ def check_memory(parameters: int, vocabulary: int, manifest: Manifest, device: t
 def _require(needed: int, available: int, parameters: int, where: str) -> None:
     if needed > available:
         raise ModelTooLargeError(
-            f"training {parameters:,} parameters needs {needed / 1e9:.2f} GB {where} at least; {available / 1e9:.2f} GB are free."
+            f"{parameters:,} parameters need {needed / 1e9:.2f} GB {where} to train at least; {available / 1e9:.2f} GB are free."
         )
 
 

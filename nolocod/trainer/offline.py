@@ -6,7 +6,6 @@ checkpoint, the same that a newcomer is given. Functions that compare replicas u
 
 from __future__ import annotations
 
-import math
 from pathlib import Path  # noqa: TC003 - kept beside the other names that signatures use
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from nolocod.manifest import Sealed, unseal
 from nolocod.trainer import checkpoint
 from nolocod.trainer.data import Tokenizer, make_tokenizer
 from nolocod.trainer.disk import written_whole
-from nolocod.trainer.inner import cross_entropy
+from nolocod.trainer.inner import mean_loss
 from nolocod.trainer.model import Layout, build, flatten, layout_of, read_config
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.source import open_source
@@ -144,10 +143,8 @@ def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path) -> float
     model, tokenizer = _model(sealed, flat)
     source: Source = open_source(sealed.manifest, tokenizer, "", data, cache)
     batch = sealed.manifest.inner.batch
-    windows = torch.from_numpy(source.held_out(batch * sealed.manifest.evaluation.batches))
-    with torch.no_grad():
-        losses = [cross_entropy(model, part).item() * len(part) for part in windows.split(batch)]
-    return math.fsum(losses) / len(windows)
+    windows = source.held_out(batch * sealed.manifest.evaluation.batches)
+    return mean_loss(model, windows, batch, torch.device("cpu"))
 
 
 def _model(sealed: Sealed, flat: Tensor) -> tuple[torch.nn.Module, Tokenizer]:

@@ -21,7 +21,7 @@ from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Standing, describe
 from nolocod.trainer import checkpoint
 from nolocod.trainer.disk import written_whole
-from nolocod.trainer.inner import Inner, autocast, cross_entropy, learning_rate
+from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 
 if TYPE_CHECKING:
@@ -86,18 +86,14 @@ class Replica:
             self.standing = Standing(self.standing.round, self.standing.tokens, loss)
         return self.standing.loss
 
-    @torch.no_grad()
     def evaluate(self) -> float:
         """Mean held-out loss of the fast weights, in nats per token."""
         batch = self.manifest.inner.batch
-        windows = torch.from_numpy(self.source.held_out(batch * self.manifest.evaluation.batches))
+        windows = self.source.held_out(batch * self.manifest.evaluation.batches)
         self.model.eval()
-        total = 0.0
-        for part in torch.split(windows, batch):
-            with autocast(self.device):
-                total += cross_entropy(self.model, part.to(self.device)).item() * len(part)
+        loss = mean_loss(self.model, windows, batch, self.device)
         self.model.train()
-        return total / len(windows)
+        return loss
 
     # --- outer
 
