@@ -1,0 +1,239 @@
+"""Log lines: what events become, what is folded, what is silenced."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod import logs
+from nolocod.events import (
+    Checkpointed,
+    Evaluated,
+    Event,
+    ExchangeEnded,
+    ExchangeStarted,
+    InnerSteps,
+    OuterStep,
+    PeerConnected,
+    PeerLost,
+    PeerSeen,
+    Started,
+    StateChanged,
+    Troubled,
+    WeightsFetched,
+    WeightsServed,
+)
+from nolocod.identity import PeerId
+from nolocod.logs import LogFollower, amount, plain, set_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BOB = PeerId("12D3KooWxyzabcd1234")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Log:
+    """What was written to the stream, without the times."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        self.clock = Clock()
+
+    def set_up(self, level: str = "info", source: str = "") -> None:
+        set_up(level, stream=self.stream, clock=self.clock, source=source)
+
+    @property
+    def lines(self) -> list[str]:
+        return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in self.stream.getvalue().splitlines()]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """A set-up log; the process's own logging is put back afterwards."""
+    names = ["", "nolocod", *logs._LOUD]
+    before = {name: logging.getLogger(name).level for name in names}
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    one = Log()
+    one.set_up()
+    yield one
+    root.handlers = handlers
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def follow(*events: Event) -> None:
+    follower = LogFollower()
+    for event in events:
+        follower.follow(event)
+
+
+def test_a_line_is_time_level_message(log: Log) -> None:
+    logging.getLogger("nolocod").info("hello")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info hello\n", log.stream.getvalue())
+
+
+def test_a_paired_step_is_one_line(log: Log) -> None:
+    follow(
+        InnerSteps(50, 51_200, 2.3123, 1e-3, 4.0),
+        ExchangeStarted(BOB, initiator=True),
+        ExchangeEnded(BOB, "s", True, "committed", 3_350_000, 3_350_000, 0.41),
+        OuterStep(12, "paired", BOB, 50, 1.2, 0.01),
+    )
+    assert log.lines == ["info round 12 paired with …abcd1234: 3.35 MB each way in 0.41 s, spread 1.2, loss 2.312"]
+
+
+def test_unequal_sides_are_told_apart(log: Log) -> None:
+    follow(
+        InnerSteps(50, 51_200, 2.3123, 1e-3, 4.0),
+        ExchangeEnded(BOB, "s", True, "committed", 3_350_000, 1_000, 0.41),
+        OuterStep(12, "paired", BOB, 50, 1.2, 0.01),
+    )
+    assert log.lines == ["info round 12 paired with …abcd1234: 3.35 MB out and 1 kB in, 0.41 s, spread 1.2, loss 2.312"]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (OuterStep(3, "solo", None, 50, None, 0.1), "info round 3 solo, no partner: loss nan"),
+        (Evaluated(3, 2.25, 0.1), "info round 3: validation loss 2.25"),
+        (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
+        (StateChanged("discovering", "a peer that answers"), "info discovering, waiting for a peer that answers"),
+        (PeerSeen(BOB, 3, 1, 2.0, "training"), "info peer …abcd1234 is here: training, round 3"),
+        (PeerLost(BOB, "no heartbeat"), "info peer …abcd1234 is gone: no heartbeat"),
+        (WeightsServed(BOB, 500, 1.0, whole=False), "info gave a part of the weights to …abcd1234: 500 B in 1.00 s"),
+        (WeightsFetched(BOB, 3, 1_500, 1.0), "info weights of round 3 from …abcd1234: 1.5 kB in 1.00 s"),
+        (Troubled("NLC-202", "no byte."), "warning NLC-202 no byte."),
+        (
+            ExchangeEnded(BOB, "s", True, "in_doubt", 1, 1, 0.1, error="NLC-201", reason="stream lost"),
+            "warning exchange with …abcd1234 in doubt: NLC-201 stream lost",
+        ),
+        (
+            ExchangeEnded(BOB, "s", True, "unreachable", 0, 0, 0.1),
+            "info exchange with …abcd1234 unreachable: no reason given",
+        ),
+    ],
+)
+def test_an_event_is_one_line(log: Log, event: Event, line: str) -> None:
+    follow(event)
+    assert log.lines == [line]
+
+
+def test_the_start_tells_who_where_and_the_page(log: Log) -> None:
+    follow(Started(BOB, "ab" * 32, "demo", ("/ip4/127.0.0.1/tcp/1",), "127.0.0.1:2"))
+    assert log.lines == [
+        "info node …abcd1234 in run demo (abababababab) at /ip4/127.0.0.1/tcp/1",
+        "info status page at http://127.0.0.1:2/status.json",
+    ]
+
+
+def test_everyday_events_are_detail(log: Log) -> None:
+    everyday: list[Event] = [
+        InnerSteps(1, 512, 2.0, 1e-3, 0.1),
+        ExchangeStarted(BOB, initiator=False),
+        ExchangeEnded(BOB, "s", True, "busy", 0, 0, 0.1, reason="later"),
+        PeerConnected(BOB, "direct"),
+    ]
+    follow(*everyday)
+    assert log.lines == []
+    log.set_up("debug")
+    follow(*everyday)
+    assert [line.split()[0] for line in log.lines] == ["debug"] * 4
+
+
+def test_a_state_is_told_once_and_a_peer_too(log: Log) -> None:
+    follow(StateChanged("training"), StateChanged("training", "a partner"), StateChanged("training"))
+    follow(PeerSeen(BOB, 3, 1, 2.0, "training"), PeerSeen(BOB, 4, 2, 1.9, "training"))
+    assert len(log.lines) == 2
+
+
+def test_repeats_are_folded_into_a_count(log: Log) -> None:
+    logger = logging.getLogger("nolocod")
+    for number in range(25):
+        logger.warning("peer %d made no progress", number)
+    assert log.lines == [f"warning peer {number} made no progress" for number in range(10)]
+    logger.warning("something else")
+    assert log.lines[10:] == ["warning something else"]
+    log.clock.now = 61.0
+    logger.warning("peer %d made no progress", 25)
+    assert log.lines[11:] == [
+        "info 15 more within a minute like: peer %d made no progress",
+        "warning peer 25 made no progress",
+    ]
+
+
+def test_folded_repeats_are_told_at_the_end(log: Log) -> None:
+    for _ in range(12):
+        logging.getLogger("nolocod").warning("again")
+    (handler,) = [one for one in logging.getLogger().handlers if isinstance(one, logs.FoldingHandler)]
+    handler.close()
+    assert log.lines[-1] == "info 2 more within a minute like: again"
+
+
+def test_a_peer_cannot_break_a_line_or_drive_the_terminal(log: Log) -> None:
+    follow(PeerLost(BOB, "bye\n12:00:00 info round 99 paired\x1b[2J\u202e\x9b"))
+    (line,) = log.lines
+    assert line.startswith("info peer …abcd1234 is gone: bye 12:00:00 info")
+    assert line.isprintable()
+
+
+def test_libraries_are_heard_only_when_it_matters(log: Log) -> None:
+    logging.getLogger("libp2p.host").warning("stream reset")
+    logging.getLogger("datasets").info("loading")
+    logging.getLogger("some.library").info("chatter")
+    assert log.lines == []
+    logging.getLogger("libp2p.host").error("broken")
+    logging.getLogger("some.library").warning("look")
+    assert log.lines == ["error libp2p.host: broken", "warning some.library: look"]
+
+
+def test_a_traceback_is_for_debugging(log: Log) -> None:
+    def fail() -> None:
+        try:
+            raise ValueError("inside")
+        except ValueError:
+            logging.getLogger("nolocod").exception("failed")
+
+    fail()
+    assert log.lines == ["error failed"]
+    log.set_up("debug")
+    fail()
+    assert "ValueError: inside" in log.stream.getvalue()
+
+
+def test_setting_up_again_replaces_the_former(log: Log) -> None:
+    log.set_up(source="trainer")
+    logging.getLogger("nolocod").info("hello")
+    assert log.lines == ["info trainer: hello"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (3_350_000, "3.35 MB"),
+        (2e12, "2 TB"),
+    ],
+)
+def test_amounts_read_well(size: float, text: str) -> None:
+    assert amount(size) == text
+
+
+def test_plain_keeps_what_can_be_printed() -> None:
+    assert plain("grüße, 世界 …") == "grüße, 世界 …"

@@ -1,0 +1,185 @@
+"""Metrics: events in, Prometheus text out."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from nolocod import events
+from nolocod.events import (
+    Checkpointed,
+    Evaluated,
+    Event,
+    ExchangeEnded,
+    ExchangeStarted,
+    InnerSteps,
+    OuterStep,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLost,
+    PeerSeen,
+    Started,
+    StateChanged,
+    Troubled,
+    WeightsFetched,
+    WeightsServed,
+)
+from nolocod.identity import PeerId
+from nolocod.metrics import Metrics
+
+ALICE, BOB = PeerId("12D3KooWalice000"), PeerId("12D3KooWbob00000")
+
+ONE_OF_EACH: list[Event] = [
+    Started(ALICE, "ab" * 32, "demo", ("/ip4/127.0.0.1/tcp/1",), "127.0.0.1:2"),
+    StateChanged("training"),
+    InnerSteps(10, 5120, 2.5, 1e-3, 0.5),
+    Evaluated(3, 2.25, 0.125),
+    ExchangeStarted(BOB, initiator=True),
+    ExchangeEnded(BOB, "s", True, "committed", 1000, 2000, 0.25),
+    OuterStep(4, "paired", BOB, 10, 1.5, 0.0625),
+    Checkpointed(4, 5_000_000, 0.75),
+    PeerSeen(BOB, 4, 5120, 2.5, "training"),
+    PeerConnected(BOB, "direct"),
+    PeerDisconnected(BOB),
+    PeerLost(BOB, "no heartbeat"),
+    WeightsServed(BOB, 300, 1.0, whole=True),
+    WeightsFetched(BOB, 4, 400, 2.0),
+    Troubled("NLC-202", "no byte in 30 s."),
+]
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> Metrics:
+    return Metrics(registry)
+
+
+def follow(metrics: Metrics, *facts: Event) -> None:
+    for fact in facts:
+        metrics.follow(fact)
+
+
+def test_the_list_above_has_one_of_each_event() -> None:
+    assert {type(event) for event in ONE_OF_EACH} == set(get_args(events.Event))
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("nolocod_inner_steps_total", {}, 10),
+        ("nolocod_tokens_total", {}, 5120),
+        ("nolocod_training_loss_nats", {}, 2.5),
+        ("nolocod_validation_loss_nats", {}, 2.25),
+        ("nolocod_learning_rate", {}, 1e-3),
+        ("nolocod_round", {}, 4),
+        ("nolocod_outer_steps_total", {"kind": "paired"}, 1),
+        ("nolocod_outer_steps_total", {"kind": "solo"}, 0),
+        ("nolocod_partner_spread", {}, 1.5),
+        ("nolocod_exchanges_total", {"outcome": "committed", "role": "initiator"}, 1),
+        ("nolocod_exchange_bytes_total", {"direction": "sent"}, 1000),
+        ("nolocod_exchange_bytes_total", {"direction": "received"}, 2000),
+        ("nolocod_exchange_duration_seconds_count", {}, 1),
+        ("nolocod_exchange_duration_seconds_sum", {}, 0.25),
+        ("nolocod_activity_seconds_total", {"activity": "training"}, 0.5),
+        ("nolocod_activity_seconds_total", {"activity": "evaluating"}, 0.125),
+        ("nolocod_activity_seconds_total", {"activity": "exchanging"}, 0.25),
+        ("nolocod_activity_seconds_total", {"activity": "applying"}, 0.0625),
+        ("nolocod_activity_seconds_total", {"activity": "checkpointing"}, 0.75),
+        ("nolocod_activity_seconds_total", {"activity": "serving"}, 1.0),
+        ("nolocod_activity_seconds_total", {"activity": "fetching"}, 2.0),
+        ("nolocod_checkpoints_total", {}, 1),
+        ("nolocod_checkpoint_size_bytes", {}, 5_000_000),
+        ("nolocod_weights_served_bytes_total", {}, 300),
+        ("nolocod_weights_fetched_bytes_total", {}, 400),
+        ("nolocod_errors_total", {"code": "NLC-202"}, 1),
+        ("nolocod_node_state", {"state": "training"}, 1),
+        ("nolocod_node_state", {"state": "starting"}, 0),
+        ("nolocod_build_info", {"version": "0.1.0", "run_name": "demo", "run_id": "abababababab"}, 1),
+    ],
+)
+def test_one_of_each_event_is_counted(
+    metrics: Metrics, registry: CollectorRegistry, name: str, labels: dict[str, str], value: float
+) -> None:
+    follow(metrics, *ONE_OF_EACH)
+    assert registry.get_sample_value(name, labels) == value
+
+
+def test_members_and_connections_are_counted_by_what_they_are_now(metrics: Metrics, registry: CollectorRegistry) -> None:
+    def members(state: str) -> float | None:
+        return registry.get_sample_value("nolocod_members", {"state": state})
+
+    follow(metrics, PeerSeen(ALICE, 1, 1, 2.0, "joining"), PeerSeen(BOB, 1, 1, 2.0, "training"), PeerConnected(BOB, "relayed"))
+    assert (members("joining"), members("training")) == (1, 1)
+    follow(metrics, PeerSeen(ALICE, 2, 2, 2.0, "training"))
+    assert (members("joining"), members("training")) == (0, 2)
+    assert registry.get_sample_value("nolocod_connections", {"reach": "relayed"}) == 1
+    follow(metrics, PeerConnected(BOB, "direct"))
+    assert registry.get_sample_value("nolocod_connections", {"reach": "relayed"}) == 0
+    assert registry.get_sample_value("nolocod_connections", {"reach": "direct"}) == 1
+    follow(metrics, PeerLost(BOB, "left"), PeerDisconnected(BOB), PeerLost(BOB, "left"))
+    assert members("training") == 1
+    assert registry.get_sample_value("nolocod_connections", {"reach": "direct"}) == 0
+
+
+def test_what_a_peer_chose_never_makes_a_new_label(metrics: Metrics, registry: CollectorRegistry) -> None:
+    for number in range(50):
+        follow(
+            metrics,
+            PeerSeen(PeerId(f"peer{number}"), 1, 1, 2.0, f"state{number}"),
+            ExchangeEnded(BOB, "s", False, "refused", 0, 0, 0.1, error=f"NLC-9{number}", reason="because"),
+        )
+    assert registry.get_sample_value("nolocod_members", {"state": "other"}) == 50
+    assert registry.get_sample_value("nolocod_errors_total", {"code": "other"}) == 50
+    assert b"state49" not in metrics.render()
+    assert b"peer49" not in metrics.render()
+
+
+def test_only_committed_exchanges_are_timed(metrics: Metrics, registry: CollectorRegistry) -> None:
+    follow(metrics, ExchangeEnded(BOB, "s", False, "aborted", 10, 20, 30.0, error="NLC-202"))
+    assert registry.get_sample_value("nolocod_exchange_duration_seconds_count") == 0
+    assert registry.get_sample_value("nolocod_exchange_bytes_total", {"direction": "received"}) == 20
+    assert registry.get_sample_value("nolocod_errors_total", {"code": "NLC-202"}) == 1
+
+
+def test_exactly_one_state_is_on(metrics: Metrics, registry: CollectorRegistry) -> None:
+    for state in get_args(events.NodeState):
+        follow(metrics, StateChanged(state))
+        values = {one: registry.get_sample_value("nolocod_node_state", {"state": one}) for one in get_args(events.NodeState)}
+        assert values == {one: float(one == state) for one in values}
+
+
+def test_the_page_parses_and_keeps_to_prometheus_naming_rules(metrics: Metrics) -> None:
+    follow(metrics, *ONE_OF_EACH)
+    families = list(text_string_to_metric_families(metrics.render().decode()))
+    assert len(families) > 20
+    for family in families:
+        assert re.fullmatch(r"nolocod_[a-z_]+", family.name), family.name
+        assert family.documentation.endswith("."), family.name
+        assert not family.name.endswith(("_total", "_created")), family.name
+        assert {key for sample in family.samples for key in sample.labels} <= {
+            *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "le"),
+            *("version", "run_name", "run_id"),
+        }, family.name
+
+
+def test_a_registry_of_its_own_tells_about_the_process_too() -> None:
+    page = Metrics().render().decode()
+    assert "process_resident_memory_bytes" in page
+    assert "process_start_time_seconds" in page
+    assert "python_info" in page
+    assert "_created" not in page
+
+
+def test_two_nodes_in_one_process_do_not_share_counts() -> None:
+    first, second = Metrics(), Metrics()
+    follow(first, InnerSteps(10, 5120, 2.5, 1e-3, 0.5))
+    assert b"nolocod_inner_steps_total 10.0" in first.render()
+    assert b"nolocod_inner_steps_total 0.0" in second.render()
