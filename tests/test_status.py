@@ -1,0 +1,388 @@
+"""The status report, the HTTP pages and the tables."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import math
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+from rich.console import Console
+
+from nolocod import __version__
+from nolocod.config import Address
+from nolocod.errors import PortTakenError, UsageError
+from nolocod.events import (
+    Checkpointed,
+    Evaluated,
+    Event,
+    ExchangeEnded,
+    ExchangeStarted,
+    InnerSteps,
+    OuterStep,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLost,
+    PeerSeen,
+    Started,
+    StateChanged,
+    Troubled,
+    WeightsFetched,
+    WeightsServed,
+)
+from nolocod.identity import PeerId
+from nolocod.metrics import Metrics
+from nolocod.status.server import answer, serve_http
+from nolocod.status.state import StatusReport, StatusState
+from nolocod.status.table import SwarmRow, duration, node_table, swarm_lines, swarm_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ALICE = PeerId("12D3KooWAliceAliceAliceAliceAliceAliceAliceAlice0000aaaa")
+BOB = PeerId("12D3KooWBobBobBobBobBobBobBobBobBobBobBobBobBobBo0000bbbb")
+CAROL = PeerId("12D3KooWCarolCarolCarolCarolCarolCarolCarolCarol0000cccc")
+LOCAL = Address("127.0.0.1", 0)
+
+
+class Node:
+    """A status state under a clock of the test's."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.state = StatusState(lambda: self.now)
+
+    def follow(self, *events: Event) -> None:
+        for event in events:
+            self.state.follow(event)
+
+    def report(self) -> StatusReport:
+        return self.state.snapshot(self.now)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def busy_node() -> Node:
+    """A node with something of everything."""
+    node = Node()
+    node.follow(
+        Started(ALICE, "ab" * 32, "demo", (f"/ip4/192.168.1.17/tcp/40001/p2p/{ALICE}",), "127.0.0.1:8080"),
+        StateChanged("training", "a partner"),
+        PeerSeen(BOB, 12, 400_000, 2.34, "training"),
+        PeerConnected(BOB, "relayed"),
+        PeerSeen(CAROL, 12, 400_000, 2.34, "finished"),
+    )
+    node.now += 10
+    node.follow(
+        InnerSteps(50, 51_200, 2.3456, 1e-3, 4.0),
+        ExchangeStarted(BOB, initiator=True),
+        ExchangeEnded(BOB, "s", True, "committed", 3_350_000, 3_350_000, 0.41),
+        OuterStep(12, "paired", BOB, 50, 1.2, 0.1),
+        Evaluated(12, 2.1, 0.3),
+        ExchangeEnded(CAROL, "s", False, "aborted", 3_350_000, 1_350_000, 10.41, "NLC-202", "no byte in 30 s"),
+        OuterStep(13, "solo", None, 50, None, 0.1),
+        Checkpointed(13, 5_000_000, 0.2),
+        Troubled("NLC-202", "a peer made no progress: " + "word " * 20),
+    )
+    return node
+
+
+# --- the report ------------------------------------------------------------------------------------
+
+
+def test_a_new_node_is_starting_and_knows_nothing(node: Node) -> None:
+    report = node.report()
+    assert (report.state, report.peer_id, report.round, report.loss, report.peers) == ("starting", "", 0, None, ())
+    assert (report.version, report.pid, report.utilisation, report.tokens_per_second) == (__version__, os.getpid(), 0.0, 0.0)
+
+
+def test_the_state_tells_how_long_and_for_what_it_waits(node: Node) -> None:
+    node.follow(StateChanged("discovering", "a bootstrap peer"))
+    node.now += 5
+    node.follow(StateChanged("discovering", "a donor"))
+    node.now += 5
+    report = node.report()
+    assert (report.state, report.waiting_for, report.since, report.uptime) == ("discovering", "a donor", 10.0, 10.0)
+    node.follow(StateChanged("training"))
+    assert (node.report().since, node.report().waiting_for) == (0.0, "")
+
+
+def test_training_adds_up(node: Node) -> None:
+    node.now += 10
+    node.follow(InnerSteps(10, 1000, 3.0, 1e-3, 2.0), Evaluated(1, 2.9, 0.1))
+    node.now += 10
+    node.follow(InnerSteps(10, 1000, 2.5, 9e-4, 2.0), Evaluated(2, 2.4, 0.1))
+    report = node.report()
+    assert (report.inner_steps, report.tokens, report.loss, report.learning_rate) == (20, 2000, 2.5, 9e-4)
+    assert (report.validation_loss_first, report.validation_loss) == (2.9, 2.4)
+    assert report.utilisation == 4 / 20
+
+
+def test_tokens_per_second_are_those_of_the_last_minute(node: Node) -> None:
+    node.now += 2
+    node.follow(InnerSteps(10, 1000, 3.0, 1e-3, 2.0))
+    assert node.report().tokens_per_second == 500
+    node.now += 2
+    node.follow(InnerSteps(10, 3000, 3.0, 1e-3, 2.0))
+    assert node.report().tokens_per_second == 1000
+    node.now += 61
+    assert node.report().tokens_per_second == 0
+    node.now += 2
+    node.follow(InnerSteps(10, 200, 3.0, 1e-3, 2.0))
+    assert node.report().tokens_per_second == 100
+
+
+def test_the_spread_is_put_with_its_exchange(node: Node) -> None:
+    node.follow(
+        ExchangeEnded(BOB, "1", True, "committed", 1, 2, 0.5),
+        OuterStep(1, "paired", BOB, 50, 1.5, 0.1),
+        ExchangeEnded(BOB, "2", False, "committed", 1, 2, 0.5),
+        ExchangeEnded(CAROL, "3", False, "aborted", 1, 2, 0.5, "NLC-202", "slow"),
+    )
+    aborted, second, first = node.report().exchanges
+    assert (first.spread, second.spread, aborted.spread) == (1.5, None, None)
+    assert (aborted.role, aborted.outcome, aborted.error, aborted.reason) == ("responder", "aborted", "NLC-202", "slow")
+    node.follow(OuterStep(2, "paired", BOB, 50, 2.5, 0.1))
+    assert [one.spread for one in node.report().exchanges] == [None, 2.5, 1.5]
+    assert node.report().exchanges_by_outcome == {"aborted": 1, "committed": 2}
+    assert (node.report().outer_paired, node.report().outer_solo) == (2, 0)
+
+
+def test_who_is_exchanged_with_now(node: Node) -> None:
+    node.follow(ExchangeStarted(BOB, initiator=True))
+    assert node.report().exchanging_with == BOB
+    node.follow(ExchangeEnded(BOB, "1", True, "busy", 0, 0, 0.1))
+    assert node.report().exchanging_with is None
+
+
+def test_lists_keep_the_last_twenty_newest_first(node: Node) -> None:
+    for number in range(30):
+        node.follow(ExchangeEnded(BOB, str(number), True, "busy", number, 0, 0.1), Troubled("NLC-201", str(number)))
+        node.now += 1
+    report = node.report()
+    assert [one.sent for one in report.exchanges] == list(range(29, 9, -1))
+    assert [error.message for error in report.errors] == [str(number) for number in range(29, 9, -1)]
+    assert (report.errors[0].age, report.errors[-1].age) == (1.0, 20.0)
+    assert report.exchanges_by_outcome == {"busy": 30}
+
+
+def test_peers_come_change_and_go(node: Node) -> None:
+    node.follow(PeerConnected(BOB, "inbound"))
+    node.now += 3
+    (bob,) = node.report().peers
+    assert (bob.state, bob.round, bob.reach, bob.age) == ("", None, "inbound", 3.0)
+    node.follow(PeerSeen(BOB, 7, 100, 2.0, "training"), PeerSeen(ALICE, 8, 100, 2.0, "finished"))
+    node.now += 2
+    alice, bob = node.report().peers
+    assert (alice.peer_id, alice.state, alice.reach) == (ALICE, "finished", None)
+    assert (bob.round, bob.tokens, bob.loss, bob.reach, bob.age) == (7, 100, 2.0, "inbound", 2.0)
+    node.follow(PeerDisconnected(BOB), PeerLost(BOB, "left"), PeerLost(ALICE, "left"))
+    assert node.report().peers == ()
+
+
+def test_traffic_counts_exchanges_and_weights(node: Node) -> None:
+    node.follow(
+        ExchangeEnded(BOB, "1", True, "aborted", 10, 20, 0.1),
+        WeightsServed(BOB, 100, 1.0, whole=False),
+        WeightsFetched(BOB, 9, 1000, 1.0),
+    )
+    report = node.report()
+    assert (report.sent, report.received, report.round) == (110, 1020, 9)
+
+
+def test_the_report_goes_through_json_and_has_no_nan(node: Node) -> None:
+    node.follow(*[InnerSteps(1, 1, bad, math.inf, 0.1) for bad in (math.nan,)])
+    node.follow(PeerSeen(BOB, 1, 1, math.nan, "joining"), Evaluated(1, -math.inf, 0.1))
+    raw = msgspec.json.encode(node.report())
+    assert json.loads(raw, parse_constant=pytest.fail)["loss"] is None
+    for report in (node.report(), busy_node().report()):
+        assert msgspec.json.decode(msgspec.json.encode(report), type=StatusReport) == report
+
+
+# --- the pages -------------------------------------------------------------------------------------
+
+
+def test_answers_without_a_socket(node: Node) -> None:
+    metrics = Metrics()
+    assert answer(node.state, metrics, "GET", "/healthz").status == 200
+    not_ready = answer(node.state, metrics, "GET", "/readyz")
+    assert (not_ready.status, json.loads(not_ready.body)["state"]) == (503, "starting")
+    for state in ("training", "finished"):
+        node.follow(StateChanged(state))  # type: ignore[arg-type]  # both are node states
+        assert answer(node.state, metrics, "GET", "/readyz").status == 200
+    node.follow(StateChanged("fetching", "a donor"))
+    assert json.loads(answer(node.state, metrics, "GET", "/readyz").body)["waiting_for"] == "a donor"
+    assert answer(node.state, metrics, "GET", "/").status == 404
+    assert answer(node.state, metrics, "POST", "/healthz").status == 405
+    assert answer(node.state, metrics, "GET", "/metrics").content_type.startswith("text/plain")
+
+
+def fetch(where: str, path: str, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
+    name, _, port = where.rpartition(":")
+    connection = http.client.HTTPConnection(name.strip("[]"), int(port), timeout=5)
+    connection.request(method, path, headers={"Host": host or where})
+    reply = connection.getresponse()
+    body = reply.read()
+    connection.close()
+    return reply.status, {key.lower(): value for key, value in reply.getheaders()}, body
+
+
+async def get(where: str, path: str, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
+    return await trio.to_thread.run_sync(fetch, where, path, method, host)
+
+
+async def test_the_pages_over_a_socket(nursery: trio.Nursery) -> None:
+    node = busy_node()
+    where = await nursery.start(serve_http, LOCAL, node.state, Metrics())
+    assert Address.parse(where, "").port > 0
+    status, headers, body = await get(where, "/status.json")
+    assert (status, headers["content-type"], headers["cache-control"]) == (200, "application/json", "no-store")
+    assert msgspec.json.decode(body, type=StatusReport) == node.report()
+    status, headers, body = await get(where, "/metrics")
+    assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
+    assert b"\nnolocod_round 0.0\n" in body
+    assert "hypercorn" not in json.dumps(headers)
+    assert (await get(where, "/healthz"))[0] == 200
+    assert (await get(where, "/readyz"))[0] == 200
+
+
+async def test_unknown_pages_and_methods_get_json(nursery: trio.Nursery, node: Node) -> None:
+    where = await nursery.start(serve_http, LOCAL, node.state, Metrics())
+    status, headers, body = await get(where, "/etc/passwd")
+    assert (status, headers["content-type"]) == (404, "application/json")
+    assert "no such page" in json.loads(body)["error"]
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        status, headers, body = await get(where, "/metrics", method)
+        assert (status, headers["allow"]) == (405, "GET")
+        assert method in json.loads(body)["error"]
+
+
+async def test_another_host_name_is_refused_on_loopback(nursery: trio.Nursery, node: Node) -> None:
+    where = await nursery.start(serve_http, LOCAL, node.state, Metrics())
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:80", ":80", "[::2]:80"):
+        assert (await get(where, "/status.json", host=host))[0] == 403, host
+    for host in ("localhost", "LOCALHOST:1234", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:80"):
+        assert (await get(where, "/status.json", host=host))[0] == 200, host
+
+
+async def test_another_host_name_is_fine_where_the_user_opened_the_pages(nursery: trio.Nursery, node: Node) -> None:
+    where = await nursery.start(serve_http, Address("0.0.0.0", 0), node.state, Metrics())
+    port = Address.parse(where, "").port
+    assert (await get(f"127.0.0.1:{port}", "/healthz", host="node.example:80"))[0] == 200
+
+
+async def test_a_taken_port_is_named(nursery: trio.Nursery, node: Node) -> None:
+    where = await nursery.start(serve_http, LOCAL, node.state, Metrics())
+    with pytest.raises(PortTakenError, match=where):
+        await serve_http(Address.parse(where, "--http"), node.state, Metrics())
+
+
+async def test_an_address_of_another_machine_is_named(node: Node) -> None:
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1"):
+        await serve_http(Address("192.0.2.1", 0), node.state, Metrics())
+
+
+async def test_cancelling_stops_at_once_and_frees_the_port(node: Node) -> None:
+    """With a client that sent half a request, one that sent nothing, and one that does not read."""
+    clients = []
+    async with trio.open_nursery() as nursery:
+        where = await nursery.start(serve_http, LOCAL, node.state, Metrics())
+        address = Address.parse(where, "")
+        for begun in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50):
+            client = socket.create_connection((address.host, address.port), timeout=5)
+            client.sendall(begun)
+            clients.append(client)
+        assert (await get(where, "/healthz"))[0] == 200
+        began = time.perf_counter()
+        nursery.cancel_scope.cancel()
+    assert time.perf_counter() - began < 1
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.host, address.port), timeout=5)
+    for client in clients:
+        client.close()
+
+
+async def test_the_listener_is_not_passed_to_child_processes(nursery: trio.Nursery, node: Node) -> None:
+    where = await nursery.start(serve_http, LOCAL, node.state, Metrics())
+    (listener,) = [descriptor for descriptor in open_sockets() if bound_to(descriptor) == where]
+    assert not os.get_inheritable(listener)
+
+
+def open_sockets() -> list[int]:
+    links = {int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    return [descriptor for descriptor, target in links.items() if target.startswith("socket:")]
+
+
+def bound_to(descriptor: int) -> str:
+    with socket.socket(fileno=os.dup(descriptor)) as other:
+        return ":".join(map(str, other.getsockname()[:2]))
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+def rendered(what: RenderableType, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(what)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_node_table_fits_and_is_plain_text_without_a_terminal(width: int) -> None:
+    lines = rendered(node_table(busy_node().report()), width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in text
+    assert "…" not in text, "nothing is cut off"
+    for fact in ("demo (abababababab)", ALICE, "training, waiting for a partner (10 s)", "round 13, 50 inner steps"):
+        assert fact in text
+    exchange = next(line for line in lines if line.startswith("0000bbbb initiator"))
+    assert exchange.split() == ["0000bbbb", "initiator", "committed", "3.35", "MB", "3.35", "MB", "0.41", "s", "1.2", "0", "s"]
+    assert next(line for line in lines if line.startswith("0000cccc finished")).split()[-2:] == ["10", "s"]
+
+
+def test_a_new_node_has_a_table_too(node: Node) -> None:
+    assert any("starting" in line for line in rendered(node_table(node.report()), 80))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_swarm_table_is_one_line_per_node(width: int) -> None:
+    rows = [SwarmRow("node-0", busy_node().report()), SwarmRow("node-1", None)]
+    header, first, second = rendered(swarm_table(rows), width)
+    assert header.split()[:4] == ["node", "state", "round", "steps"]
+    assert first.split() == ["node-0", "training", "13", "50", "12.8k", "2.3456", "2.1000", "1", "1", "0000bbbb", "2"]
+    assert second.split() == ["node-1", "no", "answer", *"-" * 9]
+
+
+def test_swarm_lines_can_be_read_alone() -> None:
+    assert swarm_lines([SwarmRow("node-0", busy_node().report()), SwarmRow("node-1", None)]) == [
+        "node-0: training, round 13, 50 steps, 12.8k tokens/s, loss 2.3456, validation 2.1000, "
+        "outer 1 paired 1 solo, partner 0000bbbb, 2 peers",
+        "node-1: no answer",
+    ]
+
+
+def test_what_a_peer_wrote_is_shown_as_text(node: Node) -> None:
+    node.follow(PeerSeen(BOB, 1, 1, 2.0, "[red]x[/red]\x1b[31m\n"), Troubled("NLC-203", "[link=http://evil]\x1b]0;title\x07"))
+    text = "\n".join(rendered(node_table(node.report()), 120))
+    assert "[red]x[/red]" in text
+    assert "[link=http://evil]" in text
+    assert all(char.isprintable() or char == "\n" for char in text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (5999, "100 min"), (7200, "2.0 h"), (864_000, "10.0 d")]
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
