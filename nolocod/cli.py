@@ -30,7 +30,11 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits with 0, or with the status of the error."""
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            sys.exit(UsageError.entry.exit_status)
         command: Callable[[argparse.Namespace], None] = options.command
         command(options)
     except NolocodError as error:
@@ -71,7 +75,8 @@ def _find(group: BaseExceptionGroup[BaseException]) -> NolocodError | None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nolocod", description="Train a model with peers that you never meet.")
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
@@ -187,12 +192,12 @@ def _join(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
+    config = _node_config(options)  # before the imports below, which take a second
     import trio
 
     from nolocod import logs
     from nolocod.daemon import run_node
 
-    config = _node_config(options)
     logs.set_up(options.log_level)
     follower = logs.LogFollower()
 

@@ -1,0 +1,130 @@
+"""The command line: every mistake ends in one error with a code, a cause and a remedy, and a status."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod import cli
+from nolocod.errors import NolocodError, TrainerError, UnstableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+RUN = 'name = "one"\n[model]\nmodel_type = "llama"\n'
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of one command."""
+    status: int = 0
+    try:
+        cli.main(arguments)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["frobnicate"], "NLC-100", "frobnicate"),
+        (["join"], "NLC-100", "needs --bootstrap"),
+        (["start"], "NLC-100", "belongs to no run"),
+        (["start", "--listen", "nowhere"], "NLC-100", "belongs to no run"),
+        (["join", "--bootstrap", "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx", "--listen", "nowhere"], "NLC-100", "--listen 'nowhere'"),
+        (["join", "--bootstrap", "x", "--threads", "-1"], "NLC-100", "--threads cannot be -1"),
+        (["join", "--bootstrap", "x", "--http", "127.0.0.1:99999"], "NLC-100", "--http"),
+        (["status"], "NLC-130", "no running daemon"),
+        (["eval"], "NLC-131", "belongs to no run"),
+        (["export", "out"], "NLC-131", "belongs to no run"),
+        (["generate"], "NLC-131", "belongs to no run"),
+        (["generate", "--tokens", "0"], "NLC-100", "--tokens"),
+        (["create", "missing.toml"], "NLC-101", "missing.toml"),
+        (["testnet", "--nodes", "0"], "NLC-100", "--nodes 0"),
+        (["testnet", "--outer-steps", "0"], "NLC-100", "--outer-steps 0"),
+        (["testnet", "--model", "enormous"], "NLC-101", "enormous"),
+    ],
+)
+def test_a_mistake_has_a_code_a_cause_and_a_remedy(
+    arguments: Sequence[str],
+    code: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOLOCOD_HOME", str(tmp_path / "home"))
+    status, out, err = run(capsys, *arguments)
+    assert status in (1, 2)
+    assert not out
+    first, cause, remedy = err.splitlines()
+    assert first.startswith(f"error {code}: ")
+    assert says in cause
+    assert remedy.startswith("  what to do: ")
+    assert len(remedy) > len("  what to do: ")
+
+
+def test_create_prints_the_run_id_and_id_the_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    home = str(tmp_path / "home")
+    status, out, _ = run(capsys, "create", str(tmp_path / "run.toml"), "--data-dir", home)
+    assert status == 0
+    owner = next(line for line in out.splitlines() if "signed by" in line).split()[-1]
+    assert any(line.startswith("run id ") and len(line.split()[-1]) == 64 for line in out.splitlines())
+    status, out, _ = run(capsys, "id", "--data-dir", home)
+    assert (status, out.strip()) == (0, owner)
+
+
+def test_an_unstable_run_is_refused_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(RUN + "[outer]\nalpha = 0.9\ngamma = 0.7\n")
+    status, _, err = run(capsys, "create", str(tmp_path / "run.toml"), "--data-dir", str(tmp_path / "home"))
+    assert status == 2
+    assert UnstableError.entry.code in err
+    assert "2(1 - alpha^2) = 0.38" in err
+
+
+def test_keep_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").write_text("x")
+    status, _, err = run(capsys, "testnet", "--keep", str(tmp_path))
+    assert status == 2
+    assert "is not empty" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys)
+    assert status == 2
+    assert "testnet" in out
+    assert "join" in out
+
+
+def test_our_error_is_found_in_groups_and_foreign_ones_are_not_hidden() -> None:
+    ours = TrainerError("it died.")
+    group = BaseExceptionGroup("tasks", [BaseExceptionGroup("more", [ours, KeyboardInterrupt()])])
+    assert cli._find(group) is ours
+    assert cli._find(BaseExceptionGroup("tasks", [ours, RuntimeError("a bug")])) is None
+    assert isinstance(cli._find(BaseExceptionGroup("tasks", [ours])), NolocodError)
+
+
+def test_a_report_is_json_with_the_promised_keys() -> None:
+    from nolocod.testnet import NodeSummary, Summary
+
+    node = NodeSummary("peer", 1, 2, 3, 4, 5.0, 4.0, 6, 7)
+    report = json.loads(Summary([node], 1.0, 2.0, 0.1, 9.0).to_json())
+    assert set(report["nodes"][0]) == {
+        "peer_id",
+        "inner_steps",
+        "outer_paired",
+        "outer_solo",
+        "tokens",
+        "val_loss_first",
+        "val_loss_last",
+        "bytes_sent",
+        "bytes_received",
+    }
+    assert set(report) >= {"nodes", "averaged_val_loss", "alone_val_loss", "weight_std", "seconds"}
