@@ -96,11 +96,11 @@ class Gossip:
             await trio.sleep(self._timing.heartbeat * self._rng.uniform(0.8, 1.2))
 
     def _targets(self) -> list[PeerId]:
-        now = trio.current_time()
-        peers = [member.peer_id for member in self._table.live(now)]
-        connected = [peer for peer in peers if peer in self._host.peers()]
-        pool = connected if len(connected) >= _ENOUGH else peers
-        return self._rng.sample(pool, min(self._timing.fanout, len(pool)))
+        now, reach = trio.current_time(), self._host.peers()
+        connected = [member.peer_id for member in self._table.live(now) if member.peer_id in reach]
+        if len(connected) >= _ENOUGH:
+            return self._rng.sample(connected, min(self._timing.fanout, len(connected)))
+        return self._table.sample(self._rng, self._timing.fanout, now)
 
     def _start(self, peer: PeerId, addresses: Sequence[str]) -> None:
         if self._nursery is not None and peer not in self._under_way and len(self._under_way) < _AT_ONCE:

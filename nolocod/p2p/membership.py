@@ -11,6 +11,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from nolocod.errors import ProtocolError
 from nolocod.events import PeerLost, PeerSeen
 from nolocod.identity import PeerId
@@ -104,8 +106,8 @@ class Membership:
         try:
             envelope.ParseFromString(raw)
             body.ParseFromString(envelope.body)
-        except ValueError:  # protobuf's DecodeError; open_envelope says it better
-            return False
+        except DecodeError:
+            return False  # open_envelope says it better
         peer = PeerId(body.sender)
         entry = self._entries.get(peer)
         last = entry.count if entry else self._counts.get(peer, -1)
@@ -189,7 +191,7 @@ class Membership:
         return entry.addresses if entry else ()
 
     def sample(self, rng: random.Random, count: int, now: float) -> list[PeerId]:
-        """Up to `count` live members, uniformly at random, suspected ones among them: gossip finds out."""
+        """Up to `count` live members, uniformly at random; suspected ones too, or they would never be cleared."""
         peers = [member.peer_id for member in self.live(now)]
         return rng.sample(peers, min(count, len(peers)))
 

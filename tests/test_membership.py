@@ -1,0 +1,257 @@
+"""The table of members: only a fresh, signed heartbeat of our run makes one, and silence ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureError
+from nolocod.events import PeerLost, PeerSeen
+from nolocod.identity import Identity
+from nolocod.p2p.gossip import Voice
+from nolocod.p2p.membership import MAX_HEARTBEAT, Membership
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import seal
+from nolocod.terms import Standing
+
+RUN = "ab" * 32
+WALL = 1_700_000_000.0
+ME = Identity.generate()
+HERE = "/ip4/192.0.2.1/tcp/4001"
+
+
+class Node:
+    """One peer that speaks; time is what the test says."""
+
+    def __init__(self, run_id: str = RUN) -> None:
+        self.identity = Identity.generate()
+        self.standing = Standing(1, 100, 3.5)
+        self.state = "training"
+        self.wall = WALL
+        self.addresses: tuple[str, ...] = (HERE,)
+        self.voice = Voice(
+            self.identity, run_id, lambda: (self.standing, self.state), lambda: self.addresses, lambda: self.wall
+        )
+
+    def beat(self, *, leaving: bool = False) -> bytes:
+        return self.voice.heartbeat(leaving=leaving)
+
+
+def table(capacity: int = 4096) -> Membership:
+    return Membership(ME.peer_id, RUN, capacity=capacity)
+
+
+def sealed(node: Node, **changes: object) -> bytes:
+    heartbeat = pb.Heartbeat(count=1, standing=pb.Standing(round=1), state="training", time_ms=int(WALL * 1000))
+    for name, value in changes.items():
+        if name == "addresses":
+            heartbeat.addresses.extend(value)  # type: ignore[arg-type]  # a list of texts
+        elif name == "round":
+            heartbeat.standing.round = value  # type: ignore[assignment]  # an int
+        else:
+            setattr(heartbeat, name, value)
+    return seal(pb.Body(run_id=RUN, heartbeat=heartbeat), node.identity)
+
+
+def test_a_heartbeat_makes_a_member() -> None:
+    members, node = table(), Node()
+    change = members.heard(node.beat(), 5.0, WALL)
+    assert change == PeerSeen(node.identity.peer_id, 1, 100, 3.5, "training")
+    (member,) = members.live(7.0, {node.identity.peer_id: "direct"})
+    assert (member.peer_id, member.standing, member.state) == (node.identity.peer_id, node.standing, "training")
+    assert (member.addresses, member.age, member.reach) == ((HERE,), 2.0, "direct")
+
+
+def test_an_echo_changes_nothing_and_keeps_nobody_alive() -> None:
+    members, node = table(), Node()
+    raw = node.beat()
+    members.heard(raw, 0.0, WALL)
+    assert members.heard(raw, 19.0, WALL) is None
+    assert members.live(21.0) == []
+    assert members.expire(21.0) == [PeerLost(node.identity.peer_id, "silent for 20 s")]
+    assert members.heard(raw, 22.0, WALL) is None, "the dead do not come back by an echo"
+    assert members.live(22.0) == []
+    assert members.heard(node.beat(), 23.0, WALL) is not None, "but by a new heartbeat of their own"
+
+
+def test_a_new_heartbeat_with_the_same_content_is_no_news_but_keeps_alive() -> None:
+    members, node = table(), Node()
+    members.heard(node.beat(), 0.0, WALL)
+    assert members.heard(node.beat(), 15.0, WALL) is None
+    assert len(members.live(30.0)) == 1
+    node.standing = Standing(2, 200, 3.0)
+    assert isinstance(members.heard(node.beat(), 16.0, WALL), PeerSeen)
+
+
+def test_counts_grow_over_restarts_and_under_a_stopped_clock() -> None:
+    members, node = table(), Node()
+    members.heard(node.beat(), 0.0, WALL)
+    for second in range(1, 4):  # three beats within one millisecond
+        members.heard(node.beat(), float(second), WALL)
+        assert members.live(float(second))[0].age == 0.0
+    again = Voice(node.identity, RUN, lambda: (Standing(9, 9, 9.0), "training"), list, lambda: WALL + 1)
+    assert isinstance(members.heard(again.heartbeat(), 10.0, WALL), PeerSeen)
+
+
+def test_leaving_ends_it_at_once() -> None:
+    members, node = table(), Node()
+    before = node.beat()
+    members.heard(before, 0.0, WALL)
+    late = node.beat()
+    assert members.heard(node.beat(leaving=True), 1.0, WALL) == PeerLost(node.identity.peer_id, "it left")
+    assert members.live(1.0) == []
+    assert members.heard(late, 2.0, WALL) is None, "an older heartbeat that arrives late does not undo it"
+    assert members.heard(Node().beat(leaving=True), 2.0, WALL) is None, "a stranger's leave is no news"
+
+
+def test_our_own_heartbeat_is_no_member() -> None:
+    members = table()
+    voice = Voice(ME, RUN, lambda: (Standing(1, 1, 1.0), "training"), list, lambda: WALL)
+    assert members.heard(voice.heartbeat(), 0.0, WALL) is None
+    assert members.live(0.0) == []
+
+
+def test_of_another_run_or_altered_or_unsigned_it_is_refused() -> None:
+    members, node = table(), Node()
+    with pytest.raises(OtherRunError):
+        members.heard(Node(run_id="cd" * 32).beat(), 0.0, WALL)
+    envelope = pb.Envelope.FromString(node.beat())
+    body = pb.Body.FromString(envelope.body)
+    body.heartbeat.standing.round = 99
+    envelope.body = body.SerializeToString()
+    with pytest.raises(SignatureError):
+        members.heard(envelope.SerializeToString(), 0.0, WALL)
+    with pytest.raises(ProtocolError):
+        members.heard(seal(pb.Body(run_id=RUN, gossip=pb.Gossip()), node.identity), 0.0, WALL)
+    assert members.live(0.0) == []
+
+
+def test_somebody_cannot_speak_for_another() -> None:
+    members, victim, thief = table(), Node(), Node()
+    envelope = pb.Envelope.FromString(thief.beat())
+    body = pb.Body.FromString(envelope.body)
+    body.sender = victim.identity.peer_id
+    envelope.body = body.SerializeToString()
+    with pytest.raises(SignatureError):
+        members.heard(envelope.SerializeToString(), 0.0, WALL)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "dancing"},
+        {"state": ""},
+        {"version": "9" * 33},
+        {"addresses": [HERE] * 9},
+        {"count": 1 << 60},
+        {"time_ms": 1 << 60},
+        {"round": 1 << 60},
+        {"version": "9" * MAX_HEARTBEAT},
+    ],
+)
+def test_what_no_honest_node_sends_is_refused(changes: dict[str, object]) -> None:
+    members = table()
+    with pytest.raises(ProtocolError):
+        members.heard(sealed(Node(), **changes), 0.0, WALL)
+    assert members.live(0.0) == []
+
+
+def test_addresses_that_cannot_be_dialled_are_left_out() -> None:
+    members, node = table(), Node()
+    members.heard(sealed(node, addresses=["/ip4/0.0.0.0/tcp/5", HERE, "x" * 500, "/ip4/1.2.3.4/tcp/0"]), 0.0, WALL)
+    assert members.addresses(node.identity.peer_id) == (HERE,)
+
+
+def test_a_loss_that_is_no_number_is_passed_on() -> None:
+    members, node = table(), Node()
+    node.standing = Standing(0, 0, math.nan)
+    members.heard(node.beat(), 0.0, WALL)
+    assert math.isnan(members.live(0.0)[0].standing.loss)
+
+
+@given(raw=st.binary(max_size=200))
+def test_no_bytes_do_more_than_raise_an_error_of_ours(raw: bytes) -> None:
+    members = table()
+    with contextlib.suppress(RemoteError):
+        members.heard(raw, 0.0, WALL)
+    assert members.live(0.0) == []
+
+
+@given(position=st.integers(0, 10_000), flip=st.integers(1, 255))
+def test_a_heartbeat_altered_anywhere_makes_no_other_member(position: int, flip: int) -> None:
+    members, node = table(), Node()
+    raw = bytearray(node.beat())
+    raw[position % len(raw)] ^= flip
+    with contextlib.suppress(RemoteError):
+        members.heard(bytes(raw), 0.0, WALL)
+    for member in members.live(0.0):  # the envelope's minor version is not signed: it may differ
+        assert (member.peer_id, member.standing) == (node.identity.peer_id, node.standing)
+
+
+def test_the_table_is_bounded_and_keeps_the_fresh() -> None:
+    members = table(capacity=4)
+    nodes = [Node() for _ in range(5)]
+    for second, node in enumerate(nodes[:4]):
+        members.heard(node.beat(), float(second), WALL)
+    assert members.heard(nodes[4].beat(), 5.0, WALL) is None, "four fresh ones do not give way"
+    members.heard(nodes[1].beat(), 11.0, WALL)
+    assert isinstance(members.heard(nodes[4].beat(), 11.0, WALL), PeerSeen)
+    live = {member.peer_id for member in members.live(11.0)}
+    assert live == {node.identity.peer_id for node in nodes[1:]}
+
+
+def test_suspicion_needs_time_and_a_sign_of_life_to_pass() -> None:
+    members, node = table(), Node()
+    peer = node.identity.peer_id
+    members.heard(node.beat(), 0.0, WALL)
+    members.suspect(peer, 0.0, 10.0)
+    assert members.suspected(1.0) == {peer}
+    assert members.suspected(11.0) == {peer}, "not heard since"
+    members.heard(node.beat(), 12.0, WALL)
+    assert members.suspected(12.0) == set()
+    members.suspect(peer, 12.0, 10.0)
+    members.heard(node.beat(), 13.0, WALL)
+    assert members.suspected(31.0) == {peer}, "the second failure in a row counts double"
+    assert members.suspected(32.0) == set()
+    members.suspect(peer, 32.0, 10.0)
+    members.trust(peer)
+    assert members.suspected(33.0) == set()
+    assert [member.peer_id for member in members.live(13.0)] == [peer], "suspected is not dead"
+
+
+def test_a_view_is_the_freshest_and_some_of_the_rest() -> None:
+    members = table()
+    raws = []
+    for second in range(20):
+        raws.append(Node().beat())
+        members.heard(raws[-1], float(second), WALL)
+    view = members.encode_view(random.Random(0), 8)
+    assert len(set(view)) == 8
+    assert set(raws[-4:]) <= set(view)
+    assert members.encode_view(random.Random(0), 20) == raws[::-1]
+    views = {tuple(members.encode_view(random.Random(seed), 8)) for seed in range(10)}
+    assert len(views) > 1, "the rest is drawn, so that everybody gets known"
+
+
+def test_a_sample_is_of_live_members() -> None:
+    members, nodes = table(), [Node() for _ in range(6)]
+    for number, node in enumerate(nodes):
+        members.heard(node.beat(), 0.0 if number else -30.0, WALL)
+    drawn = members.sample(random.Random(0), 3, 0.0)
+    assert len(set(drawn)) == 3
+    assert nodes[0].identity.peer_id not in members.sample(random.Random(0), 6, 0.0)
+
+
+def test_the_clock_offset_is_the_median() -> None:
+    members = table()
+    assert members.clock_offset() == 0.0
+    for offset in (0.0, 700.0, 701.0):
+        node = Node()
+        node.wall = WALL + offset
+        members.heard(node.beat(), 0.0, WALL)
+    assert members.clock_offset() == pytest.approx(700.0, abs=0.01)
