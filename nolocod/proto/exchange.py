@@ -54,37 +54,22 @@ class State(enum.Enum):
 
 _S = State
 
+
+def _moving(state: State, more: dict[str, State]) -> dict[str, State]:
+    """A state in which bytes move: either side may be at work, resume after a broken stream, or abort."""
+    stays = dict.fromkeys(("<working", "<resume", ">resume"), state)
+    return {**stays, "<abort": State.ABORTED, ">abort": State.ABORTED, **more}
+
+
 OFFERER: dict[State, dict[str, State]] = {
     _S.NEW: {">offer": _S.OFFERED},
     _S.OFFERED: {"<accept": _S.ACCEPTED, "<busy": _S.CLOSED, "<refuse": _S.CLOSED, ">abort": _S.ABORTED},
-    _S.ACCEPTED: {
-        "<describe": _S.RECEIVING,
-        "<working": _S.ACCEPTED,
-        "<resume": _S.ACCEPTED,
-        "<abort": _S.ABORTED,
-        ">resume": _S.ACCEPTED,
-        ">abort": _S.ABORTED,
-    },
-    _S.RECEIVING: {
-        "<chunk": _S.RECEIVING,
-        "<last chunk": _S.RECEIVED,
-        "<working": _S.RECEIVING,
-        "<resume": _S.RECEIVING,
-        "<abort": _S.ABORTED,
-        ">resume": _S.RECEIVING,
-        ">abort": _S.ABORTED,
-    },
-    _S.RECEIVED: {
-        "<confirm": _S.CONFIRMED,
-        "<working": _S.RECEIVED,
-        "<resume": _S.RECEIVED,
-        "<abort": _S.ABORTED,
-        ">resume": _S.RECEIVED,
-        ">abort": _S.ABORTED,
-    },
+    _S.ACCEPTED: _moving(_S.ACCEPTED, {"<describe": _S.RECEIVING}),
+    _S.RECEIVING: _moving(_S.RECEIVING, {"<chunk": _S.RECEIVING, "<last chunk": _S.RECEIVED}),
+    _S.RECEIVED: _moving(_S.RECEIVED, {"<confirm": _S.CONFIRMED}),
     _S.CONFIRMED: {"<working": _S.CONFIRMED, ">decide": _S.DECIDED, ">abort": _S.ABORTED},
     _S.DECIDED: {"<acknowledge": _S.COMMITTED, "<working": _S.DECIDED, ">commit": _S.DECIDED},
-    _S.COMMITTED: {">commit": _S.COMMITTED},
+    _S.COMMITTED: {">commit": _S.COMMITTED},  # again, to a partner that lost it
     _S.ABORTED: {},
     _S.CLOSED: {},
 }
@@ -92,31 +77,9 @@ OFFERER: dict[State, dict[str, State]] = {
 ANSWERER: dict[State, dict[str, State]] = {
     _S.NEW: {"<offer": _S.OFFERED},
     _S.OFFERED: {">accept": _S.ACCEPTED, ">busy": _S.CLOSED, ">refuse": _S.CLOSED},
-    _S.ACCEPTED: {
-        "<describe": _S.RECEIVING,
-        "<working": _S.ACCEPTED,
-        "<resume": _S.ACCEPTED,
-        "<abort": _S.ABORTED,
-        ">resume": _S.ACCEPTED,
-        ">abort": _S.ABORTED,
-    },
-    _S.RECEIVING: {
-        "<chunk": _S.RECEIVING,
-        "<last chunk": _S.RECEIVED,
-        "<working": _S.RECEIVING,
-        "<resume": _S.RECEIVING,
-        "<abort": _S.ABORTED,
-        ">resume": _S.RECEIVING,
-        ">abort": _S.ABORTED,
-    },
-    _S.RECEIVED: {
-        "<working": _S.RECEIVED,
-        "<resume": _S.RECEIVED,
-        "<abort": _S.ABORTED,
-        ">resume": _S.RECEIVED,
-        ">confirm": _S.IN_DOUBT,
-        ">abort": _S.ABORTED,
-    },
+    _S.ACCEPTED: _moving(_S.ACCEPTED, {"<describe": _S.RECEIVING}),
+    _S.RECEIVING: _moving(_S.RECEIVING, {"<chunk": _S.RECEIVING, "<last chunk": _S.RECEIVED}),
+    _S.RECEIVED: _moving(_S.RECEIVED, {">confirm": _S.IN_DOUBT}),
     _S.IN_DOUBT: {
         "<commit": _S.COMMITTED,
         "<abort": _S.ABORTED,
@@ -234,8 +197,8 @@ class Exchange:
         self._describe_due = False
         return self._seal(describe=describe_to_wire(description))
 
-    def chunk_sent(self, length: int) -> None:
-        """Our `next_chunk` went out."""
+    def sending(self, length: int) -> None:
+        """Our `next_chunk` goes out. Told before the write: a write that fails may have arrived."""
         self._own.done += 1
         self.sent += length
 
@@ -322,6 +285,14 @@ class Exchange:
         self.state = step
         return name
 
+    def check_terms(self, offer: pb.Offer) -> None:
+        """ProtocolError if the offer is not about a tensor of this run."""
+        if (offer.codec, offer.size) != (self._setting.codec, self._setting.size):
+            raise ProtocolError(
+                f"an offer of {offer.size} bytes in {readable(offer.codec, 16)!r} is not of this run, "
+                f"which has {self._setting.size} in {self._setting.codec!r}."
+            )
+
     def expect(self, head: ChunkHead) -> tuple[int, int]:
         """Where in the inbox the chunk belongs, (start, length); ProtocolError unless it is the next one."""
         self._following("<chunk")
@@ -361,11 +332,6 @@ class Exchange:
     def _take_offer(self, offer: pb.Offer) -> None:
         if len(self.session) != SESSION_SIZE:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
-        if (offer.codec, offer.size) != (self._setting.codec, self._setting.size):
-            raise ProtocolError(
-                f"an offer of {offer.size} bytes in {readable(offer.codec, 16)!r} is not of this run, "
-                f"which has {self._setting.size} in {self._setting.codec!r}."
-            )
         self._other.standing = offer.standing
 
     def _take_describe(self, wire: pb.Describe) -> None:

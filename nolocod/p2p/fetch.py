@@ -1,0 +1,250 @@
+"""Weights for newcomers, the newcomer's side: ask for chunks, check each, go on where it broke off.
+
+The rule: the newcomer drives. What it has verified of a snapshot stays verified; a broken stream costs
+a redial, a donor that fails costs a look at the next one. The file appears under its name only when it
+is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import (
+    DiskFullError,
+    NoDonorError,
+    PeerBusyError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    ProtocolError,
+    RefusedError,
+    RemoteError,
+)
+from nolocod.events import Emit, Event, WeightsFetched
+from nolocod.identity import short
+from nolocod.p2p.disk import disk_errors
+from nolocod.p2p.streams import SNAPSHOT
+from nolocod.p2p.wire import Channel, Context, deadline
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.content import check_chunk, describe_from_wire
+from nolocod.proto.envelope import Dialogue, readable, standing_from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from nolocod.identity import PeerId
+    from nolocod.p2p.streams import Dial
+    from nolocod.proto.framing import ChunkHead
+    from nolocod.terms import Description, Standing
+
+_FIRST_PAUSE = 0.25
+"""Seconds before the first redial; each pause is twice the one before."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A whole, verified snapshot at `path`, as `donor` described it."""
+
+    path: Path
+    standing: Standing
+    donor: PeerId
+    size: int
+    seconds: float
+
+
+class _GoneError(RefusedError):
+    """The donor no longer keeps the snapshot that we have a part of."""
+
+
+def _untold(event: Event) -> None:
+    """For callers that report what is `Fetched` themselves."""
+
+
+async def fetch_snapshot(
+    context: Context,
+    dial: Dial,
+    donors: Sequence[PeerId] | Callable[[], Sequence[PeerId]],
+    into: Path,
+    emit: Emit = _untold,
+) -> Fetched:
+    """Fetch the snapshot of the first donor that gives one whole, best first, into the file `into`.
+
+    A callable is asked for the present donors before each choice. Raises NoDonorError with every
+    donor's reason, DiskFullError or DataDirError.
+    """
+    failed: dict[PeerId, str] = {}
+    busy_until: dict[PeerId, float] = {}
+    give_up = trio.current_time() + context.limits.busy_seconds
+    while True:
+        known = donors() if callable(donors) else donors
+        candidates = [donor for donor in known if donor not in failed]
+        if not candidates:
+            reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in failed.items())
+            raise NoDonorError(f"of {len(failed)} peers with weights none gave them ({reasons or 'none is known'}).")
+        donor = min(candidates, key=lambda donor: busy_until.get(donor, 0.0))  # the first of equals: the best
+        await trio.sleep_until(min(busy_until.get(donor, 0.0), give_up))
+        try:
+            return await _Download(context, dial, donor, into, emit).run()
+        except PeerBusyError as error:
+            if trio.current_time() >= give_up:
+                failed[donor] = error.cause
+            busy_until[donor] = trio.current_time() + max(error.retry_after, _FIRST_PAUSE)
+        except RemoteError as error:
+            failed[donor] = error.cause
+
+
+class _Download:
+    """One donor's snapshot, over as many streams as it takes."""
+
+    def __init__(self, context: Context, dial: Dial, donor: PeerId, into: Path, emit: Emit) -> None:
+        self._context = context
+        self._limits = context.limits
+        self._dial = dial
+        self._donor = donor
+        self._into = into
+        self._emit = emit
+        self._partial = into.with_name(into.name + ".partial")
+        self._offer: pb.SnapshotOffer | None = None
+        self._description: Description | None = None
+        self._next = 0
+
+    async def run(self) -> Fetched:
+        started = trio.current_time()
+        with disk_errors(self._partial):
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            description = await self._download(file)
+            await trio.to_thread.run_sync(self._finish, file)
+        except BaseException:
+            self._partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+        if self._offer is None:
+            raise AssertionError("a download without an offer")
+        standing = standing_from_wire(self._offer.standing)
+        seconds = trio.current_time() - started
+        self._emit(WeightsFetched(self._donor, standing.round, description.size, seconds))
+        return Fetched(self._into, standing, self._donor, description.size, seconds)
+
+    async def _download(self, file: int) -> Description:
+        tries, pause = 0, _FIRST_PAUSE
+        while True:
+            before = self._next
+            try:
+                return await self._one_stream(file)
+            except (PeerUnavailableError, PeerTooSlowError, _GoneError) as error:
+                if self._next > before:
+                    tries, pause = 0, _FIRST_PAUSE
+                tries += 1
+                if isinstance(error, _GoneError):
+                    self._offer, self._description, self._next = None, None, 0
+                if tries > self._limits.resumes:
+                    raise
+                await trio.sleep(pause)
+                pause *= 2
+            except PeerBusyError as error:
+                if self._description is None:
+                    raise
+                # our slot went to another newcomer while our stream was broken: the part is worth the wait
+                tries += 1
+                if tries > self._limits.resumes:
+                    raise
+                await trio.sleep(error.retry_after)
+
+    async def _one_stream(self, file: int) -> Description:
+        with deadline(self._limits.dial_seconds, "the dial"):
+            channel = Channel(await self._dial(self._donor, SNAPSHOT), self._limits)
+        try:
+            session = self._context.rng.randbytes(16)
+            dialogue = Dialogue(self._context.identity, self._context.run_id, self._donor, session)
+            if self._description is None:
+                self._description = await self._ask(channel, dialogue)
+            description = self._description
+            buffer = bytearray(min(description.chunk_size, description.size))
+            while self._next < len(description.hashes):
+                await self._batch(channel, dialogue, description, (file, buffer))
+            await channel.close()
+        except BaseException:
+            await channel.reset()
+            raise
+        return description
+
+    async def _ask(self, channel: Channel, dialogue: Dialogue) -> Description:
+        await channel.send_envelope(dialogue.seal(pb.Body(snapshot_request=pb.SnapshotRequest())))
+        with deadline(self._limits.offer_seconds, "a snapshot"):
+            while (body := dialogue.open(await channel.receive_envelope())).HasField("working"):
+                pass
+        if not body.HasField("snapshot_offer"):
+            raise _no(body, RefusedError)
+        self._offer = body.snapshot_offer
+        description = describe_from_wire(self._offer.content, self._limits)
+        if self._offer.id != description.root:
+            raise ProtocolError("a snapshot is not named by its content.")
+        with disk_errors(self._partial):
+            free = shutil.disk_usage(self._partial.parent).free
+        if description.size > free:
+            raise DiskFullError(f"{self._partial.parent} has {free} bytes free, the weights need {description.size}.")
+        return description
+
+    async def _batch(
+        self, channel: Channel, dialogue: Dialogue, description: Description, place: tuple[int, bytearray]
+    ) -> None:
+        """Ask for the next chunks, and check and store each as it comes."""
+        count = min(self._limits.chunks_per_request, len(description.hashes) - self._next)
+        request = pb.ChunkRequest(id=description.root, first=self._next, count=count)
+        await channel.send_envelope(dialogue.seal(pb.Body(chunk_request=request)))
+        file, buffer = place
+        for _ in range(count):
+            with deadline(self._limits.chunk_seconds, "a chunk"):
+                frame = await channel.receive()
+                if isinstance(frame, bytes):
+                    raise _no(dialogue.open(frame), _GoneError)
+                start, length = self._expect(frame, description)
+                with memoryview(buffer)[:length] as content:
+                    await channel.read_into(content)
+                    await trio.to_thread.run_sync(self._store, file, start, content)
+            self._next += 1
+
+    def _expect(self, head: ChunkHead, description: Description) -> tuple[int, int]:
+        start, length = description.span(self._next)
+        if (head.index, head.length) != (self._next, length):
+            raise ProtocolError(f"chunk {head.index} of {head.length} bytes came where {self._next} of {length} was due.")
+        return start, length
+
+    def _store(self, file: int, start: int, content: memoryview) -> None:
+        if self._description is None:
+            raise AssertionError("a chunk without a description")
+        check_chunk(self._description, self._next, content)
+        with disk_errors(self._partial):
+            while len(content):
+                count = os.pwrite(file, content, start)
+                content, start = content[count:], start + count
+
+    def _finish(self, file: int) -> None:
+        """On the disk first, under its name second."""
+        with disk_errors(self._into):
+            os.fsync(file)
+            self._partial.rename(self._into)
+            folder = os.open(self._into.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def _no(body: pb.Body, refused: type[RefusedError]) -> RemoteError:
+    """A donor's answer that is not what was asked for, as an error."""
+    match body.WhichOneof("content"):
+        case "busy":
+            return PeerBusyError(readable(body.busy.reason), retry_after=body.busy.retry_after_ms / 1000)
+        case "refuse":
+            return refused(readable(body.refuse.reason))
+        case name:
+            return ProtocolError(f"a donor answered with {name or 'an unknown message'}.")

@@ -1,0 +1,114 @@
+"""The receipts of this node's exchanges, on disk.
+
+The rule: one JSON line per receipt, appended and fsynced before anybody is told of the decision. A line
+that a crash cut short is dropped when the file is next opened; what was told is always whole.
+At `limit` bytes the file becomes `<name>.old`, in place of the one before.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from nolocod.errors import ProtocolError
+from nolocod.p2p.disk import disk_errors
+from nolocod.proto.receipt import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import RawIOBase
+    from pathlib import Path
+
+_TAIL = 64 << 10  # more than any receipt
+
+
+class ReceiptStore:
+    """Append-only; safe to use from several threads. Raises DiskFullError or DataDirError."""
+
+    def __init__(self, path: Path, limit: int = 16 << 20) -> None:
+        self._path = path
+        self._old = path.with_name(path.name + ".old")
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._drop_torn_tail()
+
+    def add(self, receipt: Receipt) -> None:
+        """Store `receipt` for good: on the disk when this returns."""
+        line = _to_line(receipt)
+        with self._lock, disk_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab", buffering=0) as file:
+                start = file.tell()
+                try:
+                    _append(file, line)
+                except OSError:
+                    file.truncate(start)  # half a line must not spoil the next
+                    raise
+            if start + len(line) > self._limit:
+                self._path.replace(self._old)
+
+    def find(self, session: bytes) -> Receipt | None:
+        """The receipt of a session, if it is kept and both signatures fit. Reads up to twice the limit."""
+        name = session.hex().encode()
+        for line in self._lines():
+            if name in line and (receipt := _from_line(line)) is not None and receipt.session == session:
+                return receipt
+        return None
+
+    def all(self) -> Iterator[Receipt]:
+        """Every kept receipt whose signatures fit, oldest first."""
+        for line in self._lines():
+            receipt = _from_line(line)
+            if receipt is not None:
+                yield receipt
+
+    def _lines(self) -> Iterator[bytes]:
+        for path in (self._old, self._path):
+            with disk_errors(path):
+                try:
+                    file = path.open("rb")
+                except FileNotFoundError:
+                    continue
+                with file:
+                    yield from file
+
+    def _drop_torn_tail(self) -> None:
+        with disk_errors(self._path):
+            try:
+                file = self._path.open("r+b")
+            except FileNotFoundError:
+                return
+            with file:
+                base = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+                file.truncate(base + file.read().rfind(b"\n") + 1)
+
+
+def _append(file: RawIOBase, line: bytes) -> None:
+    if file.write(line) != len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
+
+
+def _to_line(receipt: Receipt) -> bytes:
+    fields = {
+        "session": receipt.session.hex(),  # for people, and for `find`
+        "receipt": base64.b64encode(receipt.content).decode(),
+        "offerer": base64.b64encode(receipt.offerer_signature).decode(),
+        "answerer": base64.b64encode(receipt.answerer_signature).decode(),
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _from_line(line: bytes) -> Receipt | None:
+    """None for a line that a fault of the disk has changed."""
+    try:
+        fields = json.loads(line)
+        receipt = Receipt(*(base64.b64decode(fields[name]) for name in ("receipt", "offerer", "answerer")))
+        receipt.check()
+    except (ValueError, KeyError, TypeError, ProtocolError):
+        return None
+    return receipt

@@ -1,0 +1,165 @@
+"""Frames over a stream: what every driver of the protocol shares.
+
+The rule: one frame at a time on a stream; a frame that was cut short makes the stream useless, and
+then it is reset, never closed as if all had been said. A chunk goes from its place to its place.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import NolocodError, PeerTooSlowError, ProtocolError, RemoteError
+from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
+from nolocod.proto.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from nolocod.identity import Identity, PeerId
+    from nolocod.p2p.streams import Stream
+
+
+@dataclass(frozen=True)
+class Context:
+    """Who this node is in its run. `box_size` is the size of the run's tensor; 0 until it is known."""
+
+    identity: Identity
+    run_id: str
+    codec: str = ""
+    box_size: int = 0
+    limits: Limits = field(default_factory=Limits)
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    """Names sessions; a test passes its own."""
+
+
+class Channel:
+    """Frames on one stream."""
+
+    def __init__(self, stream: Stream, limits: Limits) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._lock = trio.Lock()
+        self._torn = False
+        self._spoke_at = trio.current_time()
+
+    @property
+    def remote(self) -> PeerId:
+        return self._stream.remote
+
+    @property
+    def silent_since(self) -> float:
+        return self._spoke_at
+
+    @property
+    def usable(self) -> bool:
+        """Nothing is being written, and no frame was cut short."""
+        return not self._torn
+
+    async def send_envelope(self, raw: bytes) -> None:
+        async with self._frame():
+            await self._stream.write(envelope_head(len(raw)) + raw)
+
+    async def send_chunk(self, index: int, content: memoryview) -> None:
+        async with self._frame():
+            await self._stream.write(chunk_head(index, len(content)))
+            await self._stream.write(content)
+
+    async def receive(self) -> bytes | ChunkHead:
+        """Wait for a frame: an envelope is returned whole, of a chunk the head; the caller reads its content."""
+        head = parse_head(await self._stream.read_exactly(HEAD_SIZE), self._limits)
+        return await self._stream.read_exactly(head.length) if isinstance(head, EnvelopeHead) else head
+
+    async def receive_envelope(self) -> bytes:
+        """ProtocolError if a chunk comes."""
+        frame = await self.receive()
+        if isinstance(frame, ChunkHead):
+            raise ProtocolError(f"chunk {frame.index} came where a message was due.")
+        return frame
+
+    async def read_into(self, view: memoryview) -> None:
+        await self._stream.read_into(view)
+
+    async def close(self) -> None:
+        """Let go of the stream: in order if that is possible at once, or else by reset."""
+        with trio.CancelScope(shield=True), trio.move_on_after(self._limits.abort_seconds) as scope:
+            try:
+                if self.usable:
+                    await self._stream.close()
+                else:
+                    await self._stream.reset()
+            except RemoteError:
+                return  # the peer let go first
+        if scope.cancelled_caught:
+            await self.reset()
+
+    async def reset(self) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(self._limits.abort_seconds):
+            try:
+                await self._stream.reset()
+            except RemoteError:
+                return  # the peer let go first
+
+    async def last_words(self, raw: bytes) -> None:
+        """Send an envelope if that is possible within a moment, and close."""
+        with trio.CancelScope(shield=True), trio.move_on_after(self._limits.abort_seconds):
+            try:
+                if self.usable:
+                    await self.send_envelope(raw)
+            except RemoteError:
+                pass  # the stream is given up anyway
+        await self.close()
+
+    @asynccontextmanager
+    async def _frame(self) -> AsyncIterator[None]:
+        async with self._lock:
+            self._torn = True
+            yield
+            self._torn = False
+            self._spoke_at = trio.current_time()
+
+
+@contextmanager
+def deadline(seconds: float, what: str, error: type[PeerTooSlowError] = PeerTooSlowError) -> Iterator[None]:
+    """`error`("`what` ...") if the block takes longer."""
+    with trio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise error(f"{what} took more than {seconds:.0f} s.")
+
+
+async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], Awaitable[None]]) -> None:
+    """Run all at once until `main` returns, and cancel the rest; the first NolocodError of any ends all.
+
+    It is raised as it is, not in a group.
+    """
+    failures: list[NolocodError] = []
+
+    async def guard(scope: trio.CancelScope, part: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await part()
+        except NolocodError as error:
+            failures.append(error)
+            scope.cancel()
+        if part is main:
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for part in (main, *helpers):
+            nursery.start_soon(guard, nursery.cancel_scope, part)
+    if failures:
+        raise failures[0]
+
+
+async def keep_alive(channel: Channel, working: Callable[[], bytes], every: float) -> None:
+    """Send `working()` whenever nothing else was said for `every` seconds."""
+    while True:
+        silent = trio.current_time() - channel.silent_since
+        if silent >= every:
+            await channel.send_envelope(working())
+        else:
+            await trio.sleep(every - silent)
