@@ -11,14 +11,12 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from nolocod.errors import ProtocolError
 from nolocod.events import PeerLost, PeerSeen
 from nolocod.identity import PeerId
 from nolocod.p2p.addresses import dialable
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.envelope import open_envelope, readable, standing_from_wire
+from nolocod.proto.envelope import open_envelope, peek, readable, standing_from_wire
 from nolocod.terms import Member, Standing
 
 if TYPE_CHECKING:
@@ -102,11 +100,9 @@ class Membership:
 
     def _is_echo(self, raw: bytes) -> bool:
         """Tell cheaply, without a look at the signature, that a heartbeat is no newer than what we have."""
-        envelope, body = pb.Envelope(), pb.Body()
         try:
-            envelope.ParseFromString(raw)
-            body.ParseFromString(envelope.body)
-        except DecodeError:
+            body = peek(raw)
+        except ProtocolError:
             return False  # open_envelope says it better
         peer = PeerId(body.sender)
         entry = self._entries.get(peer)

@@ -66,6 +66,14 @@ def open_envelope(
     return body
 
 
+def peek(raw: bytes) -> pb.Body:
+    """The body of a serialised envelope with nothing of it checked: good only for dropping it cheaply.
+
+    Raises ProtocolError if it cannot be parsed.
+    """
+    return _parse(pb.Body(), _parse(pb.Envelope(), raw).body)
+
+
 def _parse(message: M, raw: bytes) -> M:
     try:
         message.ParseFromString(raw)
