@@ -15,7 +15,6 @@ from nolocod.errors import ProtocolError
 from nolocod.events import PeerLost, PeerSeen
 from nolocod.identity import PeerId
 from nolocod.p2p.addresses import dialable
-from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, peek, readable, standing_from_wire
 from nolocod.terms import Member, Standing
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nolocod.events import Reach
+    from nolocod.proto import nolocod_pb2 as pb
 
 STATES = ("joining", "training", "finished", "leaving")
 MAX_HEARTBEAT = 4096
