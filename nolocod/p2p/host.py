@@ -92,6 +92,7 @@ async def open_host(
     basic = _basic_host(identity, limits)
     address = Multiaddr(transport(listen))
     async with basic.run([address]), trio.open_nursery() as nursery:
+        await cast("Swarm", basic.get_network()).auto_connector.stop()  # it would dial whom it likes
         host = Host(basic, identity.peer_id, nursery, emit, limits)
         host.announce(announce)
         try:
@@ -106,7 +107,7 @@ def _basic_host(identity: Identity, limits: HostLimits) -> BasicHost:
     config = ConnectionConfig(
         max_connections=limits.connections,
         min_connections=0,
-        low_watermark=0,  # no dialling of its own
+        low_watermark=limits.connections,  # no pruning: `max_connections` refuses before it comes to that
         high_watermark=limits.connections,
         # ours end first, and then close the connection
         outbound_stream_protocol_negotiation_timeout=limits.negotiate * 3,
@@ -236,7 +237,7 @@ class Host:
 
         async def attempt(address: str, failed: trio.Event) -> None:
             try:
-                with map_exceptions(peer, f"dialling {address}"), trio.fail_after(self.limits.connect):
+                with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.limits.connect):
                     await self._swarm.dial_addr(Multiaddr(address), _id(peer))
             except RemoteError as error:
                 causes.append(error)

@@ -38,8 +38,11 @@ _GRACE = 1.0
 
 
 @contextmanager
-def map_exceptions(peer: PeerId, doing: str) -> Iterator[None]:
-    """Turn libp2p's failures into ours; Cancelled and our own errors pass through."""
+def map_exceptions(peer: PeerId, doing: str, *, stranger: bool = False) -> Iterator[None]:
+    """Turn libp2p's failures into ours; Cancelled and our own errors pass through.
+
+    To a `stranger` there is no connection yet: it may be something else than a libp2p node.
+    """
     try:
         yield
     except RemoteError:
@@ -47,10 +50,10 @@ def map_exceptions(peer: PeerId, doing: str) -> Iterator[None]:
     except trio.TooSlowError as error:
         raise PeerTooSlowError(f"{doing} with {short(peer)} made no progress.") from error
     except FOREIGN as error:
-        raise _translate(peer, doing, error) from error
+        raise _translate(peer, doing, error, stranger) from error
 
 
-def _translate(peer: PeerId, doing: str, error: BaseException) -> RemoteError:
+def _translate(peer: PeerId, doing: str, error: BaseException, stranger: bool) -> RemoteError:
     """Find the cause in the chain that people can act on."""
     for reason in _chain(error):
         match reason:
@@ -62,7 +65,7 @@ def _translate(peer: PeerId, doing: str, error: BaseException) -> RemoteError:
                 return PeerUnavailableError(f"{doing}: connection refused.")
             case OSError(strerror=str(text)) if not isinstance(reason, EOFError):
                 return PeerUnavailableError(f"{doing}: {text}.")
-            case HandshakeFailure() | MultiselectError() | MultiselectCommunicatorError():
+            case HandshakeFailure() | MultiselectError() | MultiselectCommunicatorError() if stranger:
                 return PeerUnavailableError(f"{doing}: what answers there is no libp2p node.")
     return PeerUnavailableError(f"{doing} with {short(peer)}: {str(error) or type(error).__name__}.")
 
