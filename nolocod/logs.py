@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 _PER_MINUTE = 10
 _MINUTE = 60.0
-_LOUD = ("libp2p", "multiaddr", "noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers")
-"""Libraries that log at warning what is everyday life in a mesh (a reset stream, a peer gone) or that set
-their own level when imported."""
+_LOUD = ("noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers", "huggingface_hub")
+"""Libraries that warn of everyday life, or that set their own level when imported; libp2p is `p2p.host`'s."""
 
 _log = logging.getLogger("nolocod")
 

@@ -190,13 +190,13 @@ def test_a_peer_cannot_break_a_line_or_drive_the_terminal(log: Log) -> None:
 
 
 def test_libraries_are_heard_only_when_it_matters(log: Log) -> None:
-    logging.getLogger("libp2p.host").warning("stream reset")
+    logging.getLogger("zeroconf").warning("no answer")
     logging.getLogger("datasets").info("loading")
     logging.getLogger("some.library").info("chatter")
     assert log.lines == []
-    logging.getLogger("libp2p.host").error("broken")
+    logging.getLogger("zeroconf").error("broken")
     logging.getLogger("some.library").warning("look")
-    assert log.lines == ["error libp2p.host: broken", "warning some.library: look"]
+    assert log.lines == ["error zeroconf: broken", "warning some.library: look"]
 
 
 def test_a_traceback_is_for_debugging(log: Log) -> None:
