@@ -153,11 +153,12 @@ class Rounds:
             await self._idle.wait()
             if self._closing or not self._due():
                 return  # not due: an exchange that we accepted took the step meanwhile
-            partner = self._mesh.partner(self._trainer.standing, self._avoided())
+            own = self._trainer.standing
+            partner = self._mesh.partner(own, self._avoided())
             if partner is not None:
                 await self._attempt(partner)
-            elif trio.current_time() >= deadline or not self._avoided():
-                await self._solo()
+            elif trio.current_time() >= deadline or self._mesh.partner(own, ()) is None:
+                await self._solo()  # nobody is worth waiting for
             else:
                 await self._look_again(deadline)
 

@@ -72,6 +72,7 @@ class Stint:
         self._trainer = trainer
         self._emit = emit
         self._loaded = False
+        self._saved_round = _newest_round(part.config.paths.checkpoints)
         self._saved_at = trio.current_time()
         self._stepped = trio.Event()
         self.state: Literal["joining", "training", "finished"] = "joining"
@@ -79,7 +80,8 @@ class Stint:
 
     @property
     def standing(self) -> Standing:
-        return self._trainer.standing if self._loaded else Standing(0, 0, 0.0)
+        """Before the weights are loaded: the round of the checkpoint that they will come from."""
+        return self._trainer.standing if self._loaded else Standing(self._saved_round, 0, 0.0)
 
     def follow(self, event: Event) -> None:
         self.rounds.follow(event)
@@ -90,7 +92,7 @@ class Stint:
 
     async def load(self, *, afresh: bool) -> None:
         """Have the trainer load weights: a checkpoint's, a donor's (always, if `afresh`), or the seed's."""
-        from_peers = afresh or not any(self._part.config.paths.checkpoints.glob("round-*"))
+        from_peers = afresh or not self._saved_round
         loaded = await self._load(from_peers=from_peers)
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
@@ -110,7 +112,10 @@ class Stint:
         into = self._part.config.paths.incoming / "weights.safetensors"
         deadline = trio.current_time() + _DONOR_PATIENCE
         while True:
-            donors = self._donors()
+            members = self._part.swarm.live()
+            if members and not any(member.standing.round for member in members):
+                return None, None  # nobody took an outer step yet: the seed makes the very same weights here
+            donors = _donors(members)
             if donors:
                 self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
                 return into, await self._part.swarm.fetch_weights(donors, into)
@@ -134,11 +139,6 @@ class Stint:
             weights=weights,
             standing=standing,
         )
-
-    def _donors(self) -> list[PeerId]:
-        """Those with weights, the furthest first."""
-        having = [member for member in self._part.swarm.live() if member.state in ("training", "finished")]
-        return [member.peer_id for member in sorted(having, key=lambda member: -member.standing.round)]
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -205,3 +205,14 @@ class Stint:
                 self._emit(Troubled(error.code, f"{error.cause} Training goes on; the next outer step tries again."))
             else:
                 self._saved_at = trio.current_time()
+
+
+def _donors(members: list[Member]) -> list[PeerId]:
+    """Those with weights, the furthest first."""
+    having = [member for member in members if member.state in ("training", "finished")]
+    return [member.peer_id for member in sorted(having, key=lambda member: -member.standing.round)]
+
+
+def _newest_round(checkpoints: Path) -> int:
+    """The round in the name of the newest checkpoint; 0 if there is none."""
+    return max((int(path.name.removeprefix("round-")) for path in checkpoints.glob("round-[0-9]*")), default=0)

@@ -28,6 +28,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, out, err
 
 
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, which is the current one and holds the default data directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOLOCOD_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
