@@ -66,7 +66,8 @@ class JsonTokenizer:
             self._fast = Fast.from_str(content)
         except Exception as error:  # tokenizers raises plain Exception; this is the seam
             raise RunFileError(f"`data.tokenizer` is not a tokenizers file ({error}).") from error
-        self.vocabulary = self._fast.get_vocab_size(with_added_tokens=True)
+        ids = self._fast.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = max(ids, default=0) + 1  # ids may have gaps, so counting them is not enough
 
     def encode(self, text: str) -> NDArray[Any]:
         return np.array(self._fast.encode(text, add_special_tokens=False).ids, dtype=np.uint32)

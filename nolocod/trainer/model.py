@@ -82,13 +82,15 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     """
     keys = {key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")}
     kind = manifest.model["model_type"]
-    size = keys.setdefault("vocab_size", vocabulary)
-    if not isinstance(size, int) or size < vocabulary:
-        raise RunFileError(f"`model.vocab_size` = {size!r} is less than the tokenizer's {vocabulary}.")
     try:
         known = AutoConfig.for_model(kind)
     except ValueError as error:
         raise RunFileError(f"`model.model_type` = {kind!r} is not an architecture that transformers knows.") from error
+    if "vocab_size" not in known.to_dict():
+        raise RunFileError(f"`model.model_type` = {kind!r} is no language model.")
+    size = keys.setdefault("vocab_size", vocabulary)
+    if not isinstance(size, int) or size < vocabulary:
+        raise RunFileError(f"`model.vocab_size` = {size!r} is less than the tokenizer's {vocabulary}.")
     unknown = sorted(keys.keys() - known.to_dict().keys() - known.attribute_map.keys() - {"attn_implementation"})
     if unknown:
         raise RunFileError(f"`model.{unknown[0]}` is not a key of the {kind} architecture.")
@@ -142,7 +144,7 @@ def check_memory(parameters: int, vocabulary: int, manifest: Manifest, device: t
 def _require(needed: int, available: int, parameters: int, where: str) -> None:
     if needed > available:
         raise ModelTooLargeError(
-            f"{parameters:,} parameters need {needed / 1e9:.2f} GB {where} to train at least; {available / 1e9:.2f} GB are free."
+            f"{parameters:,} parameters need {needed / 1e9:.2f} GB {where} to train; {available / 1e9:.2f} GB are free."
         )
 
 
