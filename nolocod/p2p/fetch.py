@@ -143,10 +143,11 @@ class _Download:
                 if self._next > before:
                     tries, pause = 0, _FIRST_PAUSE
                 tries += 1
+                # with nothing gained yet, another donor may be the quicker way
+                if tries > (self._limits.resumes if self._next else 1):
+                    raise
                 if isinstance(error, _GoneError):
                     self._offer, self._description, self._next = None, None, 0
-                if tries > self._limits.resumes:
-                    raise
                 await trio.sleep(pause)
                 pause *= 2
             except PeerBusyError as error:

@@ -8,6 +8,7 @@ cancellation or a fault that comes later.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ from nolocod.proto.exchange import State
 from nolocod.terms import Ended
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nolocod.p2p.receipts import ReceiptStore
     from nolocod.p2p.streams import Dial
     from nolocod.proto import nolocod_pb2 as pb
@@ -77,7 +80,7 @@ class Session:
         self._channel = channel
         try:
             with self._scope, deadline(self._limits.whole(self._size), "the exchange"):
-                await together(self._converse, self._prepare, self._examine)
+                await together(self._converse, partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine))
         except NolocodError as error:
             self._failure = error
         finally:
@@ -126,6 +129,19 @@ class Session:
         if machine.state is not State.IN_DOUBT:
             self._over.set()
 
+    async def _or_abort(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Run `part`; if it fails for good, tell the partner before all else is stopped in mid-frame."""
+        try:
+            await part()
+        except (PeerUnavailableError, PeerTooSlowError):
+            raise
+        except NolocodError as error:
+            if self.machine.may_abort:
+                envelope = self.machine.abort(error.code, error.cause)
+                with trio.move_on_after(self._limits.accept_seconds), suppress(RemoteError):
+                    await self._channel.send_envelope(envelope)
+            raise
+
     # --- the node's own work ------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
@@ -154,9 +170,10 @@ class Session:
     # --- one stream after another -------------------------------------------------------------------
 
     async def _converse(self) -> None:
-        tries = 0
+        tries, progress = 0, 0
         while True:
-            progress = self.machine.received + self.machine.sent
+            if self.machine.progress > progress:
+                tries, progress = 0, self.machine.progress
             try:
                 await self._talk()
                 return
@@ -165,23 +182,22 @@ class Session:
                     return
                 raise
             except (PeerUnavailableError, PeerTooSlowError) as error:
-                moved = self.machine.received + self.machine.sent > progress
-                tries = 1 if moved else tries + 1
+                tries += 1
                 if tries > self._limits.resumes or not await self._reconnect(error):
                     if self.machine.may_abort:
                         raise
                     return
             except RemoteError:
-                if self.machine.may_abort:
-                    raise
-                return  # decided, or in doubt: whatever the partner sends now changes nothing
+                if self.machine.state in (*_DECIDED, State.IN_DOUBT):
+                    return  # whatever the partner sends now changes nothing
+                raise
 
     async def _talk(self) -> None:
         """All that belongs to the present stream."""
         channel = self._channel
         alive = partial(keep_alive, channel, self.machine.working, self._limits.working_seconds)
         with trio.CancelScope() as self._talk_scope:
-            await together(self._send, self._receive, alive)
+            await together(self._send, partial(self._or_abort, self._receive), alive)
         if self._redialled is not None and not self.machine.over:
             raise PeerUnavailableError("the partner gave this stream up for another.")
 
@@ -301,7 +317,8 @@ class Session:
         self._channel, body = self._redialled
         self._redialled, self._redial = None, trio.Event()
         self.machine.take_first(body)
-        await self._channel.send_envelope(self.machine.resume())
+        with suppress(PeerUnavailableError, PeerTooSlowError):  # broken again: the next talk finds out
+            await self._channel.send_envelope(self.machine.resume())
         return True
 
     async def _redial_partner(self) -> bool:
@@ -339,7 +356,9 @@ class Session:
                         await self._keep_receipt()
                         await self._channel.send_envelope(self.machine.acknowledge())
                 except RemoteError:
+                    await self._channel.reset()
+                else:
+                    await self._channel.close()
+                if self.machine.state is State.IN_DOUBT:
                     await trio.sleep(pause)
                     pause *= 2
-                finally:
-                    await self._channel.close()

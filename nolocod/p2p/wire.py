@@ -7,13 +7,13 @@ then it is reset, never closed as if all had been said. A chunk goes from its pl
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import NolocodError, PeerTooSlowError, ProtocolError, RemoteError
+from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, ProtocolError, RemoteError
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
 from nolocod.proto.limits import Limits
 
@@ -55,11 +55,6 @@ class Channel:
     def silent_since(self) -> float:
         return self._spoke_at
 
-    @property
-    def usable(self) -> bool:
-        """Nothing is being written, and no frame was cut short."""
-        return not self._torn
-
     async def send_envelope(self, raw: bytes) -> None:
         async with self._frame():
             await self._stream.write(envelope_head(len(raw)) + raw)
@@ -86,37 +81,26 @@ class Channel:
 
     async def close(self) -> None:
         """Let go of the stream: in order if that is possible at once, or else by reset."""
-        with trio.CancelScope(shield=True), trio.move_on_after(self._limits.abort_seconds) as scope:
-            try:
-                if self.usable:
-                    await self._stream.close()
-                else:
-                    await self._stream.reset()
-            except RemoteError:
-                return  # the peer let go first
+        with trio.move_on_after(self._limits.abort_seconds, shield=True) as scope, suppress(RemoteError):
+            await (self._stream.reset() if self._torn else self._stream.close())
         if scope.cancelled_caught:
             await self.reset()
 
     async def reset(self) -> None:
-        with trio.CancelScope(shield=True), trio.move_on_after(self._limits.abort_seconds):
-            try:
-                await self._stream.reset()
-            except RemoteError:
-                return  # the peer let go first
+        with trio.move_on_after(self._limits.abort_seconds, shield=True), suppress(RemoteError):
+            await self._stream.reset()
 
     async def last_words(self, raw: bytes) -> None:
         """Send an envelope if that is possible within a moment, and close."""
-        with trio.CancelScope(shield=True), trio.move_on_after(self._limits.abort_seconds):
-            try:
-                if self.usable:
-                    await self.send_envelope(raw)
-            except RemoteError:
-                pass  # the stream is given up anyway
+        with trio.move_on_after(self._limits.abort_seconds, shield=True), suppress(RemoteError):
+            await self.send_envelope(raw)
         await self.close()
 
     @asynccontextmanager
     async def _frame(self) -> AsyncIterator[None]:
         async with self._lock:
+            if self._torn:
+                raise PeerUnavailableError("the stream was given up in the middle of a frame.")
             self._torn = True
             yield
             self._torn = False

@@ -144,6 +144,7 @@ class Exchange:
         self._own = _Side()
         self._other = _Side()
         self._describe_due = True
+        self._arrived = 0  # of our chunks, as the partner last told
 
     # --- what the driver asks -----------------------------------------------------------------------
 
@@ -155,6 +156,11 @@ class Exchange:
     @property
     def may_abort(self) -> bool:
         return ">abort" in self._table[self.state]
+
+    @property
+    def progress(self) -> int:
+        """Chunks that are known to have arrived, of both sides; grows only."""
+        return self._other.done + self._arrived
 
     @property
     def partner_standing(self) -> Standing | None:
@@ -347,6 +353,7 @@ class Exchange:
         if resume.described and self._describe_due:
             raise ProtocolError("the partner claims a description that was not sent.")
         self._own.done = resume.next_chunk
+        self._arrived = max(self._arrived, resume.next_chunk)
         self._describe_due = not resume.described
 
     def _take_signed(self, signed: pb.Confirm | pb.Commit) -> None:

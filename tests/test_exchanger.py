@@ -1,0 +1,525 @@
+"""Two whole exchangers over a network in memory, broken in every place: both apply, or neither."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+from memory_net import Cut, Net
+
+from nolocod.errors import DiskFullError, RejectedTensorError, TrainerError
+from nolocod.identity import Identity
+from nolocod.p2p.exchanger import GLARE, Exchanger
+from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.streams import EXCHANGE
+from nolocod.p2p.wire import Channel, Context
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import Dialogue
+from nolocod.proto.limits import Limits
+from nolocod.terms import Accept, Busy, Description, Ended, Refuse, Standing, describe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nolocod.terms import Answer, Offer
+
+SIZE, CHUNK = 2500, 1000
+LIMITS = Limits(chunk_bytes=CHUNK)
+LOW, HIGH = sorted((Identity.from_secret(bytes([n]) * 32) for n in (1, 2)), key=lambda identity: identity.peer_id)
+
+
+@pytest.fixture(autouse=True)
+def _threads_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The virtual clock does not wait for threads, and would jump over every deadline meanwhile."""
+
+    async def run_sync(function: Callable[..., object], *args: object, limiter: object = None) -> object:
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+class FakeBox:
+    def __init__(self, content: bytes) -> None:
+        self.content = bytearray(content)
+        self.released = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def view(self, start: int, length: int) -> memoryview:
+        return memoryview(self.content)[start : start + length]
+
+    def release(self, start: int, length: int) -> None:
+        self.released += length
+
+
+class FakeDesk:
+    """Stands for the trainer."""
+
+    def __init__(self, seed: int) -> None:
+        self.outbox = FakeBox(random.Random(seed).randbytes(SIZE))
+        self.inbox = FakeBox(bytes(SIZE))
+        self.snapshot_seconds = 0.0
+        self.inspect_seconds = 0.0
+        self.fault: Exception | None = None
+        self.inspections = 0
+
+    async def snapshot(self) -> Description:
+        await trio.sleep(self.snapshot_seconds)
+        return describe(memoryview(self.outbox.content), CHUNK)
+
+    async def inspect(self) -> None:
+        self.inspections += 1
+        await trio.sleep(self.inspect_seconds)
+        if self.fault is not None:
+            raise self.fault
+
+
+class FakeReception:
+    def __init__(self, desk: FakeDesk) -> None:
+        self.desk = desk
+        self.answer: Answer = Accept(Standing(4, 40, 2.0))
+        self.asked: list[Offer] = []
+        self.over: list[Ended] = []
+        self.told = trio.Event()
+
+    def decide(self, offer: Offer) -> Answer:
+        self.asked.append(offer)
+        return self.answer
+
+    async def ended(self, ended: Ended) -> None:
+        await trio.lowlevel.checkpoint()
+        self.over.append(ended)
+        self.told.set()
+
+
+class Node:
+    def __init__(self, net: Net, identity: Identity, folder: Path, limits: Limits = LIMITS) -> None:
+        self.identity = identity
+        self.peer_id = identity.peer_id
+        self.desk = FakeDesk(identity.secret[0])
+        self.reception = FakeReception(self.desk)
+        self.receipts = ReceiptStore(folder / identity.peer_id)
+        rng = random.Random(identity.secret[0])
+        context = Context(identity, "run", "float32", SIZE, limits, rng)
+        self.exchanger = Exchanger(context, net.dial(self.peer_id), self.reception, self.receipts)
+        net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
+
+    async def offer(self, other: Node) -> Ended:
+        return await self.exchanger.offer(other.peer_id, Standing(3, 30, 2.5), self.desk)
+
+
+@asynccontextmanager
+async def pair(folder: Path, limits: Limits = LIMITS, cuts: tuple[Cut, ...] = ()) -> AsyncIterator[tuple[Node, Node, Net]]:
+    async with trio.open_nursery() as nursery:
+        net = Net(nursery, list(cuts))
+        yield Node(net, LOW, folder, limits), Node(net, HIGH, folder, limits), net
+        nursery.cancel_scope.cancel()
+
+
+def hold_each_others_bytes(alice: Node, bob: Node) -> bool:
+    return alice.desk.inbox.content == bob.desk.outbox.content and bob.desk.inbox.content == alice.desk.outbox.content
+
+
+async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert hold_each_others_bytes(alice, bob)
+    assert ended.sent == ended.received == bob.reception.over[0].sent == SIZE
+    assert ended.partner_standing == Standing(4, 40, 2.0)
+    assert bob.reception.over[0].partner_standing == Standing(3, 30, 2.5)
+    assert list(alice.receipts.all()) == list(bob.receipts.all())
+    (receipt,) = alice.receipts.all()
+    receipt.check()
+    assert (receipt.session, receipt.offerer, receipt.answerer) == (ended.session, alice.peer_id, bob.peer_id)
+    assert alice.desk.outbox.released == alice.desk.inbox.released == SIZE
+    assert not net.caught
+
+
+async def test_busy_and_refuse_are_outcomes(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.reception.answer = Busy(2.5, "in another exchange")
+        busy = await alice.offer(bob)
+        bob.reception.answer = Refuse("NLC-206", "no\nmore")
+        refused = await alice.offer(bob)
+    assert (busy.outcome, busy.retry_after, busy.reason) == ("busy", 2.5, "in another exchange")
+    assert (refused.outcome, refused.error, refused.reason) == ("refused", "NLC-206", "no?more")
+    assert bob.reception.over == []
+
+
+async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.exchanger.box_size = 0
+        before = await alice.offer(bob)
+        bob.exchanger.box_size = SIZE
+        after = await alice.offer(bob)
+    assert (before.outcome, after.outcome) == ("busy", "committed")
+    assert len(bob.reception.asked) == 1
+
+
+async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.exchanger.box_size = SIZE + 1
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.error) == ("refused", "NLC-203")
+    assert bob.reception.asked == []
+
+
+async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        context = Context(bob.identity, "another", "float32", SIZE, LIMITS)
+        stranger = Exchanger(context, net.dial(bob.peer_id), bob.reception, bob.receipts)
+        net.handlers[bob.peer_id, EXCHANGE] = stranger.handle
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.error) == ("refused", "NLC-104")
+    assert "'another'" in ended.reason
+    assert "'run'" in ended.reason
+
+
+async def test_nobody_there_is_unreachable(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        net.handlers.clear()
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.error) == ("unreachable", "NLC-201")
+
+
+async def silent(_stream: object) -> None:
+    await trio.sleep_forever()
+
+
+async def test_a_silent_answerer_costs_the_accept_deadline_and_no_more(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        net.handlers[bob.peer_id, EXCHANGE] = silent
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        took = trio.current_time() - started
+    assert (ended.outcome, ended.error) == ("unreachable", "NLC-202")
+    assert took <= LIMITS.accept_seconds + LIMITS.abort_seconds
+
+
+# --- one stream broken at every place ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+async def test_a_stream_broken_once_anywhere_after_accept_is_resumed(
+    tmp_path: Path, autojump_clock: object, direction: str
+) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        await bob.reception.told.wait()
+        total = net.lines[0].sent[direction]
+        first = next_frame(bytes(net.lines[0].log[direction]))
+    assert total > first + SIZE
+    for at in range(first + 1, total, 97):
+        async with pair(tmp_path / f"{at}", cuts=(Cut(0, direction, at),)) as (alice, bob, net):
+            started = trio.current_time()
+            ended = await alice.offer(bob)
+            await bob.reception.told.wait()
+            took = trio.current_time() - started
+        assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "committed"), at
+        assert hold_each_others_bytes(alice, bob)
+        assert alice.desk.inspections == bob.desk.inspections == 1
+        assert len(bob.reception.over) == 1
+        assert took < 60, at
+        assert not net.caught
+
+
+def next_frame(log: bytes) -> int:
+    """Where the second frame begins."""
+    return 9 + int.from_bytes(log[5:9], "big")
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+async def test_a_partner_gone_for_good_leaves_both_or_neither_or_a_counted_doubt(
+    tmp_path: Path, autojump_clock: object, direction: str
+) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        await bob.reception.told.wait()
+        total = net.lines[0].sent[direction]
+    outcomes = set()
+    for at in range(1, total + 1, 97):
+        async with pair(tmp_path / f"{at}", cuts=(Cut(0, direction, at),)) as (alice, bob, net):
+            net.down = lambda _peer, net=net: bool(net.lines)  # no second stream
+            started = trio.current_time()
+            ended = await alice.offer(bob)
+            if bob.reception.asked:
+                await bob.reception.told.wait()
+            took = trio.current_time() - started
+        theirs = bob.reception.over[0].outcome if bob.reception.over else None
+        outcomes.add((ended.outcome, theirs))
+        if theirs == "committed":
+            assert ended.outcome == "committed", at
+        if ended.outcome == "committed":
+            assert theirs in ("committed", "in_doubt"), at
+        assert took <= LIMITS.resume_seconds + LIMITS.doubt_seconds + LIMITS.redial_seconds + 60, at
+    assert outcomes <= {
+        ("unreachable", None),
+        ("unreachable", "aborted"),
+        ("aborted", "aborted"),
+        ("aborted", "in_doubt"),
+        ("committed", "in_doubt"),
+        ("committed", "committed"),
+    }
+    assert ("aborted", "aborted") in outcomes
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_several_broken_streams_in_a_row_never_leave_the_two_sides_apart(
+    tmp_path: Path, autojump_clock: object, seed: int
+) -> None:
+    rng = random.Random(seed)
+    cuts = (
+        Cut(0, rng.choice(["out", "in"]), rng.randrange(500, 4200)),
+        *(Cut(stream, rng.choice(["out", "in"]), rng.randrange(1, 3500)) for stream in range(1, rng.randrange(2, 7))),
+    )
+    async with pair(tmp_path, cuts=cuts) as (alice, bob, net):
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        took = trio.current_time() - started
+    theirs = bob.reception.over[0].outcome
+    assert (ended.outcome == "committed") == (theirs == "committed"), f"{ended} {theirs} {cuts}"
+    if theirs == "committed":
+        assert hold_each_others_bytes(alice, bob)
+    assert len(bob.reception.over) == 1
+    assert took < 120
+    assert not net.caught
+
+
+async def test_streams_that_always_break_end_within_the_bound(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path, cuts=(Cut(-1, "out", 900),)) as (alice, bob, net):
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        took = trio.current_time() - started
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert 1 < len(net.lines) <= 4 * LIMITS.resumes
+    assert took < 120
+
+
+async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        before_commit = commit_starts(bytes(net.lines[0].log["out"]))
+    async with pair(tmp_path / "cut", cuts=(Cut(0, "out", before_commit + 1),)) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        assert ended.outcome == "committed"
+        assert bob.reception.over == []
+        reborn = Node(net, LOW, tmp_path / "cut")  # alice's daemon started again: only the file remembers
+        assert reborn.receipts.find(ended.session) is not None
+        await bob.reception.told.wait()
+    assert [over.outcome for over in bob.reception.over] == ["committed"]
+    assert bob.receipts.find(ended.session) == alice.receipts.find(ended.session)
+
+
+def commit_starts(log: bytes) -> int:
+    """Where the last frame of a log begins."""
+    position = start = 0
+    while position < len(log):
+        start = position
+        position += 9 + int.from_bytes(log[position + 5 : position + 9], "big")
+    return start
+
+
+# --- glare, replay, strangers ------------------------------------------------------------------------
+
+
+async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (low, high, _):
+        results: dict[str, Ended] = {}
+
+        async def offers(one: Node, other: Node) -> None:
+            results[one.peer_id] = await one.offer(other)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offers, low, high)
+            nursery.start_soon(offers, high, low)
+        await high.reception.told.wait()
+    assert results[low.peer_id].outcome == high.reception.over[0].outcome == "committed"
+    assert (results[high.peer_id].outcome, results[high.peer_id].reason) == ("busy", GLARE)
+    assert low.reception.asked == []
+
+
+async def test_a_replayed_offer_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        dialogue = Dialogue(LOW, "run", bob.peer_id, ended.session, 100)
+        offer = pb.Offer(codec="float32", size=SIZE)
+        channel = Channel(await net.dial(LOW.peer_id)(bob.peer_id, EXCHANGE), LIMITS)
+        await channel.send_envelope(dialogue.seal(pb.Body(offer=offer)))
+        answer = dialogue.open(await channel.receive_envelope())
+    assert answer.refuse.code == "NLC-203"
+    assert len(bob.reception.asked) == 1
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_who_asks_about_an_unknown_session_is_told_that_it_is_over(
+    tmp_path: Path, autojump_clock: object, confirmed: bool
+) -> None:
+    async with pair(tmp_path) as (_, bob, net):
+        dialogue = Dialogue(LOW, "run", bob.peer_id, b"s" * 16, 7)
+        channel = Channel(await net.dial(LOW.peer_id)(bob.peer_id, EXCHANGE), LIMITS)
+        await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=confirmed))))
+        answer = dialogue.open(await channel.receive_envelope())
+    assert answer.WhichOneof("content") == "abort"
+
+
+async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        alice.desk.inspect_seconds = 100.0
+        results: list[Ended] = []
+
+        async def offers() -> None:
+            results.append(await alice.offer(bob))
+
+        net.nursery.start_soon(offers)
+        await trio.sleep(50)  # bob has confirmed; alice still inspects
+        session = bob.reception.asked[0].session
+        dialogue = Dialogue(HIGH, "run", alice.peer_id, session, 50)
+        channel = Channel(await net.dial(HIGH.peer_id)(alice.peer_id, EXCHANGE), LIMITS)
+        await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=True))))
+        answer = dialogue.open(await channel.receive_envelope())
+        await bob.reception.told.wait()
+        await trio.sleep(100)
+    assert answer.WhichOneof("content") == "abort"
+    assert results[0].outcome == "aborted"
+    assert bob.reception.over[0].outcome != "committed"
+    assert list(alice.receipts.all()) == []
+
+
+# --- own faults, rejections, slowness ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["offerer", "answerer"])
+async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: object, side: str) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        desk = alice.desk if side == "offerer" else bob.desk
+        desk.fault = RejectedTensorError("not finite.")
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert ended.error == bob.reception.over[0].error == "NLC-207"
+    assert list(alice.receipts.all()) == list(bob.receipts.all()) == []
+
+
+async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.desk.fault = TrainerError("it died.")
+        with pytest.raises(TrainerError):
+            await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert (bob.reception.over[0].outcome, bob.reception.over[0].error) == ("aborted", "NLC-125")
+
+
+async def test_an_answerers_own_fault_is_raised_after_ended(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.fault = TrainerError("it died.")
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-125")
+    assert bob.reception.over[0].outcome == "aborted"
+    assert [type(error) for error in net.caught] == [TrainerError]
+
+
+async def test_a_receipt_that_cannot_be_stored_means_no_decision(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_receipt: object) -> None:
+        raise DiskFullError("no space.")
+
+    async with pair(tmp_path) as (alice, bob, _):
+        monkeypatch.setattr(alice.receipts, "add", full)
+        with pytest.raises(DiskFullError):
+            await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert bob.reception.over[0].outcome == "aborted"
+
+
+async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.snapshot_seconds, bob.desk.inspect_seconds = 50.0, 20.0
+        alice.desk.inspect_seconds = 25.0
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert len(net.lines) == 1
+
+
+async def test_a_partner_that_works_for_ever_ends_at_the_whole_deadline(tmp_path: Path, autojump_clock: object) -> None:
+    limits = Limits(chunk_bytes=CHUNK, exchange_seconds=40.0, snapshot_seconds=1e6)
+    async with pair(tmp_path, limits) as (alice, bob, _):
+        bob.desk.snapshot_seconds = 1e6
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        took = trio.current_time() - started
+        await bob.reception.told.wait()
+    assert (ended.outcome, bob.reception.over[0].outcome) == ("aborted", "aborted")
+    assert took <= 45
+
+
+@pytest.mark.parametrize("after", [0.0, 5.0])
+async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
+    tmp_path: Path, autojump_clock: object, after: float
+) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        alice.desk.inspect_seconds = 50.0
+        done = False
+        with trio.move_on_after(after + 0.001) as scope:
+            await alice.offer(bob)
+            done = True
+        started = trio.current_time()
+        if bob.reception.asked:
+            await bob.reception.told.wait()
+        took = trio.current_time() - started
+        alice.desk.inspect_seconds = 0.0
+        again = await bob.offer(alice)
+    assert scope.cancelled_caught
+    assert not done
+    assert took <= LIMITS.abort_seconds
+    assert all(over.outcome == "aborted" for over in bob.reception.over)
+    assert again.outcome == "committed"
+    assert not net.caught
+
+
+async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.inspect_seconds = 50.0
+        handle, scope = bob.exchanger.handle, trio.CancelScope()
+
+        async def stoppable(stream: object) -> None:
+            with scope:
+                await handle(stream)  # type: ignore[arg-type]  # the net's own streams
+
+        net.handlers[bob.peer_id, EXCHANGE] = stoppable
+        scope.deadline = trio.current_time() + 5
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.reason) == ("aborted", "the node stops")
+    assert [over.outcome for over in bob.reception.over] == ["aborted"]
+
+
+async def test_altered_bytes_are_not_taken(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        told = describe(memoryview(alice.desk.outbox.content), CHUNK)
+
+        async def lying() -> Description:
+            alice.desk.outbox.content[-1] ^= 1
+            return told
+
+        alice.desk.snapshot = lying  # type: ignore[method-assign]  # what a faulty trainer would do
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert ended.error == bob.reception.over[0].error == "NLC-205"
+    assert bob.desk.inspections == 0

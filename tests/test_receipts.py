@@ -1,0 +1,96 @@
+"""Receipts on disk: whole or not there, whatever cut the writing short."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod.errors import DataDirError, DiskFullError
+from nolocod.identity import Identity
+from nolocod.p2p.receipts import ReceiptStore
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.receipt import Receipt, content_of, sign
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALICE, BOB = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2))
+
+
+def receipt(number: int) -> Receipt:
+    sides = (pb.Side(peer_id=identity.peer_id, root=bytes(32)) for identity in (ALICE, BOB))
+    content = content_of("run", number.to_bytes(16, "big"), *sides)
+    return Receipt(content, sign(ALICE, content), sign(BOB, content))
+
+
+def test_what_was_added_is_found_by_another_process(tmp_path: Path) -> None:
+    store = ReceiptStore(tmp_path / "in" / "receipts")
+    for number in range(3):
+        store.add(receipt(number))
+    again = ReceiptStore(tmp_path / "in" / "receipts")
+    assert list(again.all()) == [receipt(number) for number in range(3)]
+    assert again.find(receipt(1).session) == receipt(1)
+    assert again.find(bytes(16)[::-1] + b"x") is None
+    assert again.find(receipt(7).session) is None
+
+
+def test_a_tail_torn_at_any_byte_is_dropped_and_the_next_receipt_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "receipts"
+    ReceiptStore(path).add(receipt(0))
+    first = path.stat().st_size
+    ReceiptStore(path).add(receipt(1))
+    whole = path.read_bytes()
+    for size in range(first, len(whole), 37):
+        path.write_bytes(whole[:size])
+        store = ReceiptStore(path)
+        store.add(receipt(2))
+        assert list(store.all()) == [receipt(0), receipt(2)]
+
+
+def test_an_altered_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "receipts"
+    store = ReceiptStore(path)
+    store.add(receipt(0))
+    store.add(receipt(1))
+    lines = path.read_bytes().splitlines(keepends=True)
+    forged = lines[0].replace(b'"offerer": "', b'"offerer": "AAAA')
+    path.write_bytes(forged + b"not json\n" + b"[]\n" + lines[1])
+    assert list(store.all()) == [receipt(1)]
+    assert store.find(receipt(0).session) is None
+
+
+def test_two_files_bound_what_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "receipts"
+    store = ReceiptStore(path, limit=2000)
+    for number in range(40):
+        store.add(receipt(number))
+    kept = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) <= 2
+    assert kept < 2 * 2000 + 2000
+    assert store.find(receipt(39).session) == receipt(39)
+    assert store.find(receipt(0).session) is None
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "receipts"
+    store = ReceiptStore(path)
+    store.add(receipt(0))
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(DiskFullError):
+            store.add(receipt(1))
+    store.add(receipt(2))
+    assert list(store.all()) == [receipt(0), receipt(2)]
+
+
+def test_a_directory_in_its_place_is_a_data_directory_error(tmp_path: Path) -> None:
+    (tmp_path / "receipts").mkdir()
+    with pytest.raises(DataDirError):
+        ReceiptStore(tmp_path / "receipts")
