@@ -247,7 +247,7 @@ def _testnet(options: argparse.Namespace) -> None:
     )
     if options.report is not None:
         datadir.write_whole(options.report, summary.to_json().encode())
-    terminal.show_summary(summary)
+    terminal.show(terminal.summary_table(summary))
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -215,4 +215,5 @@ def _donors(members: list[Member]) -> list[PeerId]:
 
 def _newest_round(checkpoints: Path) -> int:
     """The round in the name of the newest checkpoint; 0 if there is none."""
-    return max((int(path.name.removeprefix("round-")) for path in checkpoints.glob("round-[0-9]*")), default=0)
+    numbers = [path.name.removeprefix("round-") for path in checkpoints.glob("round-*")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)

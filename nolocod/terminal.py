@@ -20,12 +20,19 @@ from nolocod.status.table import SwarmRow, node_table, swarm_lines, swarm_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.console import RenderableType
+
     from nolocod.config import DataDir
     from nolocod.status.state import StatusReport
     from nolocod.testnet import Summary
 
 _LINES_EVERY = 5.0
 """Seconds between two blocks of lines where the output is no terminal."""
+
+
+def show(what: RenderableType) -> None:
+    """Print to standard output."""
+    Console(highlight=False).print(what)
 
 
 def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
@@ -79,8 +86,8 @@ def _rows(reports: list[StatusReport | None]) -> list[SwarmRow]:
     return [SwarmRow(f"node-{index}", report) for index, report in enumerate(reports)]
 
 
-def show_summary(summary: Summary) -> None:
-    """Print what a testnet came to."""
+def summary_table(summary: Summary) -> RenderableType:
+    """What a testnet came to."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node", no_wrap=True)
     for name in ("steps", "paired", "solo", "tokens", "val. before", "after", "sent", "received"):
@@ -103,7 +110,7 @@ def show_summary(summary: Summary) -> None:
     spread = "-" if summary.weight_std is None else f"{summary.weight_std:.2e}"
     facts.add_row("standard deviation of weights across nodes", spread)
     facts.add_row("took", f"{summary.seconds:.0f} s" + (", interrupted" if summary.interrupted else ""))
-    Console(highlight=False).print(Group("", table, "", facts))
+    return Group("", table, "", facts)
 
 
 def _loss(loss: float | None) -> str:

@@ -11,7 +11,15 @@ import pytest
 
 from nolocod import datadir
 from nolocod.config import DataDir
-from nolocod.errors import DataDirError, DataDirInUseError, DiskFullError, ManifestError, NotRunningError, RunFileError, WrongRunError
+from nolocod.errors import (
+    DataDirError,
+    DataDirInUseError,
+    DiskFullError,
+    ManifestError,
+    NotRunningError,
+    RunFileError,
+    WrongRunError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
