@@ -36,7 +36,7 @@ fi
 
 echo "setup: installing into $venv (one to five minutes, once)" >&2
 "$python" -m venv --clear "$venv" >&2 || fail "$python cannot make a virtual environment. On Debian: apt install python3-venv."
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@" >&2; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@" >&2; }
 
 # torch first and at exactly one version: resolving a range of it can fetch gigabytes of CUDA libraries.
 torch=$(grep '^torch==' "$root/constraints.txt")
