@@ -83,7 +83,7 @@ def verdict(contacts: Sequence[Contact], causes: dict[PeerId, LocalError | Remot
         f"{addresses[0] if addresses else short(peer)}: {causes[peer].cause if peer in causes else 'timed out.'}"
         for peer, addresses in contacts
     )
-    everybody = len(errors) == len(contacts)
+    everybody = bool(contacts) and len(errors) == len(contacts)
     if everybody and all(isinstance(error, OtherRunError) for error in errors):
         return WrongRunError(words)
     if everybody and all(isinstance(error, (PeerVersionError, VersionError)) for error in errors):
@@ -123,7 +123,7 @@ class Discovery:
         if not contacts:
             return
         causes = await self._contact_all(contacts)
-        if len(causes) < len(contacts):
+        if causes is None:
             return
         named = verdict(self._bootstrap, {peer: causes[peer] for peer, _ in self._bootstrap if peer in causes})
         if isinstance(named, NoBootstrapError):
@@ -131,9 +131,10 @@ class Discovery:
         else:
             raise named
 
-    async def _contact_all(self, contacts: Sequence[Contact]) -> dict[PeerId, LocalError | RemoteError]:
-        """Contact all at once, until one answers; return the causes of those that failed before it."""
+    async def _contact_all(self, contacts: Sequence[Contact]) -> dict[PeerId, LocalError | RemoteError] | None:
+        """Contact all at once, until one answers: None then, else the causes of those that failed in time."""
         causes: dict[PeerId, LocalError | RemoteError] = {}
+        answered = trio.Event()
 
         async def attempt(peer: PeerId, addresses: Sequence[str]) -> None:
             try:
@@ -141,13 +142,14 @@ class Discovery:
             except RemoteError as error:
                 causes[peer] = error
             else:
+                answered.set()
                 scope.cancel()
 
         with trio.move_on_after(self._timing.bootstrap) as scope:
             async with trio.open_nursery() as nursery:
                 for peer, addresses in contacts:
                     nursery.start_soon(attempt, peer, addresses)
-        return causes
+        return None if answered.is_set() else causes
 
     async def run(self, members: Callable[[], Sequence[Contact]]) -> None:
         """Look for members until cancelled: often while there are none, now and then when there are."""

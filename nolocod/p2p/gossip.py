@@ -146,11 +146,10 @@ class Gossip:
             self.learn(body.gossip.heartbeats)
             return pb.Body(gossip=pb.Gossip(heartbeats=[self._beat, *view] if body.gossip.answer else []))
 
-        try:
-            await answer(stream, self._terms, reply)
-        except RemoteError as error:
-            self.trouble(error)
-            raise
+        refused = await answer(stream, self._terms, reply)
+        if refused is not None:
+            self.trouble(refused)
+            return
         self.heard_directly[stream.remote] = trio.current_time()
 
     def learn(self, heartbeats: Iterable[bytes]) -> None:

@@ -99,7 +99,7 @@ async def open_host(
             yield host
         finally:
             with shielded(2.0):
-                await host.disconnect_all()
+                await host.close()
             nursery.cancel_scope.cancel()
 
 
@@ -265,7 +265,10 @@ class Host:
             if scope.cancelled_caught:
                 await abort(connection)
 
-    async def disconnect_all(self) -> None:
+    async def close(self) -> None:
+        """Stop listening, then close all connections: libp2p left to itself keeps late ones open."""
+        for listener in list(self._swarm.listeners.values()):
+            await listener.close()
         async with trio.open_nursery() as nursery:
             for peer in list(self._swarm.connections):
                 nursery.start_soon(self.disconnect, PeerId(str(peer)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import PeerTooSlowError, PeerUnavailableError, VersionError
+from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, VersionError
 from nolocod.p2p.addresses import split
 from nolocod.p2p.dht import open_dht
 from nolocod.p2p.discovery import Discovery, find_run
@@ -51,9 +51,15 @@ async def open_mesh(
     """Listen and be ready to find a run. Raises PortTakenError or UsageError."""
     bootstrap = [contact(text) for text in config.bootstrap]
     book = Peerbook(config.paths.peers, emit)
+    raised: NolocodError | None = None
     async with open_host(identity, config.listen, config.announce, emit, HostLimits()) as host, trio.open_nursery() as nursery:
-        yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))
+        try:
+            yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))
+        except NolocodError as error:
+            raised = error  # on its own, not in a group for each nursery around it
         nursery.cancel_scope.cancel()
+    if raised is not None:
+        raise raised
 
 
 def contact(text: str) -> Contact:

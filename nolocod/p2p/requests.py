@@ -64,10 +64,11 @@ async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
     return answer
 
 
-async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Body]) -> None:
+async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Body]) -> RemoteError | None:
     """Read one question and send what `reply` makes of it; the stream is closed by whoever called.
 
-    Raises the RemoteError that made it impossible, after telling the peer where that helps.
+    Returns the error for which the question was refused, if it was; the peer was told, and its stream must
+    not be reset before it has read that. Raises RemoteError for what cannot be answered at all.
     """
     try:
         with trio.fail_after(terms.seconds):
@@ -76,8 +77,9 @@ async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Bod
             except (OtherRunError, PeerVersionError, RefusedError) as error:
                 refuse = pb.Refuse(code=error.code, reason=error.cause)
                 await _send(stream, pb.Body(refuse=refuse), terms)
-                raise
+                return error
             await _send(stream, told, terms)
+            return None
     except trio.TooSlowError as error:
         raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from error
 

@@ -1,0 +1,283 @@
+"""Whole meshes on loopback: several nodes in one process find, lose and refuse each other."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+
+from nolocod.config import Address, NodeConfig
+from nolocod.errors import (
+    NoBootstrapError,
+    OtherRunError,
+    PeerUnavailableError,
+    PeerVersionError,
+    UsageError,
+    VersionError,
+    WrongRunError,
+)
+from nolocod.events import Event, PeerLost, PeerSeen, Troubled
+from nolocod.identity import Identity, PeerId
+from nolocod.manifest import Manifest, Sealed, seal
+from nolocod.p2p import requests
+from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.timing import Timing
+from nolocod.proto import envelope
+from nolocod.terms import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nolocod.p2p.streams import Stream
+
+QUICK = Timing(heartbeat=0.2, live=3.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0, ping=15.0, pong=5.0)
+STILL = replace(QUICK, heartbeat=60.0, live=600.0)
+
+
+def a_run(name: str = "test") -> Sealed:
+    return seal(Manifest(name=name, model={"model_type": "llama"}), Identity.generate())
+
+
+@dataclass
+class Node:
+    """A node that is to be opened, and what it tells once it is."""
+
+    data_dir: Path
+    identity: Identity = field(default_factory=Identity.generate)
+    bootstrap: tuple[str, ...] = ()
+    timing: Timing = QUICK
+    standing: Standing = field(default_factory=lambda: Standing(5, 100, 2.5))
+    state: str = "training"
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    def own(self) -> tuple[Standing, str]:
+        return self.standing, self.state
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mesh]:
+        self.data_dir.mkdir(exist_ok=True)
+        config = NodeConfig(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=Address("127.0.0.1", 0))
+        async with open_mesh(config, self.identity, self.events.append, rng=random.Random(7), timing=self.timing) as mesh:
+            yield mesh
+
+    @asynccontextmanager
+    async def member(self, sealed: Sealed) -> AsyncIterator[Mesh]:
+        async with self.open() as mesh:
+            await mesh.enter(sealed, self.own)
+            yield mesh
+
+    def troubles(self) -> set[str]:
+        return {event.code for event in self.events if isinstance(event, Troubled)}
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    with trio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in other nodes
+            await trio.sleep(0.02)
+
+
+async def test_six_nodes_find_each_other_through_one_bootstrap(tmp_path: Path) -> None:
+    sealed, count = a_run(), 6
+    async with AsyncExitStack() as stack:
+        meshes: list[Mesh] = []
+        nodes: list[Node] = []
+        for number in range(count):
+            bootstrap = meshes[0].addresses[:1] if meshes else ()
+            nodes.append(Node(tmp_path / str(number), bootstrap=bootstrap, standing=Standing(number, 0, 1.0)))
+            mesh = await stack.enter_async_context(nodes[-1].open())
+            found = await mesh.find_run() if meshes else sealed
+            assert found == sealed
+            await mesh.enter(found, nodes[-1].own)
+            meshes.append(mesh)
+        for mesh, node in zip(meshes, nodes, strict=True):
+            live = await mesh.wait_members(count - 1, 10.0)
+            assert {member.peer_id for member in live} == {other.peer_id for other in nodes} - {node.peer_id}
+        rounds = {member.peer_id: member.standing.round for member in meshes[0].live()}
+        assert rounds == {node.peer_id: number for number, node in enumerate(nodes) if number}
+        assert {event.peer_id for event in nodes[0].events if isinstance(event, PeerSeen)} == set(rounds)
+
+
+async def test_a_newcomer_contacts_everybody_at_once(tmp_path: Path) -> None:
+    sealed = a_run()
+    first, second, third = (Node(tmp_path / name, timing=STILL) for name in "abc")
+    async with first.member(sealed) as ann:
+        second.bootstrap = third.bootstrap = ann.addresses
+        async with second.member(sealed) as bob, third.member(sealed):
+            await ann.wait_members(2)
+            assert len(await bob.wait_members(2)) == 2, "told by the newcomer itself: nobody beats for a minute"
+
+
+async def test_a_node_that_vanishes_is_dropped_and_one_that_leaves_is_so_at_once(tmp_path: Path) -> None:
+    sealed = a_run()
+    first, second, third = (Node(tmp_path / name) for name in "abc")
+    async with first.member(sealed) as ann:
+        second.bootstrap = third.bootstrap = ann.addresses
+        async with AsyncExitStack() as short_lived:
+            await short_lived.enter_async_context(second.member(sealed))
+            async with third.member(sealed) as cyd:
+                await ann.wait_members(2)
+                await cyd.leave()
+                await until(lambda: PeerLost(third.peer_id, "it left") in first.events)
+                assert [member.peer_id for member in ann.live()] == [second.peer_id]
+        await until(lambda: any(event.peer_id == second.peer_id for event in first.events if isinstance(event, PeerLost)))
+        assert ann.live() == []
+
+
+async def test_a_restart_without_bootstrap_goes_by_the_peer_book(tmp_path: Path) -> None:
+    sealed = a_run()
+    boot, stays, restarts = (Node(tmp_path / name) for name in "abc")
+    async with stays.member(sealed) as stayed:
+        boot.bootstrap = stayed.addresses
+        async with boot.member(sealed) as at_boot:
+            restarts.bootstrap = at_boot.addresses
+            async with restarts.member(sealed) as mesh:
+                await mesh.wait_members(2)
+                await mesh.leave()
+        async with restarts.open() as again:
+            assert (await again.find_run()).run_id == sealed.run_id
+            await again.enter(sealed, restarts.own)
+            assert stays.peer_id in {member.peer_id for member in await again.wait_members(1)}
+            await until(lambda: restarts.peer_id in {member.peer_id for member in stayed.live()})
+
+
+async def test_a_node_alone_goes_on_looking(tmp_path: Path) -> None:
+    sealed = a_run()
+    first, late = Node(tmp_path / "a"), Node(tmp_path / "b")
+    async with late.member(sealed) as mesh:
+        address = mesh.addresses
+        async with AsyncExitStack() as stack:
+            first.bootstrap = (address[0].replace(f"/p2p/{late.peer_id}", f"/p2p/{Identity.generate().peer_id}"),)
+            alone = await stack.enter_async_context(first.member(sealed))
+            assert first.troubles() == {NoBootstrapError.entry.code}
+            late_too = Node(tmp_path / "c", bootstrap=alone.addresses)
+            await stack.enter_async_context(late_too.member(sealed))
+            assert len(await alone.wait_members(1)) == 1
+
+
+async def test_the_manifest_is_checked_and_comes_from_whoever_answers_first(tmp_path: Path) -> None:
+    sealed = a_run()
+    dead = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+    first = Node(tmp_path / "a")
+    async with first.member(sealed) as mesh, Node(tmp_path / "b", bootstrap=(dead, *mesh.addresses)).open() as newcomer:
+        with trio.fail_after(QUICK.bootstrap / 2):
+            assert await newcomer.find_run() == sealed
+
+
+async def test_no_bootstrap_names_each_address_and_cause(tmp_path: Path) -> None:
+    peer = Identity.generate().peer_id
+    other = Node(tmp_path / "other")
+    async with other.open() as runless:
+        wrong_id = runless.addresses[0].replace(other.peer_id, peer)
+        asked = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}", wrong_id, runless.addresses[0])
+        async with Node(tmp_path / "a", bootstrap=asked, timing=replace(QUICK, bootstrap=2.0)).open() as mesh:
+            with pytest.raises(NoBootstrapError) as caught:
+                await mesh.find_run()
+    assert "tcp/1: " in caught.value.cause
+    for cause in ("connection refused", "another peer", "does not know the protocol"):
+        assert cause in caught.value.cause
+
+
+async def test_no_bootstrap_at_all(tmp_path: Path) -> None:
+    async with Node(tmp_path / "a").open() as mesh:
+        with pytest.raises(NoBootstrapError, match="no bootstrap address was given"):
+            await mesh.find_run()
+    with pytest.raises(UsageError, match="--bootstrap"):
+        async with Node(tmp_path / "a", bootstrap=("nonsense",)).open():
+            pytest.fail("opened")
+
+
+async def test_another_run_is_named_on_both_sides(tmp_path: Path) -> None:
+    ours, theirs = a_run("ours"), a_run("theirs")
+    first = Node(tmp_path / "a")
+    async with first.member(ours) as mesh, Node(tmp_path / "b", bootstrap=mesh.addresses).open() as stray:
+        with pytest.raises(WrongRunError) as caught:
+            await stray.enter(theirs, first.own)
+        assert ours.run_id in caught.value.cause
+        assert theirs.run_id in caught.value.cause
+        await until(lambda: OtherRunError.entry.code in first.troubles())
+        assert mesh.live() == []
+
+
+async def test_another_major_version_is_named_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = a_run()
+    first, second = Node(tmp_path / "a"), Node(tmp_path / "b")
+    ours = envelope.seal
+
+    def seal_as_newer(body: envelope.pb.Body, identity: Identity) -> bytes:
+        sealed_envelope = envelope.pb.Envelope.FromString(ours(body, identity))
+        sealed_envelope.major = 2 if identity == second.identity else 1
+        return sealed_envelope.SerializeToString()
+
+    monkeypatch.setattr(requests, "seal", seal_as_newer)
+    async with first.member(sealed) as mesh:
+        second.bootstrap = mesh.addresses
+        async with second.open() as newer:
+            with pytest.raises(VersionError, match=r"2\.0.*1\.0"):
+                await newer.enter(sealed, second.own)
+        assert PeerVersionError.entry.code in first.troubles()
+        assert mesh.live() == []
+
+
+async def test_a_manifest_for_another_major_version_is_refused(tmp_path: Path) -> None:
+    sealed = a_run()
+    newer = seal(msgspec.structs.replace(sealed.manifest, protocol=2), Identity.generate())
+    async with Node(tmp_path / "a").open() as mesh:
+        with pytest.raises(VersionError, match="protocol version 2"):
+            await mesh.enter(newer, lambda: (Standing(0, 0, 0.0), "training"))
+
+
+async def test_streams_by_peer_id_alone(tmp_path: Path) -> None:
+    sealed = a_run()
+    first, second = Node(tmp_path / "a"), Node(tmp_path / "b")
+    async with first.member(sealed) as ann:
+        second.bootstrap = ann.addresses
+        async with AsyncExitStack() as stack:
+            bob = await stack.enter_async_context(second.member(sealed))
+
+            async def shout(stream: Stream) -> None:
+                await stream.write((await stream.read_exactly(3)).upper())
+
+            bob.serve("/test/shout", shout)
+            await ann.wait_members(1)
+            stream = await ann.dial(second.peer_id, "/test/shout")
+            await stream.write(b"hey")
+            assert await stream.read_exactly(3) == b"HEY"
+            assert ann.connections()[second.peer_id] == "inbound"
+            assert ann.partner(Standing(5, 0, 0.0)) == second.peer_id
+            assert ann.partner(Standing(9, 0, 0.0)) is None, "too many rounds away"
+            assert ann.partner(Standing(5, 0, 0.0), {second.peer_id}) is None
+        with pytest.raises(PeerUnavailableError):
+            await ann.dial(second.peer_id, "/test/shout")
+        assert ann.partner(Standing(5, 0, 0.0)) is None, "who cannot be reached is no partner"
+
+
+async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = a_run()
+    timing = replace(STILL, ping=0.6, pong=0.3)
+    first, second = Node(tmp_path / "a", timing=timing), Node(tmp_path / "b", timing=timing)
+    async with first.member(sealed) as ann:
+        second.bootstrap = ann.addresses
+        async with second.member(sealed) as bob:
+            await ann.wait_members(1)
+            pinged = len(ann.connections())
+            await trio.sleep(1.0)
+            assert pinged == len(ann.connections()) == 1, "a good connection passes its pings"
+
+            async def hang(stream: Stream) -> None:
+                await trio.sleep_forever()
+
+            bob.serve("/ipfs/ping/1.0.0", hang)
+            await until(lambda: not ann.connections())
+            assert ann.partner(Standing(5, 0, 0.0)) is None
