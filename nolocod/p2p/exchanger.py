@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -112,6 +112,7 @@ class Exchanger:
         return channel
 
     def _unanswered(self, machine: Exchange, error: RemoteError) -> Ended:
+        outcome: Literal["unreachable", "refused", "aborted"]
         match error:
             case PeerUnavailableError() | PeerTooSlowError():
                 outcome = "unreachable"
@@ -119,13 +120,12 @@ class Exchanger:
                 outcome = "refused"
             case _:
                 outcome = "aborted"
-        return Ended(outcome, machine.partner, machine.session, error=error.code, reason=error.cause)  # type: ignore[arg-type]  # one of the three literals above
+        return Ended(outcome, machine.partner, machine.session, error=error.code, reason=error.cause)
 
     def _declined(self, machine: Exchange) -> Ended:
         code, reason = machine.verdict
-        outcome = "busy" if code == PeerBusyError.entry.code else "refused"
         return Ended(
-            outcome,  # type: ignore[arg-type]  # one of the two literals above
+            "busy" if code == PeerBusyError.entry.code else "refused",
             machine.partner,
             machine.session,
             error=code,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nolocod.terms import Description, Desk
 
 _DECIDED = (State.DECIDED, State.COMMITTED)
-_STOPPED = "NLC-200"
+_STOPPED = RemoteError.entry.code
 _FIRST_PAUSE = 0.25
 """Seconds before the second redial; each pause is twice the one before."""
 
@@ -97,14 +97,15 @@ class Session:
         """How the exchange stands; final once `run` is over, however it ended."""
         machine = self.machine
         code, reason = machine.verdict
+        outcome: Literal["committed", "in_doubt", "aborted"]
         if machine.state in _DECIDED:
             outcome, code, reason = "committed", "", ""
         elif machine.state is State.IN_DOUBT:
-            outcome, code, reason = "in_doubt", "NLC-201", "the partner's decision could not be learnt"
+            outcome, code, reason = "in_doubt", PeerUnavailableError.entry.code, "the partner's decision could not be learnt"
         else:
             outcome = "aborted"
         return Ended(
-            outcome,  # type: ignore[arg-type]  # one of the three literals above
+            outcome,
             machine.partner,
             machine.session,
             machine.sent,

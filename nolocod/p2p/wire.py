@@ -81,20 +81,24 @@ class Channel:
 
     async def close(self) -> None:
         """Let go of the stream: in order if that is possible at once, or else by reset."""
-        with trio.move_on_after(self._limits.abort_seconds, shield=True) as scope, suppress(RemoteError):
+        with self._moment() as scope, suppress(RemoteError):
             await (self._stream.reset() if self._torn else self._stream.close())
         if scope.cancelled_caught:
             await self.reset()
 
     async def reset(self) -> None:
-        with trio.move_on_after(self._limits.abort_seconds, shield=True), suppress(RemoteError):
+        with self._moment(), suppress(RemoteError):
             await self._stream.reset()
 
     async def last_words(self, raw: bytes) -> None:
         """Send an envelope if that is possible within a moment, and close."""
-        with trio.move_on_after(self._limits.abort_seconds, shield=True), suppress(RemoteError):
+        with self._moment(), suppress(RemoteError):
             await self.send_envelope(raw)
         await self.close()
+
+    def _moment(self) -> trio.CancelScope:
+        """For what is still to be done when all else is cancelled."""
+        return trio.CancelScope(deadline=trio.current_time() + self._limits.abort_seconds, shield=True)
 
     @asynccontextmanager
     async def _frame(self) -> AsyncIterator[None]:

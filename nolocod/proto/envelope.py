@@ -11,7 +11,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from nolocod.errors import OtherRunError, PeerVersionError, ProtocolError
-from nolocod.identity import Identity, PeerId, verify
+from nolocod.identity import Identity, PeerId, short, verify
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.limits import Limits
 from nolocod.terms import Standing
@@ -58,11 +58,11 @@ def open_envelope(
     body = _parse(pb.Body(), envelope.body)
     verify(body.sender, _DOMAIN + envelope.body, envelope.signature)
     if remote is not None and body.sender != remote:
-        raise ProtocolError(f"{remote[-8:]} sent a message in the name of {body.sender[-8:]}.")
+        raise ProtocolError(f"{short(remote)} sent a message in the name of {short(body.sender)}.")
     if body.receiver != receiver and (body.receiver or body.WhichOneof("content") != _TO_ALL):
-        raise ProtocolError(f"a message of {body.sender[-8:]} is meant for another peer.")
+        raise ProtocolError(f"a message of {short(body.sender)} is meant for another peer.")
     if run_id is not None and body.run_id != run_id:
-        raise OtherRunError(f"peer {body.sender[-8:]} is in run {body.run_id[:64]!r}, this node in run {run_id!r}.")
+        raise OtherRunError(f"peer {short(body.sender)} is in run {body.run_id[:64]!r}, this node in run {run_id!r}.")
     return body
 
 
@@ -115,9 +115,9 @@ class Dialogue:
     def admit(self, body: pb.Body) -> None:
         """Take an opened body as the partner's next; ProtocolError if it is of another session or not new."""
         if body.session != self.session:
-            raise ProtocolError(f"{self.partner[-8:]} sent a message of another session.")
+            raise ProtocolError(f"{short(self.partner)} sent a message of another session.")
         if body.sequence <= self._seen:
-            raise ProtocolError(f"{self.partner[-8:]} sent message {body.sequence} after message {self._seen}.")
+            raise ProtocolError(f"{short(self.partner)} sent message {body.sequence} after message {self._seen}.")
         self._seen = body.sequence
 
 

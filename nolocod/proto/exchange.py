@@ -15,7 +15,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod.errors import LocalError, ProtocolError
+from nolocod.errors import LocalError, PeerBusyError, ProtocolError
+from nolocod.identity import short
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
@@ -275,7 +276,7 @@ class Exchange:
                 self._other.standing = body.accept.standing
             case "busy":
                 self.retry_after = body.busy.retry_after_ms / 1000
-                self.verdict = ("NLC-208", readable(body.busy.reason))
+                self.verdict = (PeerBusyError.entry.code, readable(body.busy.reason))
             case "refuse":
                 self.verdict = (readable(body.refuse.code, 16), readable(body.refuse.reason))
             case "abort":
@@ -326,7 +327,7 @@ class Exchange:
         """What `TABLE` has after something came."""
         following = self._table[self.state].get(step)
         if following is None:
-            raise ProtocolError(f"{self.partner[-8:]} sent {step[1:]} to a side that is {self.state.name}.")
+            raise ProtocolError(f"{short(self.partner)} sent {step[1:]} to a side that is {self.state.name}.")
         return following
 
     def _step(self, step: str) -> None:
