@@ -1,8 +1,12 @@
-"""`nolocod bench training`: what the daemon costs the inner steps, measured side by side.
+"""`nolocod bench`: what the daemon costs.
 
-A bare PyTorch loop and one whole daemon (network process, trainer, solo outer steps, checkpoints) run
-the same model, data and batch on the same number of threads, in turn, pair by pair, so that a slow
-minute of the machine hits both. While one is measured the other is frozen (SIGSTOP) or not running.
+`training`: a bare PyTorch loop and one whole daemon (network process, trainer, solo outer steps,
+checkpoints) run the same model, data and batch on the same number of threads, in turn, pair by pair, so
+that a slow minute of the machine hits both. While one is measured the other is frozen (SIGSTOP) or not
+running.
+
+`node`: two daemons; the second one's way from its start to its first inner step, and the memory and
+the processor time of its network process after paired outer steps.
 """
 
 from __future__ import annotations
@@ -15,18 +19,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from nolocod import datadir, presets
+import psutil
+
+from nolocod import datadir, presets, testnet
 from nolocod.config import DataDir
 from nolocod.errors import LocalError, NotRunningError
 from nolocod.status import client
+from nolocod.testnet import Options as TestnetOptions
+from nolocod.testnet import Testnet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _START_SECONDS = 120.0
 
@@ -45,6 +54,14 @@ class Options:
     threads: int = 0
 
 
+class Result(Protocol):
+    """What every measurement gives."""
+
+    def to_text(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """Tokens per second of each pair, and what follows from them."""
@@ -56,6 +73,9 @@ class TrainingResult:
     def ratio(self) -> float:
         """Median over pairs of daemon / bare."""
         return statistics.median(daemon / bare for bare, daemon in zip(self.bare, self.daemon, strict=True))
+
+    def to_text(self) -> str:
+        return f"daemon / bare, median of {len(self.bare)} pairs: {self.ratio:.3f}"
 
     def to_json(self) -> str:
         return json.dumps({"bare_tokens_per_second": self.bare, "daemon_tokens_per_second": self.daemon, "ratio": self.ratio})
@@ -133,3 +153,69 @@ def _wait_training(paths: DataDir, process: subprocess.Popen[bytes]) -> None:
                 return
         time.sleep(0.1)
     raise BenchError(f"the daemon did not train within {_START_SECONDS:.0f} s (exit status {process.poll()}).")
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One joining node. Seconds, bytes, and a share of one core."""
+
+    join_seconds: float
+    resident: int
+    resident_peak: int
+    idle_cpu: float
+    paired: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def to_text(self) -> str:
+        return (
+            f"network process: {self.resident / 1e6:.0f} MB resident, {self.resident_peak / 1e6:.0f} MB at most; "
+            f"{self.idle_cpu:.1%} of a core between exchanges, after {self.paired} paired outer steps"
+        )
+
+
+def node(options: Options, say: Callable[[str], None]) -> NodeResult:
+    """Join a lone node, let the two pair twice, and then watch the joined one's network process."""
+    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
+        pair = Testnet(TestnetOptions(nodes=1, outer_steps=1_000_000, model=options.model), Path(folder))
+        try:
+            pair.start()
+            _until(pair, lambda: bool(pair.nodes[0].report and pair.nodes[0].report.inner_steps))
+            began = time.monotonic()
+            joined = pair.join()
+            _until(pair, lambda: bool(joined.report and joined.report.inner_steps))
+            joining = time.monotonic() - began
+            say(f"first inner step {joining:.1f} s after the start of `nolocod join`")
+            _until(pair, lambda: bool(joined.report and joined.report.outer_paired >= 2))
+            return _footprint(joined, options.seconds, joining)
+        finally:
+            pair.stop()
+
+
+def _until(pair: Testnet, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20 * _START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchError("the two daemons did not pair.")
+        time.sleep(0.1)
+        for one in pair.nodes:
+            one.poll()
+
+
+def _footprint(joined: testnet.Node, seconds: float, joining: float) -> NodeResult:
+    """Watch the network process for `seconds`; starts over when an exchange falls into them."""
+    process = psutil.Process(joined.process.pid)
+    while True:
+        joined.poll()
+        before, cpu, began = joined.report, sum(process.cpu_times()[:2]), time.monotonic()
+        time.sleep(seconds)
+        cpu, took = sum(process.cpu_times()[:2]) - cpu, time.monotonic() - began
+        joined.poll()
+        after = joined.report
+        if before is not None and after is not None and before.outer_paired == after.outer_paired:
+            peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
+            return NodeResult(joining, process.memory_info().rss, int(peak.split()[1]) * 1024, cpu / took, after.outer_paired)
+
+
+MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {"training": training, "node": node}

@@ -116,14 +116,14 @@ def _parser() -> argparse.ArgumentParser:
 
     testnet = add("testnet", _testnet, "Train on a local testnet of real daemons, and show it.")
     testnet.add_argument("--nodes", type=int, default=4)
-    testnet.add_argument("--outer-steps", type=int, default=12, metavar="N")
+    testnet.add_argument("--outer-steps", type=int, default=40, metavar="N")
     testnet.add_argument("--data", type=Path, metavar="PATH", help="text files or a folder (the standard library's sources)")
     testnet.add_argument("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json")
     testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     testnet.add_argument("--seed", type=int, default=0)
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
-    bench = add("bench", _bench, "Measure this machine: inner steps of a bare loop and of the daemon, side by side.")
-    bench.add_argument("what", choices=["training"])
+    bench = add("bench", _bench, "Measure what the daemon costs: its inner steps beside a bare loop, and a joining node.")
+    bench.add_argument("what", choices=["training", "node"])
     bench.add_argument("--model", default="small", metavar="NAME|FILE")
     bench.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     bench.add_argument("--pairs", type=int, default=5)
@@ -284,9 +284,10 @@ def _run_of(options: argparse.Namespace) -> Sealed:
 def _bench(options: argparse.Namespace) -> None:
     from nolocod import bench
 
-    say = (lambda _: None) if options.json else print
-    result = bench.training(bench.Options(options.model, options.seconds, options.pairs, options.threads), say)
-    if options.json:
-        print(result.to_json())
-    else:
-        print(f"daemon / bare, median of {len(result.bare)} pairs: {result.ratio:.3f}")
+    chosen = bench.Options(options.model, options.seconds, options.pairs, options.threads)
+    result = bench.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
+    print(result.to_json() if options.json else result.to_text())
+
+
+def _nothing(_: str) -> None:
+    """Says nothing."""

@@ -58,9 +58,9 @@ def local_run(model_config: dict[str, Any], *, rounds: int, seed: int, own_text:
             model=model_config,
             seed=seed,
             data=Data(source="text" if own_text else "stdlib"),
-            inner=Inner(steps=20, batch=8, sequence=128, learning_rate=3e-3, warmup_rounds=1.0),
+            inner=Inner(steps=10, batch=4, sequence=128, learning_rate=3e-3, warmup_rounds=2.0),
             outer=Outer(rounds=rounds),
-            evaluation=Evaluation(every=4, batches=8),
+            evaluation=Evaluation(every=10, batches=16),
         )
     except ValueError as error:
         raise RunFileError(f"{error}.") from error

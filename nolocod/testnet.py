@@ -44,7 +44,7 @@ class Options:
     """`outer_steps` is the run's goal; times in seconds."""
 
     nodes: int = 4
-    outer_steps: int = 12
+    outer_steps: int = 40
     data: Path | None = None
     model: str = "small"
     keep: Path | None = None
@@ -86,7 +86,7 @@ class Summary:
 
 
 @dataclass
-class _Node:
+class Node:
     """One daemon's process, and the last report that it gave."""
 
     paths: DataDir
@@ -113,7 +113,7 @@ class Testnet:
     def __init__(self, options: Options, root: Path) -> None:
         self._options = options
         self._root = root
-        self.nodes: list[_Node] = []
+        self.nodes: list[Node] = []
 
     def start(self) -> Sealed:
         """Found the run, bring up its first node, and have the others join it."""
@@ -128,15 +128,18 @@ class Testnet:
         run_file.write_text(presets.to_toml(manifest), encoding="utf-8")
         sealed = datadir.found(self._paths(0), run_file)
         self._spawn("start")
-        bootstrap = self._first_address()
         for _ in range(1, options.nodes):
-            self._spawn("join", "--bootstrap", bootstrap)
+            self.join()
         return sealed
+
+    def join(self) -> Node:
+        """Have one more node join through the first."""
+        return self._spawn("join", "--bootstrap", self._first_address())
 
     def _paths(self, index: int) -> DataDir:
         return DataDir(self._root / f"node-{index}")
 
-    def _spawn(self, command: str, *arguments: str) -> None:
+    def _spawn(self, command: str, *arguments: str) -> Node:
         paths = self._paths(len(self.nodes))
         log = self._root / f"{paths.root.name}.log"
         line = [sys.executable, "-m", "nolocod", command, "--data-dir", str(paths.root), "--listen", "127.0.0.1:0"]
@@ -146,7 +149,8 @@ class Testnet:
             line += ["--data", str(self._options.data.resolve())]
         with log.open("wb") as out:
             process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-        self.nodes.append(_Node(paths, process, log))
+        self.nodes.append(Node(paths, process, log))
+        return self.nodes[-1]
 
     def _first_address(self) -> str:
         deadline = time.monotonic() + _START_SECONDS
@@ -257,7 +261,7 @@ class _Measured:
     std: float | None
 
 
-def _measure(sealed: Sealed, nodes: list[_Node], options: Options) -> _Measured:
+def _measure(sealed: Sealed, nodes: list[Node], options: Options) -> _Measured:
     """The figures that no node can know by itself; torch is imported here for the first time."""
     from nolocod.trainer import offline
     from nolocod.trainer.pipe import Setup
