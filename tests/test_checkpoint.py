@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import safetensors.torch
@@ -16,7 +16,11 @@ from nolocod.config import DataDir
 from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, RejectedTensorError
 from nolocod.terms import Standing, describe
 from nolocod.trainer import checkpoint, offline
-from nolocod.trainer.replica import Replica
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.trainer.replica import Replica
 
 
 def steps(replica: Replica, count: int) -> None:

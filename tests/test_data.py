@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import datasets
 import numpy as np
@@ -18,6 +18,9 @@ from nolocod.manifest import Data, Inner, Manifest
 from nolocod.trainer.data import JsonTokenizer, local_tokens, make_tokenizer
 from nolocod.trainer.hub import Stream, open_hub
 from nolocod.trainer.windows import Position, Shard, Windows, permuted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SEQUENCE = 32
 

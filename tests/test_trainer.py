@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -12,15 +13,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_parts import MODEL, make_replica, sealed_run
+from trainer_parts import MODEL, make_replica, sealed_run, write_text
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.manifest import Inner, Manifest, Outer
 from nolocod.trainer import pipe
+from nolocod.trainer.bare import tokens_per_second
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.inner import learning_rate
 from nolocod.trainer.model import build, layout_of, pick_device, read_config
-from nolocod.trainer.replica import Replica
+
+if TYPE_CHECKING:
+    from nolocod.trainer.replica import Replica
 
 
 def boxes(replica: Replica) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,6 +151,10 @@ def test_inner_steps_are_those_of_plain_pytorch(tmp_path: Path) -> None:
         optimizer.zero_grad()
     assert (ours.theta - other.theta).abs().max() < 2e-5
     assert ours.standing.tokens == 6 * 2 * 2 * 32
+
+
+def test_the_bare_loop_runs_the_same_model_and_data(tmp_path: Path) -> None:
+    assert tokens_per_second(sealed_run().manifest, write_text(tmp_path), tmp_path / "cache", 3, "cpu") > 100
 
 
 # --- schedule

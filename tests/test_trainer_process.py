@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+import torch
 import trio
 import trio.testing
+from safetensors.torch import load_file
 from trainer_parts import sealed_run, setup_for
 
-from nolocod.errors import DataError, NolocodError, RejectedTensorError, TrainerError
+from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.events import Checkpointed, Evaluated, Event, InnerSteps
-from nolocod.manifest import Data, Evaluation, Inner, Outer
-from nolocod.terms import Standing, describe
+from nolocod.manifest import Data, Outer
+from nolocod.terms import describe
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from nolocod.manifest import Sealed
@@ -69,133 +71,123 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         applied = await alice.apply(7)
         assert (applied.round, applied.inner_steps, applied.spread) == (7, 4, spread)
         await bob.apply(0)
+        assert (alice.standing.round, bob.standing.round) == (7, 1)
+        weights = []
         for trainer in (alice, bob):
-            await trainer.pause()
-        # Blocking runs stop exactly at the boundary, so both hold the same slow weights and nothing else.
-        weights = [(await trainer.dump(tmp_path / "weights")).description.root for trainer in (alice, bob)]
-        assert alice.standing.round == 7
-        assert bob.standing.round == 1
-        assert weights[0] != weights[1]  # the metadata names the round
+            await trainer.dump(tmp_path / "weights")
+            weights.append(load_file(tmp_path / "weights"))
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        # A blocking run waits at the boundary, and when its patience ends it trains on by itself.
+        await alice.load(setup_for(sealed_run(outer=Outer(blocking=True, patience=0.2)), tmp_path, "alice"))
+        await alice.train()
+        await alice.wait_boundary()
+        assert alice.steps_since_outer == 4
+        while alice.steps_since_outer == 4:
+            await alice._moved.wait()
         steps = [event for event in events if isinstance(event, InnerSteps)]
         assert [event.steps for event in steps][:2] == [2, 2]
         assert steps[0].tokens == 2 * 2 * 32
 
 
-async def test_a_paused_trainer_keeps_its_checkpoint_and_resumes_from_it(tmp_path: Path) -> None:
+async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
+    """One child, three loads: a node that checkpoints, itself resumed, a newcomer with its weights."""
     sealed = sealed_run()
     events: list[Event] = []
-    async with loaded(sealed, tmp_path, "alice", events) as alice:
-        await alice.train()
-        await alice.wait_boundary()
-        await alice.pause()
-        solo = await alice.solo()
+    async with loaded(sealed, tmp_path, "alice", events) as trainer:
+        await trainer.train()
+        await trainer.wait_boundary()
+        await trainer.pause()
+        solo = await trainer.solo()
         assert (solo.round, solo.spread) == (1, None)
-        done = alice.inner_steps
-        event = await alice.checkpoint()
-        assert isinstance(event, Checkpointed)
-        assert event in events
-        loss = await alice.evaluate()
-        at_end = alice.standing
-    async with loaded(sealed, tmp_path, "alice") as again:
-        assert again.inner_steps == done >= 4
-        assert again.standing == at_end
-        assert await again.evaluate() == loss
-
-
-async def test_evaluations_come_by_themselves(tmp_path: Path) -> None:
-    events: list[Event] = []
-    async with loaded(sealed_run(evaluation=Evaluation(every=2, batches=1)), tmp_path, "alice", events) as alice:
-        for _ in range(4):
-            await alice.solo()
-        await alice.pause()  # answered after the evaluations
-    assert [event.round for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
-
-
-async def test_a_newcomer_takes_its_donor_s_weights_and_standing(tmp_path: Path) -> None:
-    sealed = sealed_run()
-    async with loaded(sealed, tmp_path, "alice") as alice:
-        await alice.solo()
-        dumped = await alice.dump(tmp_path / "weights")
+        done = trainer.inner_steps
+        saved = await trainer.checkpoint()
+        assert isinstance(saved, Checkpointed)
+        assert saved in events
+        loss = await trainer.evaluate()
+        standing = trainer.standing
+        dumped = await trainer.dump(tmp_path / "weights")
+        assert dumped.standing == standing
         assert dumped.description == describe(memoryview((tmp_path / "weights").read_bytes()))
+
+        resumed = await trainer.load(setup_for(sealed, tmp_path, "alice"))
+        assert (resumed.source, resumed.standing) == ("checkpoint", standing)
+        assert trainer.inner_steps == done >= 4
+        assert await trainer.evaluate() == loss
+
+        given = setup_for(sealed, tmp_path, "bob", weights=tmp_path / "weights", standing=standing)
+        joined = await trainer.load(given)
+        assert (joined.source, joined.standing, trainer.standing) == ("snapshot", standing, standing)
+        assert joined.box_size == 4 * joined.parameters == trainer.outbox.size
+        assert trainer.inner_steps == 0
+        assert await trainer.evaluate() == loss  # the solo step left theta = phi
+
+
+async def test_one_trainer_through_faults(tmp_path: Path) -> None:
+    """One child that is given everything that may go wrong, and goes on until it is killed."""
+    events: list[Event] = []
     with trio.fail_after(DEADLINE):
-        async with open_trainer(lambda event: None) as bob:
-            standing = Standing(1, 999, 3.0)
-            setup = setup_for(sealed, tmp_path, "bob", weights=tmp_path / "weights", standing=standing)
-            result = await bob.load(setup)
-            assert (result.source, result.standing, bob.standing) == ("snapshot", standing, standing)
-            assert result.box_size == 4 * result.parameters == bob.outbox.size
+        async with open_trainer(events.append) as trainer:
+            child = child_of(trainer)
+            await reports_what_the_user_did_wrong(trainer, tmp_path)
+            await trainer.load(setup_for(sealed_run(), tmp_path))
+            assert [event.round for event in events if isinstance(event, Evaluated)] == [0]
+            await rejects_a_bad_tensor(trainer)
+            await drops_the_answer_to_a_cancelled_command(trainer, child)
+            for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's business
+                child.send_signal(number)
+            assert (await trainer.solo()).round == 3
+            await trainer.solo()
+            await trainer.pause()  # answered after the evaluations, which come every second round by themselves
+            assert [event.round for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
+            await is_noticed_when_killed(trainer, child)
 
 
-async def test_blocking_runs_wait_at_the_boundary_and_no_longer_than_patience(tmp_path: Path) -> None:
-    sealed = sealed_run(inner=Inner(steps=2, batch=2, sequence=32), outer=Outer(blocking=True, patience=0.3))
-    async with loaded(sealed, tmp_path, "alice") as alice:
-        await alice.train()
-        await alice.wait_boundary()
-        assert alice.steps_since_outer == 2
-        await alice.snapshot()
-        assert alice.steps_since_outer == 2
-        while alice.steps_since_outer == 2:  # the patience ends, and training goes on by itself
-            await alice._moved.wait()
-        assert alice.steps_since_outer > 2
+async def reports_what_the_user_did_wrong(trainer: TrainerProcess, folder: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere does not exist") as caught:
+        await trainer.load(setup_for(sealed_run(), folder, data=folder / "nowhere"))
+    assert caught.value.code == "NLC-120"
+    with pytest.raises(TrainerError, match="no model is loaded"):
+        await trainer.solo()
+    bad = sealed_run(data=Data(source="text", tokenizer="{"))
+    with pytest.raises(RunFileError, match=r"data\.tokenizer"):
+        await trainer.load(setup_for(bad, folder))
 
 
-async def test_a_killed_child_is_noticed_by_whoever_waits(tmp_path: Path) -> None:
-    async with loaded(sealed_run(), tmp_path, "alice") as alice:
+async def rejects_a_bad_tensor(trainer: TrainerProcess) -> None:
+    await trainer.snapshot()
+    trainer.inbox.view(0, 4)[:] = b"\xff\xff\xff\x7f"
+    with pytest.raises(RejectedTensorError):
+        await trainer.inspect()
+    await trainer.discard()
+    with pytest.raises(TrainerError, match="without a snapshot"):
+        await trainer.apply(0)
+    assert (await trainer.solo()).round == 1
+
+
+async def drops_the_answer_to_a_cancelled_command(trainer: TrainerProcess, child: psutil.Process) -> None:
+    child.suspend()  # so that the answer cannot come before the cancellation
+    with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-
-            async def expect_death(wait: object) -> None:
-                with pytest.raises(TrainerError, match="SIGKILL"):
-                    await wait()  # type: ignore[operator] # a bound coroutine function
-
-            nursery.start_soon(expect_death, alice.wait_dead)
-            nursery.start_soon(expect_death, alice.wait_boundary)
+            nursery.start_soon(trainer.snapshot)
             await trio.testing.wait_all_tasks_blocked()
-            child_of(alice).kill()
+            scope.cancel()
+    child.resume()
+    assert scope.cancelled_caught
+    assert (await trainer.solo()).round == 2
+
+
+async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process) -> None:
+    async def expect_death(wait: Callable[[], Awaitable[None]]) -> None:
         with pytest.raises(TrainerError, match="SIGKILL"):
-            await alice.snapshot()
+            await wait()
 
-
-async def test_what_the_user_did_wrong_comes_back_as_its_own_error(tmp_path: Path) -> None:
-    with trio.fail_after(DEADLINE):
-        async with open_trainer(lambda event: None) as trainer:
-            with pytest.raises(DataError, match=r"nowhere does not exist") as caught:
-                await trainer.load(setup_for(sealed_run(), tmp_path, data=tmp_path / "nowhere"))
-            assert caught.value.code == "NLC-120"
-            with pytest.raises(TrainerError, match="no model is loaded"):
-                await trainer.solo()
-            bad = sealed_run(data=Data(source="text", tokenizer="{"))
-            with pytest.raises(NolocodError, match="NLC-101"):
-                await trainer.load(setup_for(bad, tmp_path))
-
-
-async def test_a_bad_tensor_is_rejected_and_the_trainer_goes_on(tmp_path: Path) -> None:
-    async with loaded(sealed_run(), tmp_path, "alice") as alice:
-        await alice.snapshot()
-        alice.inbox.view(0, 4)[:] = b"\xff\xff\xff\x7f"
-        with pytest.raises(RejectedTensorError):
-            await alice.inspect()
-        await alice.discard()
-        assert (await alice.solo()).round == 1
-
-
-async def test_a_cancelled_command_does_not_confuse_the_next_one(tmp_path: Path) -> None:
-    async with loaded(sealed_run(), tmp_path, "alice") as alice:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(alice.evaluate)
-                await trio.testing.wait_all_tasks_blocked()
-                scope.cancel()
-        assert scope.cancelled_caught
-        assert (await alice.solo()).round == 1
-
-
-async def test_the_child_leaves_signals_to_its_parent_and_ends_with_it(tmp_path: Path) -> None:
-    async with loaded(sealed_run(), tmp_path, "alice") as alice:
-        child = child_of(alice)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            child.send_signal(number)
-        assert (await alice.solo()).round == 1
-    assert not child.is_running()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expect_death, trainer.wait_dead)
+        nursery.start_soon(expect_death, trainer.wait_boundary)
+        await trio.testing.wait_all_tasks_blocked()
+        child.kill()
+    with pytest.raises(TrainerError, match="SIGKILL"):
+        await trainer.snapshot()
 
 
 async def test_the_child_ends_when_its_parent_vanishes(tmp_path: Path) -> None:

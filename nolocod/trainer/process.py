@@ -255,7 +255,7 @@ async def open_trainer(emit: Emit, *, quiet: bool = False) -> AsyncIterator[Trai
             except NolocodError as error:
                 failure = error  # raised outside the nursery, which would wrap it in a group
             finally:
-                await _end(stream, process)
+                await _end(trainer, process)
                 nursery.cancel_scope.cancel()
     finally:
         theirs.close()
@@ -271,12 +271,14 @@ async def _follow(trainer: TrainerProcess, process: trio.Process) -> None:
     trainer._died(await process.wait())
 
 
-async def _end(stream: trio.SocketStream, process: trio.Process) -> None:
+async def _end(trainer: TrainerProcess, process: trio.Process) -> None:
     with trio.CancelScope(shield=True):
+        if not trainer.parameters:
+            process.kill()  # still importing or loading: it has nothing to finish
         with trio.move_on_after(_STOP_SECONDS):
             # It may be gone already, or stuck: the wait below tells.
             with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-                await stream.send_all(pipe.frame(pipe.Request(0, pipe.Stop())))
+                await trainer._stream.send_all(pipe.frame(pipe.Request(0, pipe.Stop())))
             await process.wait()
         if process.returncode is None:
             process.kill()

@@ -196,6 +196,8 @@ class Worker:
         from nolocod.trainer.replica import Replica
         from nolocod.trainer.source import open_source
 
+        # A second load in the same process must not hold two models in memory.
+        self._replica, self._boxes, self._training = None, None, False
         if setup.threads:
             torch.set_num_threads(setup.threads)
         sealed = unseal(setup.manifest)
@@ -274,13 +276,16 @@ def main() -> None:
     control, outbox, inbox = (int(text) for text in sys.argv[1:])
     link = Link(socket.socket(fileno=control))
     _import_heavy()
+    status = 0
     try:
         Worker(link, outbox, inbox).run()
     except EOFError:
-        sys.exit(0)
+        pass  # the parent is gone, and so is the reason to be
     except LocalError as error:
         link.send(pipe.Answer(0, _failed(error), None))
-        sys.exit(1)
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # every file is synced when its command is answered; taking torch down takes a second
 
 
 if __name__ == "__main__":
