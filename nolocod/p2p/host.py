@@ -287,6 +287,8 @@ class Host:
             await opening.done.wait()
         except trio.Cancelled:
             opening.abandoned = True  # a half-sent negotiation would corrupt the connection: it goes on
+            if opening.stream is not None:
+                await opening.stream.reset()
             raise
         if opening.stream is None:
             raise opening.error or PeerUnavailableError("this host is closing.")

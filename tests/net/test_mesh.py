@@ -25,6 +25,9 @@ from nolocod.events import Event, PeerLost, PeerSeen, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Manifest, Sealed, seal
 from nolocod.p2p import requests
+from nolocod.p2p.dht import open_dht
+from nolocod.p2p.host import open_host
+from nolocod.p2p.keepalive import PING
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.timing import Timing
 from nolocod.proto import envelope
@@ -271,13 +274,38 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
         second.bootstrap = ann.addresses
         async with second.member(sealed) as bob:
             await ann.wait_members(1)
-            pinged = len(ann.connections())
-            await trio.sleep(1.0)
-            assert pinged == len(ann.connections()) == 1, "a good connection passes its pings"
+            answered = 0
 
-            async def hang(stream: Stream) -> None:
-                await trio.sleep_forever()
+            async def pong(stream: Stream) -> None:
+                nonlocal answered
+                if answered < 2:
+                    await stream.write(await stream.read_exactly(32))
+                    answered += 1
+                else:
+                    await trio.sleep_forever()
 
-            bob.serve("/ipfs/ping/1.0.0", hang)
+            bob.serve(PING, pong)
+            await until(lambda: answered == 2)
+            assert len(ann.connections()) == 1, "a good connection passes its pings"
+            assert ann.partner(Standing(5, 0, 0.0)) == second.peer_id
             await until(lambda: not ann.connections())
             assert ann.partner(Standing(5, 0, 0.0)) is None
+
+
+async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
+    run_id = a_run().run_id
+    loopback = Address("127.0.0.1", 0)
+    async with AsyncExitStack() as stack:
+        hosts = [
+            await stack.enter_async_context(open_host(Identity.generate(), loopback, (), lambda event: None)) for _ in range(3)
+        ]
+        dhts = [await stack.enter_async_context(open_dht(host, run_id)) for host in hosts]
+        ann, bob, cyd = hosts
+        await ann.connect(bob.own, bob.announced)
+        await cyd.connect(bob.own, bob.announced)
+        for dht in (dhts[2], dhts[0]):
+            await dht.refresh([(bob.own, bob.announced)])
+        found = await dhts[0].providers()
+        assert cyd.own in found
+        assert ann.own not in found
+        assert any(address.startswith(cyd.announced[0]) for address in found[cyd.own])
