@@ -258,7 +258,6 @@ def test_messages_survive_any_cutting_of_the_stream() -> None:
         threads=0,
         checkpoints=Path("c"),
         cache=Path("k"),
-        weights=Path("w"),
     )
     sent = [pipe.Request(1, setup), pipe.Request(2, pipe.Apply(7)), pipe.Request(3, pipe.Stop())]
     stream = b"".join(pipe.frame(message) for message in sent)

@@ -57,6 +57,7 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
     sealed = sealed_run(outer=Outer(rounds=100, blocking=True))
     events: list[Event] = []
     async with loaded(sealed, tmp_path, "alice", events) as alice, loaded(sealed, tmp_path, "bob") as bob:
+        await alice.evaluate()
         assert isinstance(events[0], Evaluated)
         for trainer in (alice, bob):
             await trainer.train()
@@ -114,9 +115,11 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
         assert trainer.inner_steps == done >= 4
         assert await trainer.evaluate() == loss
 
-        given = setup_for(sealed, tmp_path, "bob", weights=tmp_path / "weights", standing=standing)
-        joined = await trainer.load(given)
-        assert (joined.source, joined.standing, trainer.standing) == ("snapshot", standing, standing)
+        joined = await trainer.load(setup_for(sealed, tmp_path, "bob"))
+        assert (joined.source, joined.standing.round) == ("seed", 0)
+        assert await trainer.evaluate() != loss
+        await trainer.adopt(tmp_path / "weights", standing)
+        assert trainer.standing == standing
         assert joined.box_size == 4 * joined.parameters == trainer.outbox.size
         assert trainer.inner_steps == 0
         assert await trainer.evaluate() == loss  # the solo step left theta = phi
@@ -130,6 +133,7 @@ async def test_one_trainer_through_faults(tmp_path: Path) -> None:
             child = child_of(trainer)
             await reports_what_the_user_did_wrong(trainer, tmp_path)
             await trainer.load(setup_for(sealed_run(), tmp_path))
+            await trainer.evaluate()
             assert [event.round for event in events if isinstance(event, Evaluated)] == [0]
             await rejects_a_bad_tensor(trainer)
             await drops_the_answer_to_a_cancelled_command(trainer, child)

@@ -94,30 +94,33 @@ class Inner:
         self._device = device
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._can_skip = bool(self.optimizer.defaults["fused"])
+        self._zero = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
         self._finite = torch.zeros((), device=device)
         self._skipped = torch.zeros((), device=device)  # in a row, up to now
 
     def step(self, batch: Callable[[], Tensor], rate: float) -> None:
         """Take one step at learning rate `rate`; `batch` gives the windows of one micro-batch on the device."""
-        total = torch.zeros((), device=self._device)
+        total = self._zero
         for _ in range(self._settings.accumulation):
             with autocast(self._device):
                 loss = cross_entropy(self._model, batch())
             (loss / self._settings.accumulation).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-            total += loss.detach()
+            total = total + loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip)
-        finite = (norm.isfinite() & total.isfinite()).float()
+        is_finite = (norm + total).isfinite()
+        finite = is_finite.float()
+        broken = 1 - finite
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # The fused kernel leaves everything as it is where `found_inf` is 1: no value crosses to the host.
-        self.optimizer.found_inf = 1 - finite  # type: ignore[attr-defined] # as torch's GradScaler sets it
+        self.optimizer.found_inf = broken  # type: ignore[attr-defined] # as torch's GradScaler sets it
         if self._can_skip or finite.item():
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._loss += torch.where(finite > 0, total / self._settings.accumulation, total.new_zeros(()))
+        self._loss += torch.where(is_finite, total, self._zero)
         self._finite += finite
-        self._skipped = (self._skipped + 1) * (1 - finite)
+        self._skipped = (self._skipped + 1) * broken
 
     def report(self) -> float:
         """Return the mean loss of the finite steps since the last report (NaN if there was none).
@@ -132,7 +135,11 @@ class Inner:
             )
         self._loss.zero_()
         self._finite.zero_()
-        return loss / finite if finite else math.nan
+        return loss / (finite * self._settings.accumulation) if finite else math.nan
+
+    def forget(self) -> None:
+        """Start Adam afresh, for weights that it does not know."""
+        self.optimizer.state.clear()
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Adam's state as {"exp_avg" | "exp_avg_sq": {parameter index: tensor}}; empty before the first step."""

@@ -35,10 +35,13 @@ class Setup(Message, frozen=True, kw_only=True):
     """CPU threads; 0 leaves the choice to torch."""
     checkpoints: Path
     cache: Path
-    weights: Path | None = None
-    """A fetched snapshot to start from; wins over a checkpoint."""
-    standing: Standing | None = None
-    """The donor's, taken over with its weights."""
+
+
+class Adopt(Message, frozen=True):
+    """Take a donor's slow weights from a file, and its standing with them."""
+
+    weights: Path
+    standing: Standing
 
 
 class Train(Message, frozen=True):
@@ -85,7 +88,7 @@ class Stop(Message, frozen=True):
     pass
 
 
-Command = Setup | Train | Pause | Snapshot | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
+Command = Setup | Adopt | Train | Pause | Snapshot | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -107,7 +110,7 @@ class Loaded(Message, frozen=True):
     standing: Standing
     parameters: int
     box_size: int
-    source: Literal["seed", "checkpoint", "snapshot"]
+    source: Literal["seed", "checkpoint"]
     trouble: tuple[str, ...] = ()
     """What went wrong and was got round, for example a damaged checkpoint, by name."""
     phase: int = 0

@@ -73,13 +73,23 @@ class TrainerProcess:
         return self._mapped()[1]
 
     async def load(self, setup: Setup) -> Loaded:
-        """Build the model, load weights, evaluate once. Raises what is wrong with the run, data or device."""
+        """Build model and data, and load the last checkpoint, or else the seed's weights.
+
+        Raises what is wrong with the run, the data or the device.
+        """
         loaded = await self._ask(setup, Loaded, _LOAD_SECONDS)
         outbox, inbox = self._descriptors
         self._boxes = (SharedBox(outbox, loaded.box_size), SharedBox(inbox, loaded.box_size))
         self.parameters = loaded.parameters
         self._phase = loaded.phase
         return loaded
+
+    async def adopt(self, weights: Path, standing: Standing) -> None:
+        """Take a donor's slow weights, and its standing; momentum starts anew, the optimizer's state stays.
+
+        Raises RejectedTensorError if they do not fit; nothing is changed then.
+        """
+        await self._ask(pipe.Adopt(weights, standing), pipe.Done, _FILE_SECONDS)
 
     async def train(self) -> None:
         """Start or resume inner steps."""

@@ -217,24 +217,27 @@ class Replica:
         self.inner.restore(moments, state.optimizer_steps)
         self.standing = state.standing
         self.steps_since_outer = state.steps_since_outer
-        self.continue_node(state)
-
-    def continue_node(self, state: checkpoint.State) -> None:
-        """Take over what belongs to the node and not to its weights: its place in the data, its step count."""
         self.inner_steps = state.inner_steps
         self.source.seek(state.position)
 
     def adopt(self, path: Path, standing: Standing) -> None:
-        """Start from a donor's slow weights; RejectedTensorError if they do not fit this model."""
+        """Take a donor's slow weights in place of ours, with its standing; the outer momentum starts anew.
+
+        Raises RejectedTensorError if they do not fit this model; nothing is changed then.
+        """
         tensors = checkpoint.read_tensors(path)
         if sorted(tensors) != list(self.layout.names):
             raise RejectedTensorError("the donor's weights have other names than this run's model.")
         for name, view in self.layout.split(self.phi):
-            given = tensors.pop(name)
+            given = tensors[name]
             if given.shape != view.shape or given.dtype != torch.float32 or not given.isfinite().all():
                 raise RejectedTensorError(f"the donor's {name} does not fit, or is not finite.")
-            view.copy_(given)
+        for name, view in self.layout.split(self.phi):
+            view.copy_(tensors.pop(name))
         self.theta.copy_(self.phi)
+        self.delta.zero_()
+        self.discard()
+        self.steps_since_outer = 0
         self.standing = standing
 
     def dump(self, path: Path) -> Description:

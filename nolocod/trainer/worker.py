@@ -159,6 +159,9 @@ class Worker:
         replica = self._loaded()
         assert self._boxes is not None  # mapped when the replica was loaded
         match command:
+            case pipe.Adopt(weights, standing):
+                replica.adopt(weights, standing)
+                self._evaluated_round = standing.round
             case pipe.Train():
                 self._training = True
                 self._reported = time.perf_counter()
@@ -206,18 +209,13 @@ class Worker:
         source = open_source(manifest, tokenizer, setup.peer_id, setup.data, setup.cache)
         replica = Replica(sealed, tokenizer.vocabulary, source, setup.device)
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
-        came_from: Literal["seed", "checkpoint", "snapshot"] = "seed"
-        if setup.weights is not None:
-            replica.adopt(setup.weights, setup.standing or replica.standing)
-            if found.state is not None:
-                replica.continue_node(found.state)
-            came_from = "snapshot"
-        elif found.path is not None and found.state is not None:
+        came_from: Literal["seed", "checkpoint"] = "seed"
+        if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
             came_from = "checkpoint"
         self._boxes = (_map(self._descriptors[0], replica.box_size), _map(self._descriptors[1], replica.box_size))
         self._replica, self._setup = replica, setup
-        self._evaluate()
+        self._evaluated_round = replica.standing.round
         return pipe.Loaded(
             standing=replica.standing,
             parameters=replica.layout.size,
