@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
     from nolocod.config import NodeConfig
-    from nolocod.events import Event
+    from nolocod.events import Emit, Event
     from nolocod.identity import PeerId
     from nolocod.manifest import Sealed
     from nolocod.rounds import Rounds
@@ -125,7 +125,7 @@ class Node:
             async with open_trainer(self.emit) as self._trainer:
                 if self._part is None:
                     self._part = await self._join(mesh, http)
-                again = await self._train(self._part, self._trainer)
+                await self._train(self._part, self._trainer)
         except* TrainerError as errors:
             self._failures += 1
             if self._failures >= _TRAINER_FAILURES:
@@ -137,18 +137,17 @@ class Node:
             self._trainer = None
         return again
 
-    async def _train(self, part: Part, trainer: TrainerProcess) -> bool:
-        afresh = self._stint is not None and self._stint.is_behind()
+    async def _train(self, part: Part, trainer: TrainerProcess) -> None:
         self._stint = stint = Stint(part, trainer, self.emit)
-        await stint.load(afresh=afresh)
+        await stint.load()
         if self._exchanger is not None:
             self._exchanger.box_size = trainer.outbox.size
         self._reception.rounds = stint.rounds
-        reason = await stint.train(self._stop)
+        while (reason := await stint.train(self._stop)) == "behind":
+            await stint.refresh()
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
-        return reason == "behind"
 
     # --- joining ------------------------------------------------------------------------------------
 
@@ -171,7 +170,7 @@ class Node:
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._unless_trainer_fails(exchanger.handle))
         mesh.serve(SNAPSHOT, self._unless_trainer_fails(donor.handle))
-        swarm = MeshSwarm(mesh, exchanger, context)
+        swarm = MeshSwarm(mesh, exchanger, context, self.emit)
         return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
@@ -215,10 +214,11 @@ class Node:
 class MeshSwarm:
     """The mesh as a stint sees it (stint.Swarm)."""
 
-    def __init__(self, mesh: Mesh, exchanger: Exchanger, context: Context) -> None:
+    def __init__(self, mesh: Mesh, exchanger: Exchanger, context: Context, emit: Emit) -> None:
         self._mesh = mesh
         self._exchanger = exchanger
         self._context = context
+        self._emit = emit
 
     def live(self) -> list[Member]:
         return self._mesh.live()
@@ -232,8 +232,9 @@ class MeshSwarm:
     async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
         return await self._exchanger.offer(partner, standing, desk)
 
-    async def fetch_weights(self, donors: list[PeerId], into: Path) -> Standing:
-        return (await fetch_snapshot(self._context, self._mesh.dial, donors, into)).standing
+    async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit)
+        return fetched.donor, fetched.standing
 
 
 class Reception:

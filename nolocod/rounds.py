@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _BUSY_SECONDS = 1.0
 """What a peer is told when we are in another exchange: about as long as one takes."""
+_CLOSED_SECONDS = 5.0
+"""What a peer is told when we are stopping, or fetching weights."""
 _AVOID_SECONDS = 30.0
 """How long a partner that refused or failed is not asked again."""
 _LOOK_AGAIN = 0.5
@@ -133,6 +135,7 @@ class Rounds:
 
     async def run(self) -> None:
         """Take outer steps until the run's goal is reached, or `close` is called."""
+        self._closing = False
         while not (self._closing or self._pace.reached(self._trainer.standing)):
             await self._trainer.wait_boundary()
             await self._outer_step()
@@ -217,11 +220,13 @@ class Rounds:
         """Answer another node's offer; after Accept this node is engaged until `ended`."""
         own = self._trainer.standing
         apart = abs(own.round - offer.standing.round)
-        if self._closing or self._pace.reached(own):
+        if self._pace.reached(own):
             return Refuse(RefusedError.entry.code, "this node takes no more outer steps")
         if apart > self._pace.staleness:
             return Refuse(RefusedError.entry.code, f"{apart} rounds apart, the limit is {self._pace.staleness}")
         glare = self._offering_to == offer.partner and offer.partner < self._own
+        if self._closing:
+            return Busy(_CLOSED_SECONDS, "not training now")
         if self._desk is not None and not glare:
             return Busy(_BUSY_SECONDS, "in another exchange")
         missing = math.ceil(self._pace.inner_steps / 2) - self._trainer.steps_since_outer
@@ -280,7 +285,8 @@ class Rounds:
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
         try:
-            applied = await self._trainer.apply(ended.partner_standing.round)
+            with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
+                applied = await self._trainer.apply(ended.partner_standing.round)
         finally:
             self._release(desk)
         self._report(ended, initiator=initiator)

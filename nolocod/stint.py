@@ -6,17 +6,19 @@ must fetch weights afresh instead of dragging them back.
 
 from __future__ import annotations
 
+import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import trio
 
-from nolocod.errors import CheckpointError, DiskFullError, NoDonorError
+from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError
 from nolocod.events import Emit, Event, OuterStep, StateChanged, Troubled
+from nolocod.identity import short
 from nolocod.rounds import Mesh, Pace, Rounds
 from nolocod.terms import Standing
-from nolocod.trainer.process import Loaded, Setup
+from nolocod.trainer.process import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 _DONOR_PATIENCE = 120.0
 """Seconds that a newcomer waits for a peer with weights."""
 _LOOK_SECONDS = 0.5
-_BEHIND_SECONDS = 10.0
+_BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
+_FETCH_AGAIN = 60.0
+"""A node that falls behind again sooner than this trains on alone: it is too slow for this run's pace."""
 
 Reason = Literal["stopped", "finished", "behind"]
 
@@ -42,8 +46,11 @@ class Swarm(Mesh, Protocol):
 
     def live(self) -> list[Member]: ...
 
-    async def fetch_weights(self, donors: list[PeerId], into: Path) -> Standing:
-        """Fetch the slow weights of one of `donors` into a file; NoDonorError if none gave them."""
+    async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+        """Fetch the slow weights of one of `donors` into a file; NoDonorError if none gave them.
+
+        Returns the donor and its standing when it wrote them.
+        """
         ...
 
 
@@ -73,6 +80,7 @@ class Stint:
         self._emit = emit
         self._loaded = False
         self._saved_round = _newest_round(part.config.paths.checkpoints)
+        self._fetched_at = -math.inf
         self._saved_at = trio.current_time()
         self._stepped = trio.Event()
         self.state: Literal["joining", "training", "finished"] = "joining"
@@ -90,43 +98,75 @@ class Stint:
 
     # --- weights ------------------------------------------------------------------------------------
 
-    async def load(self, *, afresh: bool) -> None:
-        """Have the trainer load weights: a checkpoint's, a donor's (always, if `afresh`), or the seed's."""
-        from_peers = afresh or not self._saved_round
-        loaded = await self._load(from_peers=from_peers)
+    async def load(self) -> None:
+        """Have the trainer build model and data, and bring in the weights to begin with.
+
+        Those of the last checkpoint; else a donor's; else, if nobody has taken an outer step, the seed's.
+        A donor's are fetched last, so that they are old by the transfer and not by the loading too.
+        """
+        self._emit(StateChanged("loading", "the trainer: model and data"))
+        loaded = await self._trainer.load(self._setup())
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
-        if loaded.source == "seed" and not (from_peers or self._part.may_seed):
-            await self._load(from_peers=True)  # every checkpoint was damaged
+        if loaded.source == "seed":
+            await self._fetch()
+        elif self.is_behind():
+            await self._fetch_if_possible()
         self._loaded = True
+        await self._trainer.evaluate()
 
-    async def _load(self, *, from_peers: bool) -> Loaded:
-        path, standing = await self._fetch() if from_peers else (None, None)
-        self._emit(StateChanged("loading", "the trainer: model, data and first evaluation"))
-        loaded = await self._trainer.load(self._setup(path, standing))
-        if path is not None:
-            path.unlink()
-        return loaded
+    async def refresh(self) -> None:
+        """Take a donor's weights in place of our own, which are too old to be anybody's partner's."""
+        self.state = "joining"
+        await self._fetch_if_possible()
 
-    async def _fetch(self) -> tuple[Path | None, Standing | None]:
-        into = self._part.config.paths.incoming / "weights.safetensors"
+    async def _fetch_if_possible(self) -> None:
+        """Old weights are better than none."""
+        try:
+            await self._fetch()
+        except NoDonorError as error:
+            self._emit(Troubled(error.code, f"{error.cause} Training goes on with our own."))
+        self._fetched_at = trio.current_time()
+
+    async def _fetch(self) -> None:
+        misfits: set[PeerId] = set()
         deadline = trio.current_time() + _DONOR_PATIENCE
         while True:
             members = self._part.swarm.live()
             if members and not any(member.standing.round for member in members):
-                return None, None  # nobody took an outer step yet: the seed makes the very same weights here
-            donors = _donors(members)
+                return  # nobody took an outer step yet: the seed makes the very same weights here
+            donors = [donor for donor in _donors(members) if donor not in misfits]
             if donors:
-                self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
-                return into, await self._part.swarm.fetch_weights(donors, into)
-            if self._part.may_seed:
-                return None, None
-            if trio.current_time() > deadline:
+                misfit = await self._adopt(donors)
+                if misfit is None:
+                    return
+                misfits.add(misfit)
+            elif self._part.may_seed:
+                return
+            elif trio.current_time() > deadline:
                 raise NoDonorError(f"in {_DONOR_PATIENCE:.0f} s no peer with weights was seen.")
-            self._emit(StateChanged("fetching", "a peer that trains"))
-            await trio.sleep(_LOOK_SECONDS)
+            else:
+                self._emit(StateChanged("fetching", "a peer that trains"))
+                await trio.sleep(_LOOK_SECONDS)
 
-    def _setup(self, weights: Path | None, standing: Standing | None) -> Setup:
+    async def _adopt(self, donors: list[PeerId]) -> PeerId | None:
+        """Fetch and take over the weights of one donor; returns it if they do not fit the run's model."""
+        self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
+        path = self._part.config.paths.incoming / "weights.safetensors"
+        donor, donated = await self._part.swarm.fetch_weights(donors, path)
+        # Where a transfer takes longer than the staleness limit allows, fetching again would take as long
+        # again: such a newcomer enters at the edge of the window.
+        newest = max(donated.round, math.ceil(self._median_round()) - self._part.pace.staleness)
+        try:
+            await self._trainer.adopt(path, replace(donated, round=newest))
+        except RejectedTensorError as error:
+            self._emit(Troubled(error.code, f"weights of {short(donor)}: {error.cause}"))
+            return donor
+        finally:
+            path.unlink()
+        return None
+
+    def _setup(self) -> Setup:
         config = self._part.config
         return Setup(
             manifest=self._part.sealed.to_bytes(),
@@ -136,8 +176,6 @@ class Stint:
             threads=config.threads,
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
-            weights=weights,
-            standing=standing,
         )
 
     # --- training -----------------------------------------------------------------------------------
@@ -182,15 +220,19 @@ class Stint:
         return ended[0]
 
     async def _fall_behind(self) -> None:
-        """Return when the median training member is further ahead than the staleness limit."""
-        while not self.is_behind():  # noqa: ASYNC110 - membership is asked now and then, it tells nobody
+        """Return when we are behind, at most once in a while."""
+        while not (self.is_behind() and trio.current_time() > self._fetched_at + _FETCH_AGAIN):  # noqa: ASYNC110 - nobody tells
             await trio.sleep(_BEHIND_SECONDS)
         self._emit(StateChanged("fetching", "newer weights: too far behind to be a partner"))
 
     def is_behind(self) -> bool:
         """Whether the others would refuse us as too far behind."""
+        return self._median_round() - self.standing.round > self._part.pace.staleness
+
+    def _median_round(self) -> float:
+        """Of the members that train; 0 without any."""
         rounds = [member.standing.round for member in self._part.swarm.live() if member.state == "training"]
-        return bool(rounds) and statistics.median(rounds) - self.standing.round > self._part.pace.staleness
+        return statistics.median(rounds) if rounds else 0.0
 
     async def _keep_checkpoints(self) -> None:
         """Checkpoint after an outer step, once enough time has passed since the last one."""

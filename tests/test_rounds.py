@@ -239,7 +239,7 @@ async def test_close_waits_for_the_exchange_under_way_but_not_for_ever(autojump_
     began = trio.current_time()
     await node.rounds.close(10)
     assert trio.current_time() - began == pytest.approx(10)
-    assert isinstance(node.rounds.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Refuse)
+    assert isinstance(node.rounds.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Busy)
 
 
 async def test_cancelled_in_the_middle_discards_the_snapshot(autojump_clock: object) -> None:

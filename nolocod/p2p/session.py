@@ -84,7 +84,9 @@ class Session:
         except NolocodError as error:
             self._failure = error
         finally:
-            await self._farewell()
+            # a decision stands: the partner is told of it, and our caller gets to apply it
+            with trio.CancelScope(shield=self.machine.state in _DECIDED):
+                await self._farewell()
         try:
             if self.machine.state is State.IN_DOUBT:
                 await self._ask_until_told()
@@ -166,6 +168,7 @@ class Session:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._receipts.add, self.machine.proposed())
             self.machine.decide()
+            self._scope.shield = True  # from here on only our own deadlines end this exchange
             self.decision.set()
 
     # --- one stream after another -------------------------------------------------------------------
