@@ -152,6 +152,7 @@ def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     newcomer = make_replica(sealed_run(), tmp_path, "bob")
     with pytest.raises(RejectedTensorError, match="not finite"):
         newcomer.adopt(tmp_path / "w", Standing(2, 0, 0))
+    assert torch.equal(newcomer.phi, make_replica(sealed_run(), tmp_path).phi)
     with (tmp_path / "v").open("wb") as handle:
         checkpoint.write_tensors(handle, {"other": torch.zeros(3)}, {})
     with pytest.raises(RejectedTensorError, match="names"):

@@ -137,10 +137,6 @@ class Inner:
         self._finite.zero_()
         return loss / (finite * self._settings.accumulation) if finite else math.nan
 
-    def forget(self) -> None:
-        """Start Adam afresh, for weights that it does not know."""
-        self.optimizer.state.clear()
-
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Adam's state as {"exp_avg" | "exp_avg_sq": {parameter index: tensor}}; empty before the first step."""
         found: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}

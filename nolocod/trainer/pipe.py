@@ -111,10 +111,10 @@ class Loaded(Message, frozen=True):
     parameters: int
     box_size: int
     source: Literal["seed", "checkpoint"]
-    trouble: tuple[str, ...] = ()
-    """What went wrong and was got round, for example a damaged checkpoint, by name."""
-    phase: int = 0
+    phase: int
     """Inner steps between outer steps."""
+    trouble: tuple[str, ...]
+    """What went wrong and was got round, for example a damaged checkpoint, by name."""
 
 
 class Dumped(Message, frozen=True):

@@ -225,7 +225,10 @@ class Replica:
 
         Raises RejectedTensorError if they do not fit this model; nothing is changed then.
         """
-        tensors = checkpoint.read_tensors(path)
+        try:
+            tensors = checkpoint.read_tensors(path)
+        except CheckpointError as error:
+            raise RejectedTensorError(f"they are no weights: {error.cause}") from error
         if sorted(tensors) != list(self.layout.names):
             raise RejectedTensorError("the donor's weights have other names than this run's model.")
         for name, view in self.layout.split(self.phi):
