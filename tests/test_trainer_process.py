@@ -136,8 +136,8 @@ async def test_one_trainer_through_faults(tmp_path: Path) -> None:
             child = child_of(trainer)
             await reports_what_the_user_did_wrong(trainer, tmp_path)
             await trainer.load(setup_for(sealed_run(), tmp_path))
+            assert events == []  # whoever loads decides when to evaluate: other weights may come first
             await trainer.evaluate()
-            assert events == []
             await rejects_a_bad_tensor(trainer)
             await drops_the_answer_to_a_cancelled_command(trainer, child)
             for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's business
@@ -145,7 +145,7 @@ async def test_one_trainer_through_faults(tmp_path: Path) -> None:
             assert (await trainer.solo()).round == 3
             await trainer.solo()
             await trainer.pause()  # answered after the evaluations, which come every second round by themselves
-            assert [event.round for event in events if isinstance(event, Evaluated)] == [2, 4]
+            assert [event.round for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
             await is_noticed_when_killed(trainer, child)
 
 
