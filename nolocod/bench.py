@@ -29,6 +29,7 @@ import psutil
 from nolocod import datadir, presets, testnet
 from nolocod.config import DataDir
 from nolocod.errors import LocalError, NotRunningError
+from nolocod.manifest import read_run_file
 from nolocod.status import client
 from nolocod.testnet import Options as TestnetOptions
 from nolocod.testnet import Testnet
@@ -95,9 +96,11 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
     return TrainingResult(bare, daemon)
 
 
-def _bare(paths: DataDir, options: Options) -> float:
-    """Tokens per second of a plain loop in a process of its own."""
-    command = [sys.executable, "-m", "nolocod.trainer.bare", str(paths.root), str(options.seconds), str(options.threads)]
+def _bare(run_file: Path, expected: float, options: Options) -> float:
+    """Tokens per second of a plain loop in a process of its own, for about as long as the daemon was measured."""
+    steps = max(10, round(expected * options.seconds / read_run_file(run_file).inner.tokens_per_step))
+    command = [sys.executable, "-m", "nolocod.trainer.bare", str(run_file)]
+    command += ["--steps", str(steps), "--threads", str(options.threads)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS + 2 * options.seconds, check=False)
     if done.returncode != 0:
         raise BenchError(f"the bare loop ended with status {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -275,7 +275,7 @@ def _measure(sealed: Sealed, nodes: list[Node], options: Options) -> _Measured:
         peer_id=first.peer_id,
         data=options.data,
         device="cpu",
-        threads=0,
+        threads=1,  # as the nodes had; more of them wait for one another where cores are shared
         checkpoints=folders[0],
         cache=cache,
     )
