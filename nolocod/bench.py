@@ -85,14 +85,14 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
     """Measure `options.pairs` pairs. Raises BenchError if one of the two does not run."""
     bare: list[float] = []
     daemon: list[float] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder,
-        _daemon(DataDir(Path(folder) / "node"), options) as rate,
-    ):
-        for number in range(1, options.pairs + 1):
-            bare.append(_bare(DataDir(Path(folder) / "node"), options))
-            daemon.append(rate())
-            say(f"pair {number}: bare {bare[-1]:,.0f}, daemon {daemon[-1]:,.0f} tokens/s, ratio {daemon[-1] / bare[-1]:.3f}")
+    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
+        run_file = Path(folder) / "run.toml"
+        with _daemon(DataDir(Path(folder) / "node"), run_file, options) as rate:
+            for number in range(1, options.pairs + 1):
+                daemon.append(rate())
+                bare.append(_bare(run_file, daemon[-1], options))
+                ratio = daemon[-1] / bare[-1]
+                say(f"pair {number}: bare {bare[-1]:,.0f}, daemon {daemon[-1]:,.0f} tokens/s, ratio {ratio:.3f}")
     return TrainingResult(bare, daemon)
 
 
@@ -108,9 +108,8 @@ def _bare(run_file: Path, expected: float, options: Options) -> float:
 
 
 @contextmanager
-def _daemon(paths: DataDir, options: Options) -> Iterator[Callable[[], float]]:
+def _daemon(paths: DataDir, run_file: Path, options: Options) -> Iterator[Callable[[], float]]:
     """A lone daemon, frozen but for when its rate is asked for."""
-    run_file = paths.root.parent / "run.toml"
     run = presets.local_run(presets.model(options.model, Path()), rounds=0, seed=0, own_text=False)
     run_file.write_text(presets.to_toml(run), encoding="utf-8")
     datadir.found(paths, run_file)

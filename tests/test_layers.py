@@ -71,7 +71,7 @@ LAYERS = {
 }
 TOP = frozenset({"cli", "__main__", "terminal", "testnet", "bench"})
 """What people call: it may import anything of ours. Only `cli` prints."""
-TOP_PACKAGES = frozenset({"trio", "msgspec", "rich"})
+TOP_PACKAGES = frozenset({"trio", "msgspec", "rich", "psutil"})
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,20 @@ def ready(daemon: Daemon) -> bool:
         return False
 
 
+def knows(daemon: Daemon) -> int:
+    """How many live members it tells of."""
+    report = daemon.report
+    return sum(1 for peer in report.peers if peer.state) if report else 0
+
+
 def test_eight_daemons_outlive_their_first(swarm: Swarm) -> None:
     first = swarm.found()
     swarm.wait("the first node tells its address", lambda: ready(first), 30)
     others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(7)]
     everyone = [first, *others]
     swarm.wait_paired(everyone, 1, 120)
-    for daemon in everyone:
-        report = daemon.report
-        assert report is not None
-        assert sum(1 for peer in report.peers if peer.state == "training") == 7
-        assert stat.S_IMODE(daemon.paths.identity.stat().st_mode) == 0o600
+    swarm.wait("everyone knows everyone", lambda: all(knows(daemon) == 7 for daemon in everyone), 30)
+    assert all(stat.S_IMODE(daemon.paths.identity.stat().st_mode) == 0o600 for daemon in everyone)
 
     before = first.report
     assert before is not None
