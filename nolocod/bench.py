@@ -1,9 +1,8 @@
 """`nolocod bench`: what the daemon costs.
 
 `training`: a bare PyTorch loop and one whole daemon (network process, trainer, solo outer steps,
-checkpoints) run the same model, data and batch on the same number of threads, in turn, pair by pair, so
-that a slow minute of the machine hits both. While one is measured the other is frozen (SIGSTOP) or not
-running.
+checkpoints) run the same model, data and batch on the same number of threads, in turn, pair by pair, each
+in a fresh process, so that a slow minute of the machine hits both.
 
 `node`: two daemons; the second one's way from its start to its first inner step, and the memory and
 the processor time of its network process after paired outer steps.
@@ -19,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import psutil
 
 from nolocod import datadir, presets, testnet
@@ -35,9 +35,13 @@ from nolocod.testnet import Options as TestnetOptions
 from nolocod.testnet import Testnet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _START_SECONDS = 120.0
+_INNER_STEPS = 50
+"""Between outer steps, as in the paper."""
+_WARM_UP = 10
+"""Inner steps before the daemon's clock starts; as many as the bare loop's."""
 
 
 class BenchError(LocalError):
@@ -85,14 +89,16 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
     """Measure `options.pairs` pairs. Raises BenchError if one of the two does not run."""
     bare: list[float] = []
     daemon: list[float] = []
+    run = presets.local_run(presets.model(options.model, Path()), rounds=0, seed=0, own_text=False)
+    run = msgspec.structs.replace(run, inner=msgspec.structs.replace(run.inner, steps=_INNER_STEPS))
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
         run_file = Path(folder) / "run.toml"
-        with _daemon(DataDir(Path(folder) / "node"), run_file, options) as rate:
-            for number in range(1, options.pairs + 1):
-                daemon.append(rate())
-                bare.append(_bare(run_file, daemon[-1], options))
-                ratio = daemon[-1] / bare[-1]
-                say(f"pair {number}: bare {bare[-1]:,.0f}, daemon {daemon[-1]:,.0f} tokens/s, ratio {ratio:.3f}")
+        run_file.write_text(presets.to_toml(run), encoding="utf-8")
+        for number in range(1, options.pairs + 1):
+            daemon.append(_daemon(DataDir(Path(folder) / f"node-{number}"), run_file, options))
+            bare.append(_bare(run_file, daemon[-1], options))
+            ratio = daemon[-1] / bare[-1]
+            say(f"pair {number}: bare {bare[-1]:,.0f}, daemon {daemon[-1]:,.0f} tokens/s, ratio {ratio:.3f}")
     return TrainingResult(bare, daemon)
 
 
@@ -107,28 +113,18 @@ def _bare(run_file: Path, expected: float, options: Options) -> float:
     return float(done.stdout)
 
 
-@contextmanager
-def _daemon(paths: DataDir, run_file: Path, options: Options) -> Iterator[Callable[[], float]]:
-    """A lone daemon, frozen but for when its rate is asked for."""
-    run = presets.local_run(presets.model(options.model, Path()), rounds=0, seed=0, own_text=False)
-    run_file.write_text(presets.to_toml(run), encoding="utf-8")
+def _daemon(paths: DataDir, run_file: Path, options: Options) -> float:
+    """Tokens per second of a whole daemon that has no peers."""
     datadir.found(paths, run_file)
     command = [sys.executable, "-m", "nolocod", "start", "--data-dir", str(paths.root), "--listen", "127.0.0.1:0"]
     command += ["--threads", str(options.threads), "--log-level", "error"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def rate() -> float:
-        os.killpg(process.pid, signal.SIGCONT)
+    try:
+        _wait_training(paths, process)
         first = _progress(paths)
         time.sleep(options.seconds)
         last = _progress(paths)
-        os.killpg(process.pid, signal.SIGSTOP)
         return (last[1] - first[1]) / (last[0] - first[0])
-
-    try:
-        _wait_training(paths, process)
-        os.killpg(process.pid, signal.SIGSTOP)
-        yield rate
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -150,7 +146,7 @@ def _wait_training(paths: DataDir, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(NotRunningError):  # until it has come up
-            if client.read(datadir.find_running(paths)).inner_steps:
+            if client.read(datadir.find_running(paths)).inner_steps >= _WARM_UP:
                 return
         time.sleep(0.1)
     raise BenchError(f"the daemon did not train within {_START_SECONDS:.0f} s (exit status {process.poll()}).")
