@@ -175,7 +175,7 @@ class NodeResult:
 def node(options: Options, say: Callable[[str], None]) -> NodeResult:
     """Join a lone node, let the two pair twice, and then watch the joined one's network process."""
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
-        pair = Testnet(TestnetOptions(nodes=1, outer_steps=1_000_000, model=options.model), Path(folder))
+        pair = Testnet(TestnetOptions(nodes=1, outer_steps=1_000_000, model=options.model, threads=1), Path(folder))
         try:
             pair.start()
             _until(pair, lambda: bool(pair.nodes[0].report and pair.nodes[0].report.inner_steps))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import trio
 
 from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError
-from nolocod.events import Emit, Event, OuterStep, StateChanged, Troubled
+from nolocod.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled
 from nolocod.identity import short
 from nolocod.rounds import Mesh, Pace, Rounds
 from nolocod.terms import Standing
@@ -83,6 +83,7 @@ class Stint:
         self._fetched_at = -math.inf
         self._saved_at = trio.current_time()
         self._stepped = trio.Event()
+        self._began = trio.Event()
         self.state: Literal["joining", "training", "finished"] = "joining"
         self.rounds = Rounds(part.own, trainer, part.swarm, part.pace, emit)
 
@@ -95,6 +96,8 @@ class Stint:
         self.rounds.follow(event)
         if isinstance(event, OuterStep):
             self._stepped.set()
+        elif isinstance(event, InnerSteps):
+            self._began.set()
 
     # --- weights ------------------------------------------------------------------------------------
 
@@ -113,7 +116,6 @@ class Stint:
         elif self.is_behind():
             await self._fetch_if_possible()
         self._loaded = True
-        await self._trainer.evaluate()
 
     async def refresh(self) -> None:
         """Take a donor's weights in place of our own, which are too old to be anybody's partner's."""
@@ -185,6 +187,7 @@ class Stint:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._trainer.wait_dead)
             nursery.start_soon(self._keep_checkpoints)
+            nursery.start_soon(self._evaluate_first)
             await self._trainer.train()
             self.state = "training"
             self._emit(StateChanged("training"))
@@ -198,6 +201,12 @@ class Stint:
         if reason != "behind":
             await self._trainer.checkpoint()
         return reason
+
+    async def _evaluate_first(self) -> None:
+        """Measure where this node starts from, right after its first inner step: nobody waits for a figure."""
+        if not self._began.is_set():
+            await self._began.wait()
+            await self._trainer.evaluate()
 
     async def _until_one_ends(self, stop: trio.Event) -> Reason:
         """Drive rounds; return what ended them first, after the exchange under way."""

@@ -49,6 +49,8 @@ class Options:
     model: str = "small"
     keep: Path | None = None
     seed: int = 0
+    threads: int = 0
+    """Of each trainer; 0 shares the cores out."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 64:
@@ -143,7 +145,7 @@ class Testnet:
         paths = self._paths(len(self.nodes))
         log = self._root / f"{paths.root.name}.log"
         line = [sys.executable, "-m", "nolocod", command, "--data-dir", str(paths.root), "--listen", "127.0.0.1:0"]
-        threads = max(1, (os.cpu_count() or 1) // self._options.nodes)
+        threads = self._options.threads or max(1, (os.cpu_count() or 1) // self._options.nodes)
         line += ["--threads", str(threads), *arguments]
         if self._options.data is not None:
             line += ["--data", str(self._options.data.resolve())]

@@ -73,6 +73,7 @@ class Worker:
         self._replica: Replica | None = None
         self._setup: pipe.Setup | None = None
         self._training = False
+        self._first = False  # the next inner step is the first after Train: told at once
         self._held_since: float | None = None  # when a blocking run began to wait at the boundary
         self._reported = time.perf_counter()
         self._reported_steps = 0
@@ -116,7 +117,8 @@ class Worker:
         self._reported_steps += 1
         phase = replica.manifest.inner.steps
         marks = (phase, math.ceil(phase / 2))  # rounds waits for exactly these
-        if now - self._reported >= _REPORT_SECONDS or replica.steps_since_outer in marks:
+        if self._first or now - self._reported >= _REPORT_SECONDS or replica.steps_since_outer in marks:
+            self._first = False
             self._report(now)
 
     def _report(self, now: float) -> None:
@@ -163,7 +165,7 @@ class Worker:
                 replica.adopt(weights, standing)
                 self._evaluated_round = standing.round
             case pipe.Train():
-                self._training = True
+                self._training = self._first = True
                 self._reported = time.perf_counter()
             case pipe.Pause():
                 self._training = False
