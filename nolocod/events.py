@@ -34,6 +34,14 @@ class StateChanged:
 
 
 @dataclass(frozen=True)
+class WeightsLoaded:
+    """The trainer holds weights: the run's initial ones, a checkpoint's, or a donor's."""
+
+    round: int
+    source: Literal["seed", "checkpoint", "donor"]
+
+
+@dataclass(frozen=True)
 class InnerSteps:
     """`steps` inner steps were done since the last report, in `seconds` of computing."""
 
@@ -152,6 +160,7 @@ class Troubled:
 Event = (
     Started
     | StateChanged
+    | WeightsLoaded
     | InnerSteps
     | Evaluated
     | ExchangeStarted

@@ -26,6 +26,7 @@ from nolocod.events import (
     StateChanged,
     Troubled,
     WeightsFetched,
+    WeightsLoaded,
     WeightsServed,
 )
 from nolocod.identity import short
@@ -142,6 +143,8 @@ class LogFollower:
                 _log.info("status page at http://%s/status.json", event.http)
             case StateChanged():
                 self._follow_state(event)
+            case WeightsLoaded():
+                _log.info("starting from the %s's weights, round %d", event.source, event.round)
             case InnerSteps():
                 self._loss = event.loss
                 rate = event.tokens / event.seconds if event.seconds > 0 else 0.0

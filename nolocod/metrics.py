@@ -30,6 +30,7 @@ from nolocod.events import (
     StateChanged,
     Troubled,
     WeightsFetched,
+    WeightsLoaded,
     WeightsServed,
 )
 
@@ -141,8 +142,10 @@ class Metrics:
             case _:
                 self._follow_training(event)
 
-    def _follow_training(self, event: InnerSteps | Evaluated | OuterStep | Checkpointed) -> None:
+    def _follow_training(self, event: WeightsLoaded | InnerSteps | Evaluated | OuterStep | Checkpointed) -> None:
         match event:
+            case WeightsLoaded():
+                self._round.set(event.round)
             case InnerSteps():
                 self._inner_steps.inc(event.steps)
                 self._tokens.inc(event.tokens)

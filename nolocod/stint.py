@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import trio
 
 from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError
-from nolocod.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled
+from nolocod.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
 from nolocod.identity import short
 from nolocod.rounds import Mesh, Pace, Rounds
 from nolocod.terms import Standing
@@ -78,7 +78,7 @@ class Stint:
         self._part = part
         self._trainer = trainer
         self._emit = emit
-        self._loaded = False
+        self._loaded = self._adopted = False
         self._saved_round = _newest_round(part.config.paths.checkpoints)
         self._fetched_at = -math.inf
         self._saved_at = trio.current_time()
@@ -116,6 +116,7 @@ class Stint:
         elif self.is_behind():
             await self._fetch_if_possible()
         self._loaded = True
+        self._emit(WeightsLoaded(self.standing.round, "donor" if self._adopted else loaded.source))
 
     async def refresh(self) -> None:
         """Take a donor's weights in place of our own, which are too old to be anybody's partner's."""
@@ -166,6 +167,7 @@ class Stint:
             return donor
         finally:
             path.unlink()
+        self._adopted = True
         return None
 
     def _setup(self) -> Setup:

@@ -41,6 +41,8 @@ class Member:
     age: float
     reach: Reach | None
     """How we are connected to it now, if we are."""
+    lead: int = 0
+    """Its round minus ours, both at the time of its last heartbeat: rounds may go by until the next one."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from nolocod.events import (
     StateChanged,
     Troubled,
     WeightsFetched,
+    WeightsLoaded,
     WeightsServed,
 )
 from nolocod.identity import PeerId
@@ -108,6 +109,7 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
     ("event", "line"),
     [
         (OuterStep(3, "solo", None, 50, None, 0.1), "info round 3 solo, no partner: loss nan"),
+        (WeightsLoaded(7, "checkpoint"), "info starting from the checkpoint's weights, round 7"),
         (Evaluated(3, 2.25, 0.1), "info round 3: validation loss 2.25"),
         (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
         (StateChanged("discovering", "a peer that answers"), "info discovering, waiting for a peer that answers"),

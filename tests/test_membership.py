@@ -255,3 +255,10 @@ def test_the_clock_offset_is_the_median() -> None:
         node.wall = WALL + offset
         members.heard(node.beat(), 0.0, WALL)
     assert members.clock_offset() == pytest.approx(700.0, abs=0.01)
+
+
+def test_a_member_is_known_with_its_lead_at_the_time_of_its_heartbeat() -> None:
+    node, members = Node(), table()
+    members.heard(node.beat(), 0.0, WALL, own_round=5)
+    (member,) = members.live(1.0)
+    assert member.lead == member.standing.round - 5

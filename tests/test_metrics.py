@@ -26,6 +26,7 @@ from nolocod.events import (
     StateChanged,
     Troubled,
     WeightsFetched,
+    WeightsLoaded,
     WeightsServed,
 )
 from nolocod.identity import PeerId
@@ -37,6 +38,7 @@ ONE_OF_EACH: list[Event] = [
     Started(ALICE, "ab" * 32, "demo", ("/ip4/127.0.0.1/tcp/1",), "127.0.0.1:2"),
     StateChanged("training"),
     InnerSteps(10, 5120, 2.5, 1e-3, 0.5),
+    WeightsLoaded(2, "donor"),
     Evaluated(3, 2.25, 0.125),
     ExchangeStarted(BOB, initiator=True),
     ExchangeEnded(BOB, "s", True, "committed", 1000, 2000, 0.25),

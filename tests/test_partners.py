@@ -17,7 +17,7 @@ OWN = Standing(round=10, tokens=0, loss=0.0)
 
 
 def member(name: str, *, round: int = 10, state: str = "training") -> Member:
-    return Member(PeerId(name), Standing(round, 0, 0.0), state, (), "0", 0.0, None)
+    return Member(PeerId(name), Standing(round, 0, 0.0), state, (), "0", 0.0, None, lead=round - OWN.round)
 
 
 def test_uniform_by_chi_square() -> None:
@@ -53,7 +53,28 @@ def test_the_staleness_limit_is_inclusive_on_both_sides() -> None:
     for distance in (-3, 3):
         near = member("near", round=10 + distance)
         assert choose(random.Random(0), [near], OWN, 3, set()) == "near"
-        assert choose(random.Random(0), [replace(near, standing=Standing(10 + distance * 2, 0, 0.0))], OWN, 3, set()) is None
+        assert (
+            choose(
+                random.Random(0),
+                [replace(near, standing=Standing(10 + distance * 2, 0, 0.0), lead=distance * 2)],
+                OWN,
+                3,
+                set(),
+            )
+            is None
+        )
+
+
+def test_rounds_that_went_by_since_a_heartbeat_do_not_count() -> None:
+    """We are at round 10; its heartbeat said 4 when we were at 3: it has surely gone on as we have."""
+    peer = replace(member("peer", round=4), lead=1)
+    assert choose(random.Random(0), [peer], OWN, 3, set()) == "peer"
+
+
+def test_weights_just_taken_over_bring_the_others_near() -> None:
+    """Its heartbeat said 11 when we were at 2, and then we fetched weights of round 10."""
+    peer = replace(member("peer", round=11), lead=9)
+    assert choose(random.Random(0), [peer], OWN, 3, set()) == "peer"
 
 
 @given(

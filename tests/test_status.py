@@ -36,6 +36,7 @@ from nolocod.events import (
     StateChanged,
     Troubled,
     WeightsFetched,
+    WeightsLoaded,
     WeightsServed,
 )
 from nolocod.identity import PeerId
@@ -386,3 +387,8 @@ def test_what_a_peer_wrote_is_shown_as_text(node: Node) -> None:
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_node_that_resumes_tells_its_round_before_its_first_step(node: Node) -> None:
+    node.follow(WeightsLoaded(7, "checkpoint"))
+    assert node.report().round == 7

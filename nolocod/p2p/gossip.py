@@ -155,12 +155,13 @@ class Gossip:
     def learn(self, heartbeats: Iterable[bytes]) -> None:
         """Take in heartbeats that somebody told us; those that are not valid are dropped, one by one."""
         now, wall = trio.current_time(), self._voice.clock()
+        own_round = self._voice.own()[0].round
         told: list[PeerSeen | PeerLost] = []
         for number, raw in enumerate(heartbeats):
             if number > self._timing.view:
                 break
             try:
-                change = self._table.heard(raw, now, wall)
+                change = self._table.heard(raw, now, wall, own_round)
             except RemoteError:
                 self._host.faults += 1
                 continue

@@ -46,6 +46,7 @@ class _Entry:
     version: str
     offset: float
     heard: float
+    lead: int
 
 
 @dataclass
@@ -77,8 +78,8 @@ class Membership:
 
     # --- what comes in ----------------------------------------------------------------------------
 
-    def heard(self, raw: bytes, now: float, wall: float) -> PeerSeen | PeerLost | None:
-        """Take in a sealed heartbeat; return what it changed, None for an echo.
+    def heard(self, raw: bytes, now: float, wall: float, own_round: int = 0) -> PeerSeen | PeerLost | None:
+        """Take in a sealed heartbeat, at our round `own_round`; return what it changed, None for an echo.
 
         Raises ProtocolError (size, content), SignatureError, OtherRunError or PeerVersionError.
         """
@@ -89,7 +90,7 @@ class Membership:
         body = open_envelope(raw, run_id=self.run_id, receiver="")
         if body.WhichOneof("content") != "heartbeat":
             raise ProtocolError("gossip carries something that is no heartbeat.")
-        peer, entry = PeerId(body.sender), _entry(raw, body.heartbeat, now, wall)
+        peer, entry = PeerId(body.sender), _entry(raw, body.heartbeat, (now, wall), own_round)
         if peer == self.own:
             return None
         if entry.state == "leaving":
@@ -177,6 +178,7 @@ class Membership:
                 version=entry.version,
                 age=now - entry.heard,
                 reach=(reach or {}).get(peer),
+                lead=entry.lead,
             )
             for peer, entry in self._entries.items()
             if now - entry.heard <= self.live_seconds
@@ -206,8 +208,9 @@ class Membership:
         return statistics.median(offsets) if offsets else 0.0
 
 
-def _entry(raw: bytes, heartbeat: pb.Heartbeat, now: float, wall: float) -> _Entry:
+def _entry(raw: bytes, heartbeat: pb.Heartbeat, times: tuple[float, float], own_round: int) -> _Entry:
     """Check a heartbeat's content; ProtocolError for what no honest node sends."""
+    now, wall = times
     standing = standing_from_wire(heartbeat.standing)
     if heartbeat.state not in STATES:
         raise ProtocolError(f"a heartbeat tells of an unknown state {readable(heartbeat.state, 20)!r}.")
@@ -225,4 +228,5 @@ def _entry(raw: bytes, heartbeat: pb.Heartbeat, now: float, wall: float) -> _Ent
         version=readable(heartbeat.version),
         offset=heartbeat.time_ms / 1000 - wall,
         heard=now,
+        lead=standing.round - own_round,
     )

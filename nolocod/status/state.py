@@ -29,6 +29,7 @@ from nolocod.events import (
     StateChanged,
     Troubled,
     WeightsFetched,
+    WeightsLoaded,
     WeightsServed,
 )
 
@@ -165,6 +166,8 @@ class StatusState:
                 self._errors.append((now, event))
             case PeerSeen() | PeerLost() | PeerConnected() | PeerDisconnected():
                 self._follow_peers(event, now)
+            case WeightsLoaded():
+                self._round = event.round
             case InnerSteps() | Evaluated() | OuterStep():
                 self._follow_training(event, now)
             case ExchangeStarted() | ExchangeEnded() | WeightsServed() | WeightsFetched():

@@ -95,6 +95,14 @@ class Daemon:
         return f"--- {self.paths.root.name}\n" + "\n".join(lines[-12:])
 
 
+def ready(daemon: Daemon) -> bool:
+    """Whether it has told its address."""
+    try:
+        return bool(daemon.address)
+    except NotRunningError:
+        return False
+
+
 class Swarm:
     """All daemons of one test."""
 
@@ -139,6 +147,10 @@ class Swarm:
             )
 
         self.wait(f"{more} more paired outer steps by each", paired, seconds)
+
+    def wait_round(self, daemon: Daemon, number: int) -> None:
+        """Until `daemon` has reached a round."""
+        self.wait(f"round {number}", lambda: bool((report := daemon.report) and report.round >= number), 60)
 
     def end(self) -> None:
         for daemon in self.daemons:

@@ -6,17 +6,10 @@ import signal
 import stat
 from typing import TYPE_CHECKING
 
-from nolocod.errors import NotRunningError
+from swarm import ready
 
 if TYPE_CHECKING:
     from swarm import Daemon, Swarm
-
-
-def ready(daemon: Daemon) -> bool:
-    try:
-        return bool(daemon.address)
-    except NotRunningError:
-        return False
 
 
 def knows(daemon: Daemon) -> int:
