@@ -60,6 +60,10 @@ class Pair:
         self.alice.receive(self.bob.confirm())
         return self
 
+    def store(self) -> Pair:
+        self.alice.store()
+        return self
+
     def decide(self) -> Pair:
         self.alice.decide()
         return self
@@ -83,10 +87,10 @@ def pass_chunk(one: Exchange, other: Exchange, tensor: bytes) -> None:
 
 
 def test_a_whole_exchange_ends_committed_with_one_receipt() -> None:
-    pair = Pair().accept().describe().transfer().confirm().decide().commit().acknowledge()
+    pair = Pair().accept().describe().transfer().confirm().store().decide().commit().acknowledge()
     assert pair.alice.state is pair.bob.state is State.COMMITTED
     assert pair.alice.receipt == pair.bob.receipt
-    receipt = pair.alice.proposed()
+    receipt = pair.alice.signed()
     receipt.check()
     assert [side.root for side in receipt.parsed.sides] == [OWN[ALICE.peer_id].root, OWN[BOB.peer_id].root]
     assert [side.standing.round for side in receipt.parsed.sides] == [3, 4]
@@ -98,7 +102,7 @@ def test_a_whole_exchange_ends_committed_with_one_receipt() -> None:
 def states(offerer: bool) -> dict[State, Pair]:
     """A pair for every state of one side."""
     made: dict[State, Pair] = {}
-    steps = ["accept", "describe", "transfer", "confirm", "decide", "commit", "acknowledge"]
+    steps = ["accept", "describe", "transfer", "confirm", "store", "decide", "commit", "acknowledge"]
     for length in range(len(steps) + 1):
         pair = Pair()
         for step in steps[:length]:
@@ -185,10 +189,10 @@ def test_every_state_is_reached_and_has_a_row() -> None:
 
 def test_what_was_decided_is_never_aborted_and_what_was_aborted_never_decided() -> None:
     for table in TABLE.values():
-        for state in (State.DECIDED, State.COMMITTED, State.IN_DOUBT):
+        for state in (State.STORING, State.DECIDED, State.COMMITTED, State.IN_DOUBT):
             assert ">abort" not in table.get(state, {})
     assert TABLE["offerer"][State.ABORTED] == TABLE["answerer"][State.ABORTED] == {}
-    assert [state for state, row in TABLE["offerer"].items() if ">decide" in row] == [State.CONFIRMED]
+    assert [state for state, row in TABLE["offerer"].items() if ">decide" in row] == [State.STORING]
     assert [state for state, row in TABLE["answerer"].items() if "<commit" in row] == [State.IN_DOUBT]
 
 
@@ -348,6 +352,6 @@ def test_any_order_of_chunks_and_breaks_ends_with_the_same_bytes(seed: int) -> N
             start = one.next_chunk * CHUNK
             pass_chunk(one, other, TENSORS[peer])
             inboxes[peer][start : start + CHUNK] = TENSORS[peer][start : start + CHUNK]
-    pair.confirm().decide().commit().acknowledge()
+    pair.confirm().store().decide().commit().acknowledge()
     assert inboxes == TENSORS
     assert pair.alice.receipt == pair.bob.receipt

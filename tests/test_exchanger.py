@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from memory_net import Cut, Net
 
-from nolocod.errors import DiskFullError, RejectedTensorError, TrainerError
+from nolocod.errors import DiskFullError, PeerTooSlowError, PeerUnavailableError, RejectedTensorError, TrainerError
 from nolocod.identity import Identity
 from nolocod.p2p.exchanger import GLARE, Exchanger
 from nolocod.p2p.receipts import ReceiptStore
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from nolocod.p2p.session import Session
     from nolocod.terms import Answer, Offer
 
 SIZE, CHUNK = 2500, 1000
@@ -445,6 +446,102 @@ async def test_a_receipt_that_cannot_be_stored_means_no_decision(
             await alice.offer(bob)
         await bob.reception.told.wait()
     assert bob.reception.over[0].outcome == "aborted"
+
+
+async def ask_in_doubt(net: Net, alice: Node, bob: Node) -> str | None:
+    """Ask alice, in bob's name, what she decided: the name of her answer, None for none."""
+    dialogue = Dialogue(HIGH, "run", alice.peer_id, bob.reception.asked[0].session, 50)
+    channel = Channel(await net.dial(HIGH.peer_id)(alice.peer_id, EXCHANGE), LIMITS)
+    await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=True))))
+    try:
+        return dialogue.open(await channel.receive_envelope()).WhichOneof("content")
+    except PeerUnavailableError:
+        return None
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    async def run_sync(function: Callable[..., object], *args: object, limiter: object = None) -> object:
+        await trio.sleep(seconds if function.__name__ == "add" else 0)
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+def hold_back(session: Session, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have what this side sends from now on wait for so long, as behind a full window."""
+    send = session._channel.send_envelope
+
+    async def late(raw: bytes) -> None:
+        await trio.sleep(seconds)
+        await send(raw)
+
+    monkeypatch.setattr(session._channel, "send_envelope", late)
+
+
+def session_of(node: Node) -> Session:
+    (session,) = node.exchanger._running.values()
+    return session
+
+
+async def test_who_asks_just_before_the_offerer_aborts_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        alice.desk.inspect_seconds, alice.desk.fault = 25.0, RejectedTensorError("not finite.")
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(20)  # bob has confirmed; alice still inspects
+        answer = await ask_in_doubt(net, alice, bob)
+    assert answer == "abort"
+    assert not net.caught
+
+
+async def test_nothing_aborts_while_the_receipt_is_being_written(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_disk(monkeypatch, 30.0)
+    results: list[Ended] = []
+    answers: list[str | None] = []
+    async with pair(tmp_path) as (alice, bob, net):
+
+        async def offers() -> None:
+            results.append(await alice.offer(bob))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offers)
+            await trio.sleep(5)
+            answers.append(await ask_in_doubt(net, alice, bob))  # no answer yet: neither would be true
+            answers.append(await ask_in_doubt(net, alice, bob))
+            await session_of(bob)._channel.send_envelope(b"nonsense")
+        answers.append(await ask_in_doubt(net, alice, bob))
+    assert answers == [None, None, "commit"]
+    assert results[0].outcome == "committed"
+    assert len(list(alice.receipts.all())) == 1
+    assert {type(error) for error in net.caught} == {PeerTooSlowError}
+
+
+async def test_an_inspection_that_ends_while_an_abort_is_told_confirms_nothing(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.inspect_seconds = 5.0
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(4)
+        hold_back(session_of(bob), monkeypatch, 3.0)
+        await session_of(alice)._channel.send_envelope(b"nonsense")
+        await bob.reception.told.wait()
+    assert (bob.reception.over[0].outcome, bob.reception.over[0].error) == ("aborted", "NLC-203")
+    assert not net.caught
+
+
+async def test_an_own_fault_is_not_lost_behind_the_peers_next_message(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.inspect_seconds, bob.desk.fault = 3.0, TrainerError("it died.")
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(2)
+        hold_back(session_of(bob), monkeypatch, 8.0)  # alice says Working meanwhile
+        await bob.reception.told.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert [type(error) for error in net.caught] == [TrainerError]
 
 
 async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, autojump_clock: object) -> None:

@@ -232,10 +232,9 @@ class Exchanger:
         session = self._running.get(name)
         if session is not None and not session.machine.offerer:
             await session.hand_over(channel, body)
-        elif session is not None and body.resume.confirmed:
-            await channel.last_words(await session.answer_doubt())
-        else:
-            await channel.last_words(await self._look_up(*name))
+            return
+        told = await session.answer_doubt() if session is not None and body.resume.confirmed else None
+        await channel.last_words(told or await self._look_up(*name))
 
     async def _look_up(self, partner: PeerId, session: bytes) -> bytes:
         """Commit if we decided so, or Abort: what is not kept here was not decided, and never will be."""

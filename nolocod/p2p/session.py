@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nolocod.terms import Description, Desk
 
 _DECIDED = (State.DECIDED, State.COMMITTED)
+_DECIDING = (State.CONFIRMED, State.STORING)
 _STOPPED = RemoteError.entry.code
 _FIRST_PAUSE = 0.25
 """Seconds before the second redial; each pause is twice the one before."""
@@ -82,7 +83,7 @@ class Session:
             with self._scope, deadline(self._limits.whole(self._size), "the exchange"):
                 await together(self._converse, partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine))
         except NolocodError as error:
-            self._failure = error
+            self._note(error)
         finally:
             # a decision stands: the partner is told of it, and our caller gets to apply it
             with trio.CancelScope(shield=self.machine.state in _DECIDED):
@@ -139,11 +140,17 @@ class Session:
         except (PeerUnavailableError, PeerTooSlowError):
             raise
         except NolocodError as error:
+            self._note(error)
             if self.machine.may_abort:
                 envelope = self.machine.abort(error.code, error.cause)
                 with trio.move_on_after(self._limits.accept_seconds), suppress(RemoteError):
                     await self._channel.send_envelope(envelope)
             raise
+
+    def _note(self, error: NolocodError) -> None:
+        """Keep the first failure, for what it stops may fail too; but one of our own before a peer's."""
+        if self._failure is None or (isinstance(error, LocalError) and not isinstance(self._failure, LocalError)):
+            self._failure = error
 
     # --- the node's own work ------------------------------------------------------------------------
 
@@ -166,7 +173,12 @@ class Session:
     async def _decide(self) -> None:
         # shielded, so that a receipt on disk and a decision are one: a store cannot be half cancelled
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._receipts.add, self.machine.proposed())
+            receipt = self.machine.store()
+            try:
+                await trio.to_thread.run_sync(self._receipts.add, receipt)
+            except LocalError:
+                self.machine.fail()
+                raise
             self.machine.decide()
             self._scope.shield = True  # from here on only our own deadlines end this exchange
             self.decision.set()
@@ -201,6 +213,8 @@ class Session:
         channel = self._channel
         alive = partial(keep_alive, channel, self.machine.working, self._limits.working_seconds)
         with trio.CancelScope() as self._talk_scope:
+            if self._redialled is not None:  # the partner gave it up before we began
+                self._talk_scope.cancel()
             await together(self._send, partial(self._or_abort, self._receive), alive)
         if self._redialled is not None and not self.machine.over:
             raise PeerUnavailableError("the partner gave this stream up for another.")
@@ -219,7 +233,8 @@ class Session:
                 await self._settled.wait()
         else:
             await self._inspected.wait()
-            await channel.send_envelope(machine.confirm())
+            if not machine.over:  # or our Abort is on its way
+                await channel.send_envelope(machine.confirm())
             with deadline(self._limits.settle(self._size), "the partner's commitment", _OverdueError):
                 await self._settled.wait()
             await channel.send_envelope(machine.acknowledge())
@@ -272,9 +287,9 @@ class Session:
         """The answerer's copy. The decision stands already: a full disk is told, and changes nothing."""
         with trio.CancelScope(shield=True):
             try:
-                await trio.to_thread.run_sync(self._receipts.add, self.machine.proposed())
+                await trio.to_thread.run_sync(self._receipts.add, self.machine.signed())
             except LocalError as error:
-                self._failure = error
+                self._note(error)
 
     # --- after a broken stream ----------------------------------------------------------------------
 
@@ -290,14 +305,22 @@ class Session:
         self._talk_scope.cancel()  # the old stream may look alive from here
         await self._over.wait()
 
-    async def answer_doubt(self) -> bytes:
-        """The answerer asks what the offerer decided: Commit, or Abort, and then it never commits."""
+    async def answer_doubt(self) -> bytes | None:
+        """The answerer asks what the offerer decided: Commit, or Abort, and then it never commits.
+
+        None if this exchange is aborted already. Raises PeerTooSlowError while the decision is being
+        written: the answerer asks again.
+        """
         machine = self.machine
-        if machine.state is State.CONFIRMED:
+        if machine.state in _DECIDING:
             with trio.move_on_after(self._limits.doubt_seconds / 2):
                 await self.decision.wait()
         if machine.state in _DECIDED:
             return machine.commit()
+        if machine.state is State.STORING:
+            raise PeerTooSlowError("the receipt is still being written.")
+        if not machine.may_abort:
+            return None
         envelope = machine.abort(PeerUnavailableError.entry.code, "the stream broke before the decision")
         self._scope.cancel()
         return envelope
@@ -308,7 +331,7 @@ class Session:
         await self._channel.reset()
         if self.machine.over or state is State.DECIDED:
             return False  # an answerer that lost the Commit asks for it
-        if state is State.CONFIRMED:
+        if state in _DECIDING:
             await self.decision.wait()
             return False
         if self.machine.offerer:

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod.errors import LocalError, PeerBusyError, ProtocolError
+from nolocod.errors import LocalError, PeerBusyError, ProtocolError, RefusedError
 from nolocod.identity import short
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
@@ -42,6 +42,8 @@ class State(enum.Enum):
     """All of the partner's chunks are here and verified."""
     CONFIRMED = enum.auto()
     """The offerer holds the answerer's Confirm."""
+    STORING = enum.auto()
+    """The offerer writes the receipt: nothing may abort now, for it may be on the disk already."""
     IN_DOUBT = enum.auto()
     """The answerer confirmed, and does not know what the offerer decided."""
     DECIDED = enum.auto()
@@ -68,7 +70,8 @@ OFFERER: dict[State, dict[str, State]] = {
     _S.ACCEPTED: _moving(_S.ACCEPTED, {"<describe": _S.RECEIVING}),
     _S.RECEIVING: _moving(_S.RECEIVING, {"<chunk": _S.RECEIVING, "<last chunk": _S.RECEIVED}),
     _S.RECEIVED: _moving(_S.RECEIVED, {"<confirm": _S.CONFIRMED}),
-    _S.CONFIRMED: {"<working": _S.CONFIRMED, ">decide": _S.DECIDED, ">abort": _S.ABORTED},
+    _S.CONFIRMED: {"<working": _S.CONFIRMED, ">store": _S.STORING, ">abort": _S.ABORTED},
+    _S.STORING: {"<working": _S.STORING, ">decide": _S.DECIDED, ">fail": _S.CONFIRMED},
     _S.DECIDED: {"<acknowledge": _S.COMMITTED, "<working": _S.DECIDED, ">commit": _S.DECIDED},
     _S.COMMITTED: {">commit": _S.COMMITTED},  # again, to a partner that lost it
     _S.ABORTED: {},
@@ -218,11 +221,20 @@ class Exchange:
         content = self._content()
         return self._seal(confirm=pb.Confirm(receipt=content, signature=sign(self._setting.identity, content)))
 
-    def proposed(self) -> Receipt:
-        """The receipt that the offerer stores before `decide`."""
+    def signed(self) -> Receipt:
+        """The receipt, once both signatures are here."""
         if self.receipt is None:
             raise AssertionError("no receipt before the confirmation")
         return self.receipt
+
+    def store(self) -> Receipt:
+        """The offerer goes to store this receipt; `decide` or `fail` follows."""
+        self._step(">store")
+        return self.signed()
+
+    def fail(self) -> None:
+        """The receipt could not be stored, and is not: the offerer may abort again."""
+        self._step(">fail")
 
     def decide(self) -> None:
         """The receipt is stored: the offerer commits."""
@@ -230,7 +242,7 @@ class Exchange:
 
     def commit(self) -> bytes:
         self._step(">commit")
-        receipt = self.proposed()
+        receipt = self.signed()
         return self._seal(commit=pb.Commit(receipt=receipt.content, signature=receipt.offerer_signature))
 
     def acknowledge(self) -> bytes:
@@ -332,6 +344,8 @@ class Exchange:
 
     def _step(self, step: str) -> None:
         following = self._table[self.state].get(step)
+        if following is None and self.state is State.ABORTED:
+            raise RefusedError("the exchange was aborted meanwhile.")  # by another task of the same driver
         if following is None:
             raise AssertionError(f"{step[1:]} in state {self.state.name}")
         self.state = following
