@@ -30,7 +30,7 @@ _BUSY_SECONDS = 1.0
 _CLOSED_SECONDS = 5.0
 """What a peer is told when we are stopping, or fetching weights."""
 _AVOID_SECONDS = 30.0
-"""How long a partner that refused or failed is not asked again."""
+"""How long a partner that refused or failed is not asked again, at most: one inner phase."""
 _LOOK_AGAIN = 0.5
 """The longest pause between two looks for a partner: members come and go meanwhile."""
 
@@ -153,7 +153,8 @@ class Rounds:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
         deadline = trio.current_time() + self._pace.patience
         while True:
-            await self._idle.wait()
+            while self._desk is not None:  # looked at again: whoever was told first may have accepted the next one
+                await self._idle.wait()
             if self._closing or not self._due():
                 return  # not due: an exchange that we accepted took the step meanwhile
             own = self._trainer.standing
@@ -182,8 +183,12 @@ class Rounds:
         try:
             ended = await self._mesh.offer(partner, self._trainer.standing, desk)
         except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._abandon(desk)
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._abandon(desk)
+            finally:
+                if desk.snapshot_taken:  # it was told as started
+                    self._report(Ended("aborted", partner, b"", reason="this node gave it up"), initiator=True)
             raise
         finally:
             self._offering_to = None
@@ -201,7 +206,7 @@ class Rounds:
         elif ended.outcome == "busy":
             self._avoid[ended.partner] = now + max(ended.retry_after, 0.05)
         else:
-            self._avoid[ended.partner] = now + _AVOID_SECONDS
+            self._avoid[ended.partner] = now + min(_AVOID_SECONDS, self._pace.inner_steps * self._step_seconds)
             if ended.outcome == "unreachable":
                 self._mesh.suspect(ended.partner)
 
@@ -279,8 +284,10 @@ class Rounds:
     async def _conclude(self, ended: Ended, desk: Desk, *, initiator: bool) -> None:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
         if ended.outcome != "committed":
-            await self._abandon(desk)
-            self._report(ended, initiator=initiator)
+            try:
+                await self._abandon(desk)
+            finally:
+                self._report(ended, initiator=initiator)
             return
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
@@ -289,7 +296,7 @@ class Rounds:
                 applied = await self._trainer.apply(ended.partner_standing.round)
         finally:
             self._release(desk)
-        self._report(ended, initiator=initiator)
+            self._report(ended, initiator=initiator)
         self._emit(StateChanged("training"))
         self._emit(OuterStep(applied.round, "paired", ended.partner, applied.inner_steps, applied.spread, applied.seconds))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import trio
 
-from nolocod.events import Event, ExchangeEnded, OuterStep
+from nolocod.errors import TrainerError
+from nolocod.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
 from nolocod.identity import PeerId
 from nolocod.rounds import Desk, Pace, Rounds
 from nolocod.terms import Accept, Applied, Busy, Description, Ended, Offer, Refuse, Standing
@@ -251,3 +252,42 @@ async def test_cancelled_in_the_middle_discards_the_snapshot(autojump_clock: obj
     assert node.trainer.calls["snapshot"] == 1
     assert node.trainer.calls["discard"] == 1
     assert node.trainer.calls["apply"] == 0
+    assert isinstance(node.events[-1], ExchangeEnded), "nobody is shown an exchange that is over"
+
+
+async def test_an_offer_accepted_in_the_moment_another_ends_keeps_the_desk(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    table.add("other")
+    await trio.sleep(INNER_STEPS)
+    first, second = (Offer(PeerId(name), b"s", Standing(0, 0, 1.0)) for name in ("first", "second"))
+    assert isinstance(node.rounds.decide(first), Accept)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.rounds.run)
+        await trio.sleep(1)  # at its boundary, waiting for the exchange to end
+        await node.rounds.ended(Ended("aborted", first.partner, b"s"))
+        assert isinstance(node.rounds.decide(second), Accept)
+        desk = node.rounds.desk
+        await trio.sleep(3)
+        assert node.rounds.desk is desk, "two exchanges would share the boxes"
+        assert node.trainer.calls["snapshot"] == 0, "no offer of our own beside it"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("outcome", ["committed", "aborted"])
+async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died(outcome: str, autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    await trio.sleep(INNER_STEPS)
+    assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    await node.rounds.desk.snapshot()
+
+    async def die(*_: object) -> NoReturn:
+        raise TrainerError("it died.")
+
+    node.trainer.apply = node.trainer.discard = die  # type: ignore[method-assign]
+    with pytest.raises(TrainerError):
+        await node.rounds.ended(Ended(outcome, PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0)))  # type: ignore[arg-type]
+    assert [type(event) for event in node.events] == [ExchangeStarted, ExchangeEnded]
+    with pytest.raises(AssertionError, match="not accepted"):
+        _ = node.rounds.desk
