@@ -165,7 +165,7 @@ class Node:
         offset = mesh.clock_offset()
         if offset is not None and abs(offset) > _CLOCK_LIMIT:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
-        context = Context(self._identity, sealed.run_id, sealed.manifest.codec)
+        context = Context(self._identity, sealed.run_id, sealed.manifest.codec, staleness=sealed.manifest.outer.staleness)
         self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, ReceiptStore(config.paths.receipts))
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._unless_trainer_fails(exchanger.handle))

@@ -11,7 +11,14 @@ import trio
 import trio.testing
 from memory_net import Cut, Net
 
-from nolocod.errors import DiskFullError, PeerTooSlowError, PeerUnavailableError, RejectedTensorError, TrainerError
+from nolocod.errors import (
+    DiskFullError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    ProtocolError,
+    RejectedTensorError,
+    TrainerError,
+)
 from nolocod.identity import Identity
 from nolocod.p2p.exchanger import GLARE, Exchanger
 from nolocod.p2p.receipts import ReceiptStore
@@ -109,7 +116,7 @@ class Node:
         self.reception = FakeReception(self.desk)
         self.receipts = ReceiptStore(folder / identity.peer_id)
         rng = random.Random(identity.secret[0])
-        context = Context(identity, "run", "float32", SIZE, limits, rng)
+        context = Context(identity, "run", "float32", SIZE, limits, staleness=3, rng=rng)
         self.exchanger = Exchanger(context, net.dial(self.peer_id), self.reception, self.receipts)
         net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
 
@@ -184,6 +191,24 @@ async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: 
     assert (ended.outcome, ended.error) == ("refused", "NLC-104")
     assert "'another'" in ended.reason
     assert "'run'" in ended.reason
+
+
+@pytest.mark.parametrize("round", [0, 7, 1 << 60])
+async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, autojump_clock: object, round: int) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.reception.answer = Accept(Standing(round, 0, 0.0))
+        ended = await alice.exchanger.offer(bob.peer_id, Standing(3 if round else 4, 30, 2.5), alice.desk)
+        await bob.reception.told.wait()
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
+    assert bob.reception.over[0].outcome == "aborted"
+
+
+async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        await alice.exchanger.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), alice.desk)
+        await trio.testing.wait_all_tasks_blocked()
+    assert bob.reception.asked == []
+    assert [type(error) for error in net.caught] == [ProtocolError]
 
 
 async def test_nobody_there_is_unreachable(tmp_path: Path, autojump_clock: object) -> None:

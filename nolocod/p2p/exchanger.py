@@ -262,7 +262,7 @@ class Exchanger:
 
     def _machine(self, partner: PeerId, session: bytes, *, offerer: bool) -> Exchange:
         context = self._context
-        setting = Setting(context.identity, context.run_id, context.codec, context.box_size, context.limits)
+        setting = Setting(context.identity, context.run_id, context.codec, context.box_size, context.limits, context.staleness)
         return Exchange(setting, partner, session, offerer=offerer)
 
     def _remember(self, name: tuple[PeerId, bytes]) -> None:

@@ -15,7 +15,7 @@ from nolocod.errors import ProtocolError
 from nolocod.events import PeerLost, PeerSeen
 from nolocod.identity import PeerId
 from nolocod.p2p.addresses import dialable
-from nolocod.proto.envelope import open_envelope, peek, readable, standing_from_wire
+from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, standing_from_wire
 from nolocod.terms import Member, Standing
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ STATES = ("joining", "training", "finished", "leaving")
 MAX_HEARTBEAT = 4096
 """Bytes of one sealed heartbeat."""
 _MAX_ADDRESSES = 8
-_MAX_NUMBER = 1 << 53
 _BACK_OFF = 10.0
 _LONGEST_BACK_OFF = 300.0
 
@@ -214,7 +213,7 @@ def _entry(raw: bytes, heartbeat: pb.Heartbeat, times: tuple[float, float], own_
     standing = standing_from_wire(heartbeat.standing)
     if heartbeat.state not in STATES:
         raise ProtocolError(f"a heartbeat tells of an unknown state {readable(heartbeat.state, 20)!r}.")
-    if max(heartbeat.count, heartbeat.time_ms, standing.round, standing.tokens) >= _MAX_NUMBER:
+    if max(heartbeat.count, heartbeat.time_ms) >= MAX_NUMBER:
         raise ProtocolError("a heartbeat's numbers are beyond all measure.")
     if len(heartbeat.addresses) > _MAX_ADDRESSES or len(heartbeat.version) > 32:
         raise ProtocolError("a heartbeat has too many addresses or too long a version.")

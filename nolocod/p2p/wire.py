@@ -33,6 +33,8 @@ class Context:
     codec: str = ""
     box_size: int = 0
     limits: Limits = field(default_factory=Limits)
+    staleness: int | None = None
+    """Rounds that partners may be apart (manifest: `outer.staleness`)."""
     rng: random.Random = field(default_factory=random.SystemRandom)
     """Names sessions; a test passes its own."""
 

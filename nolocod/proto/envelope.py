@@ -20,6 +20,8 @@ M = TypeVar("M", bound=Message)
 
 MAJOR = 1
 MINOR = 0
+MAX_NUMBER = 1 << 53
+"""Counts that peers tell are below this."""
 
 _DOMAIN = b"nolocod envelope 1\0"
 _TO_ALL = "heartbeat"  # the one message without a receiver
@@ -126,6 +128,9 @@ def standing_to_wire(standing: Standing) -> pb.Standing:
 
 
 def standing_from_wire(standing: pb.Standing) -> Standing:
+    """ProtocolError for numbers that no run reaches; a loss may be any float, NaN too."""
+    if max(standing.round, standing.tokens) >= MAX_NUMBER:
+        raise ProtocolError("a peer's rounds or tokens are beyond all measure.")
     return Standing(standing.round, standing.tokens, standing.loss)
 
 

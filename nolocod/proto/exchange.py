@@ -109,13 +109,15 @@ class Setting:
     codec: str
     size: int
     limits: Limits = field(default_factory=Limits)
+    staleness: int | None = None
+    """An Accept from a round further away is a lie: we would take over that round with the step."""
 
 
 @dataclass
 class _Side:
     """What is known of one side; `done` chunks of it have passed."""
 
-    standing: pb.Standing | None = None
+    standing: pb.Standing | None = None  # as told, fields that we do not know included: receipts hold it
     description: Description | None = None
     done: int = 0
 
@@ -285,7 +287,7 @@ class Exchange:
             case "offer":
                 self._take_offer(body.offer)
             case "accept":
-                self._other.standing = body.accept.standing
+                self._take_accept(body.accept)
             case "busy":
                 self.retry_after = body.busy.retry_after_ms / 1000
                 self.verdict = (PeerBusyError.entry.code, readable(body.busy.reason))
@@ -353,7 +355,15 @@ class Exchange:
     def _take_offer(self, offer: pb.Offer) -> None:
         if len(self.session) != SESSION_SIZE:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
+        standing_from_wire(offer.standing)  # raises for numbers beyond all measure
         self._other.standing = offer.standing
+
+    def _take_accept(self, accept: pb.Accept) -> None:
+        own, other = self._own.standing, standing_from_wire(accept.standing)
+        limit = self._setting.staleness
+        if own is not None and limit is not None and abs(own.round - other.round) > limit:
+            raise ProtocolError(f"the partner accepted from round {other.round} an offer from round {own.round}.")
+        self._other.standing = accept.standing
 
     def _take_describe(self, wire: pb.Describe) -> None:
         description = describe_from_wire(wire, self._setting.limits)
