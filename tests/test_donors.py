@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,12 +21,15 @@ from nolocod.p2p.streams import SNAPSHOT
 from nolocod.p2p.wire import Channel, Context
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
+from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
 from nolocod.terms import Standing, describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from nolocod.p2p.donors import _Upload
 
 SIZE, CHUNK = 5300, 500
 LIMITS = Limits(chunk_bytes=CHUNK, chunks_per_request=4)
@@ -227,6 +231,72 @@ async def test_a_disk_too_small_is_told_before_the_download(
             await fetch(net, nodes, tmp_path / "into")
         assert net.lines[0].sent["in"] < 1200
     assert not (tmp_path / "into.partial").exists()
+
+
+async def test_a_donor_that_claims_too_large_a_size_does_not_stop_us(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = SIZE
+
+    monkeypatch.setattr("nolocod.p2p.fetch.shutil.disk_usage", lambda _path: Usage)
+    async with donors(tmp_path, 2) as (nodes, net):
+        liar, honest = nodes
+        liar.served = replace(liar.served, description=describe(memoryview(bytes(SIZE + 1)), CHUNK))
+        assert (await fetch(net, nodes, tmp_path / "into")).donor == honest.peer_id
+
+
+async def test_a_donor_that_trickles_is_left_after_the_time_for_the_whole(tmp_path: Path, autojump_clock: object) -> None:
+    async with donors(tmp_path, 2) as (nodes, net):
+        trickles, honest = nodes
+        delay(trickles.donor, 14.0)
+        limits = replace(LIMITS, exchange_seconds=100.0)
+        fetched = await fetch(net, nodes, tmp_path / "into", limits)
+    assert fetched.donor == honest.peer_id
+    assert trio.current_time() < 110
+
+
+async def test_a_newcomer_that_trickles_loses_its_slot(tmp_path: Path, autojump_clock: object) -> None:
+    async with donors(tmp_path) as (nodes, net):
+        channel, body = await ask(net, nodes[0])
+        dialogue = Dialogue(NEWCOMER, "run", nodes[0].peer_id, b"s" * 16, 1)
+        request = pb.ChunkRequest(id=body.snapshot_offer.id, first=0, count=1)
+        while trio.current_time() < LIMITS.whole(SIZE):
+            await channel.send_envelope(dialogue.seal(pb.Body(chunk_request=request)))
+            frame = await channel.receive()
+            assert isinstance(frame, ChunkHead)
+            await channel.read_into(memoryview(bytearray(frame.length)))
+            await trio.sleep(14.0)
+        assert nodes[0].donor._uploads == 0
+        assert {type(error) for error in net.caught} == {PeerTooSlowError}
+
+
+async def test_a_snapshot_is_held_from_the_moment_it_is_given(tmp_path: Path, autojump_clock: object) -> None:
+    async with donors(tmp_path) as (nodes, net):
+        alice = nodes[0]
+        given = alice.donor._snapshot
+
+        async def gone_at_once() -> ServedSnapshot:
+            found = await given()
+            trio.lowlevel.current_trio_token().run_sync_soon(found.path.unlink)
+            return found
+
+        alice.donor._snapshot = gone_at_once
+        fetched = await fetch(net, nodes, tmp_path / "into")
+        assert fetched.path.read_bytes() == alice.content
+        assert not net.caught
+
+
+def delay(donor: Donor, seconds: float) -> None:
+    """Have each chunk come so late."""
+    send = donor._send_chunks
+
+    async def late(upload: _Upload, request: pb.ChunkRequest, buffer: bytearray) -> None:
+        for index in range(request.first, request.first + request.count):
+            await trio.sleep(seconds)
+            await send(upload, pb.ChunkRequest(id=request.id, first=index, count=1), buffer)
+
+    donor._send_chunks = late  # type: ignore[method-assign]
 
 
 async def test_slots_are_counted_and_freed(tmp_path: Path, autojump_clock: object) -> None:

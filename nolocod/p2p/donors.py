@@ -2,20 +2,21 @@
 
 The rule: a snapshot is named by the hash of its content, and its file stays open while somebody may
 still ask for it, so that a newer one in its place hurts nobody. An upload costs one chunk of memory; a
-reader that makes no progress loses its slot.
+reader that makes no progress, or less than `Limits.whole` asks for, loses its slot.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import DataDirError, PeerBusyError, ProtocolError, RefusedError, RemoteError
+from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.events import WeightsServed
+from nolocod.identity import short
 from nolocod.p2p.disk import disk_errors
 from nolocod.p2p.fetch import Fetched, fetch_snapshot
 from nolocod.p2p.wire import Channel, Context, deadline, keep_alive, together
@@ -80,6 +81,8 @@ class _Upload:
     channel: Channel
     dialogue: Dialogue
     open: _Open | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Has a deadline once it is known what is uploaded."""
     size: int = 0
     whole: bool = False
 
@@ -111,7 +114,10 @@ class Donor:
         started = trio.current_time()
         self._uploads += 1
         try:
-            await self._serve(upload, body)
+            with upload.scope:
+                await self._serve(upload, body)
+            if upload.scope.cancelled_caught:
+                raise PeerTooSlowError(f"{short(channel.remote)} fetches too slowly.")
         finally:
             self._uploads -= 1
             self._let_go(upload)
@@ -159,11 +165,12 @@ class Donor:
 
     async def _offer(self, upload: _Upload) -> bool:
         """Describe the present snapshot; False if there is none now, after saying so."""
-        found: list[ServedSnapshot] = []
 
         async def get() -> None:
             with deadline(self._limits.offer_seconds, "a snapshot for a newcomer"):
-                found.append(await self._snapshot())
+                snapshot = await self._snapshot()
+            self._let_go(upload)
+            self._bind(upload, self._keep(snapshot).id)  # at once: a newer one may take its file's place
 
         working = partial(upload.dialogue.seal, pb.Body(working=pb.Working()))
         try:
@@ -171,10 +178,7 @@ class Donor:
         except PeerBusyError as error:
             await upload.channel.last_words(upload.dialogue.seal(pb.Body(busy=_busy(error.retry_after, error.cause))))
             return False
-        snapshot = found[0]
-        self._let_go(upload)
-        kept = self._keep(snapshot)
-        self._bind(upload, kept.id)
+        kept = _bound(upload)
         offer = pb.SnapshotOffer(
             standing=standing_to_wire(kept.standing), content=describe_to_wire(kept.description), id=kept.id
         )
@@ -223,6 +227,7 @@ class Donor:
             self._let_go(upload)
             snapshot.readers += 1
             upload.open = snapshot
+            upload.scope.deadline = trio.current_time() + self._limits.whole(snapshot.description.size)
         return True
 
     def _let_go(self, upload: _Upload) -> None:

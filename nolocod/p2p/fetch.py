@@ -75,8 +75,9 @@ async def fetch_snapshot(
     """Fetch the snapshot of the first donor that gives one whole, best first, into the file `into`.
 
     A callable is asked for the present donors before each choice. Raises NoDonorError with every
-    donor's reason, DiskFullError or DataDirError.
+    donor's reason, DiskFullError if the weights of all of them are too large, or DataDirError.
     """
+    too_large: set[PeerId] = set()
     failed: dict[PeerId, str] = {}
     busy_until: dict[PeerId, float] = {}
     give_up = trio.current_time() + context.limits.busy_seconds
@@ -84,6 +85,8 @@ async def fetch_snapshot(
         known = donors() if callable(donors) else donors
         candidates = [donor for donor in known if donor not in failed]
         if not candidates:
+            if failed and too_large == failed.keys():
+                raise DiskFullError(next(iter(failed.values())))
             reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in failed.items())
             raise NoDonorError(f"of {len(failed)} peers with weights none gave them ({reasons or 'none is known'}).")
         donor = min(candidates, key=lambda donor: busy_until.get(donor, 0.0))  # the first of equals: the best
@@ -94,6 +97,9 @@ async def fetch_snapshot(
             if trio.current_time() >= give_up:
                 failed[donor] = error.cause
             busy_until[donor] = trio.current_time() + max(error.retry_after, _FIRST_PAUSE)
+        except DiskFullError as error:  # the size is that donor's word: it must not stop us alone
+            failed[donor] = error.cause
+            too_large.add(donor)
         except RemoteError as error:
             failed[donor] = error.cause
 
@@ -112,6 +118,7 @@ class _Download:
         self._offer: pb.SnapshotOffer | None = None
         self._description: Description | None = None
         self._next = 0
+        self._scope = trio.CancelScope()  # has a deadline once the size is known
 
     async def run(self) -> Fetched:
         started = trio.current_time()
@@ -119,7 +126,10 @@ class _Download:
             self._partial.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            description = await self._download(file)
+            with self._scope:
+                description = await self._download(file)
+            if self._scope.cancelled_caught:
+                raise PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
             await trio.to_thread.run_sync(self._finish, file)
         except BaseException:
             self._partial.unlink(missing_ok=True)
@@ -188,10 +198,12 @@ class _Download:
         description = describe_from_wire(self._offer.content, self._limits)
         if self._offer.id != description.root:
             raise ProtocolError("a snapshot is not named by its content.")
+        standing_from_wire(self._offer.standing)  # raises for numbers beyond all measure
         with disk_errors(self._partial):
             free = shutil.disk_usage(self._partial.parent).free
         if description.size > free:
             raise DiskFullError(f"{self._partial.parent} has {free} bytes free, the weights need {description.size}.")
+        self._scope.deadline = trio.current_time() + self._limits.whole(description.size)
         return description
 
     async def _batch(
