@@ -37,7 +37,7 @@ tie_word_embeddings = true
 [data]
 source = "text"
 [inner]
-steps = 20
+steps = 100
 batch = 2
 sequence = 32
 [outer]
