@@ -151,18 +151,21 @@ class Discovery:
                     nursery.start_soon(attempt, peer, addresses)
         return None if answered.is_set() else causes
 
-    async def run(self, members: Callable[[], Sequence[Contact]]) -> None:
+    async def run(self, present: Callable[[], Sequence[Contact]]) -> None:
         """Look for members until cancelled: often while there are none, now and then when there are."""
         pause = self._timing.search
         while True:
             await trio.sleep(pause * self._rng.uniform(0.8, 1.2))
-            known = members()
+            known = present()
             if self.dht is not None and known:
                 await self._refresh(self.dht, known)
             alone = not known
-            candidates = [*self._bootstrap, *self._remembered()]
-            strangers = [contact for contact in candidates if contact[0] not in {peer for peer, _ in known}]
-            chosen = self._rng.sample(strangers, min(len(strangers), _REMEMBERED_AT_ONCE if alone else 1))
+            members = {peer for peer, _ in known}
+            bootstrap = {peer: addresses for peer, addresses in self._bootstrap if peer not in members}
+            others = [contact for contact in self._remembered() if contact[0] not in {*members, *bootstrap}]
+            count = min(len(others), _REMEMBERED_AT_ONCE if alone else 1)
+            # the bootstraps always: they are few, and where the parts of a mesh meet again
+            chosen = [*bootstrap.items(), *self._rng.sample(others, count)]
             if chosen:
                 await self._contact_all(chosen)
             pause = self._timing.search if alone else self._timing.widen

@@ -91,9 +91,15 @@ class Gossip:
         while True:
             self._beat = self._voice.heartbeat()
             self._tell(self._table.expire(trio.current_time()))
+            self._forget_strangers()
             for peer in self._targets():
                 self._start(peer, ())
             await trio.sleep(self._timing.heartbeat * self._rng.uniform(0.8, 1.2))
+
+    def _forget_strangers(self) -> None:
+        """Whoever asked us once, and is neither member nor connected any more, is not kept in mind."""
+        reach = self._host.peers()
+        self.heard_directly = {peer: when for peer, when in self.heard_directly.items() if peer in reach or peer in self._table}
 
     def _targets(self) -> list[PeerId]:
         now, reach = trio.current_time(), self._host.peers()

@@ -1,0 +1,69 @@
+"""What gossip and discovery keep in mind and whom they ask, over a host that connects to nobody."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, cast
+
+import trio
+
+from nolocod.errors import PeerUnavailableError
+from nolocod.identity import Identity, PeerId
+from nolocod.p2p.discovery import Contact, Discovery
+from nolocod.p2p.gossip import Gossip, Voice
+from nolocod.p2p.membership import Membership
+from nolocod.p2p.timing import Timing
+from nolocod.terms import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nolocod.p2p.host import Host
+
+OWN = Identity.from_secret(bytes(32))
+BOOTSTRAP: Contact = (PeerId("bootstrap"), ("/ip4/192.0.2.1/tcp/1",))
+REMEMBERED: list[Contact] = [(PeerId(f"peer {n}"), (f"/ip4/192.0.2.2/tcp/{n}",)) for n in range(1, 201)]
+
+
+class EmptyHost:
+    """Nobody is connected, nobody answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[PeerId] = []
+        self.faults = 0
+
+    def peers(self) -> dict[PeerId, str]:
+        return {}
+
+    async def open_stream(self, peer: PeerId, protocol: str, addresses: Sequence[str] = ()) -> None:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(peer)
+        raise PeerUnavailableError("nobody answers.")
+
+
+def gossip_over(host: EmptyHost) -> Gossip:
+    voice = Voice(OWN, "run", lambda: (Standing(0, 0, 0.0), "training"), tuple, clock=lambda: 1e9)
+    table = Membership(OWN.peer_id, "run")
+    return Gossip(cast("Host", host), table, voice, random.Random(0), Timing(), lambda _event: None)
+
+
+async def test_strangers_that_asked_once_are_not_kept_in_mind(autojump_clock: object) -> None:
+    gossip = gossip_over(EmptyHost())
+    gossip.heard_directly = dict.fromkeys((PeerId(f"peer {n}") for n in range(1000)), 0.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gossip.run, nursery)
+        await trio.sleep(2 * Timing().heartbeat)
+        nursery.cancel_scope.cancel()
+    assert gossip.heard_directly == {}
+
+
+async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object) -> None:
+    remembered = [*REMEMBERED, BOOTSTRAP]
+    for known, others in ([], 8), ([REMEMBERED[0]], 1):
+        host, timing = EmptyHost(), Timing(search=1.0, widen=1.0)
+        discovery = Discovery(gossip_over(host), [BOOTSTRAP], lambda: remembered, random.Random(0), timing, lambda _event: None)
+        with trio.move_on_after(1.5):
+            await discovery.run(lambda known=known: known)  # type: ignore[misc]  # a list of contacts
+        assert host.asked.count(BOOTSTRAP[0]) == 1
+        assert len(host.asked) == 1 + others
+        assert REMEMBERED[0][0] not in host.asked or not known
