@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _DONOR_PATIENCE = 120.0
 """Seconds that a newcomer waits for a peer with weights."""
 _LOOK_SECONDS = 0.5
+_ASK_AGAIN = 5.0
+"""Between two rounds of asking donors of whom none gave its weights: the dead among them leave the list."""
 _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
 _FETCH_AGAIN = 60.0
@@ -111,8 +113,9 @@ class Stint:
         loaded = await self._trainer.load(self._setup())
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
+        self._loaded = loaded.source == "checkpoint"  # an older one than the newest by name, if that is damaged
         if loaded.source == "seed":
-            await self._fetch()
+            await self._fetch(_DONOR_PATIENCE)
         elif self.is_behind():
             await self._fetch_if_possible()
         self._loaded = True
@@ -124,30 +127,38 @@ class Stint:
         await self._fetch_if_possible()
 
     async def _fetch_if_possible(self) -> None:
-        """Old weights are better than none."""
+        """Old weights are better than none, and than waiting for others."""
         try:
-            await self._fetch()
+            await self._fetch(0.0)
         except NoDonorError as error:
             self._emit(Troubled(error.code, f"{error.cause} Training goes on with our own."))
         self._fetched_at = trio.current_time()
 
-    async def _fetch(self) -> None:
+    async def _fetch(self, patience: float) -> None:
+        """Have the weights of a donor, or the seed's where they are the same; NoDonorError after `patience`."""
         misfits: set[PeerId] = set()
-        deadline = trio.current_time() + _DONOR_PATIENCE
+        deadline = trio.current_time() + patience
         while True:
             members = self._part.swarm.live()
             if members and not any(member.standing.round for member in members):
                 return  # nobody took an outer step yet: the seed makes the very same weights here
             donors = [donor for donor in _donors(members) if donor not in misfits]
             if donors:
-                misfit = await self._adopt(donors)
+                try:
+                    misfit = await self._adopt(donors)
+                except NoDonorError as error:
+                    if trio.current_time() >= deadline:
+                        raise
+                    self._emit(Troubled(error.code, f"{error.cause} They are asked again."))
+                    await trio.sleep(_ASK_AGAIN)
+                    continue
                 if misfit is None:
                     return
                 misfits.add(misfit)
             elif self._part.may_seed:
                 return
-            elif trio.current_time() > deadline:
-                raise NoDonorError(f"in {_DONOR_PATIENCE:.0f} s no peer with weights was seen.")
+            elif trio.current_time() >= deadline:
+                raise NoDonorError(f"in {patience:.0f} s no peer with fitting weights was seen.")
             else:
                 self._emit(StateChanged("fetching", "a peer that trains"))
                 await trio.sleep(_LOOK_SECONDS)
@@ -196,6 +207,8 @@ class Stint:
             reason = await self._until_one_ends(stop)
             nursery.cancel_scope.cancel()
         await self._trainer.pause()
+        if reason == "behind" and stop.is_set():
+            reason = "stopped"  # told to while the exchange under way came to its end
         if reason == "finished":
             self.state = "finished"
             self._emit(StateChanged("finished", "others that still want our weights"))

@@ -1,0 +1,480 @@
+"""One trainer's stint against a stand-in trainer and swarm on trio's virtual clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+
+import pytest
+import trio
+
+from nolocod.config import NodeConfig
+from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError, TrainerError
+from nolocod.events import (
+    Checkpointed,
+    Emit,
+    Event,
+    ExchangeEnded,
+    InnerSteps,
+    OuterStep,
+    StateChanged,
+    Troubled,
+    WeightsLoaded,
+)
+from nolocod.identity import Identity, PeerId
+from nolocod.manifest import Inner, Manifest, Outer, seal
+from nolocod.stint import Part, Stint
+from nolocod.terms import Applied, Busy, Description, Ended, Member, Offer, Standing
+from nolocod.trainer.pipe import Loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
+    from nolocod.stint import Swarm
+    from nolocod.terms import Desk
+    from nolocod.trainer.process import Setup, TrainerProcess
+
+PHASE = 4.0
+"""Seconds between boundaries: four inner steps of a second each."""
+OWN = PeerId("own")
+
+
+class StandInTrainer:
+    """A trainer whose inner steps are the passing of (virtual) time."""
+
+    outbox = inbox = None
+
+    def __init__(self, emit: Emit, source: Literal["seed", "checkpoint"] = "seed", round_number: int = 0) -> None:
+        self.emit = emit
+        self.source = source
+        self.round = round_number
+        self.trouble: tuple[str, ...] = ()
+        self.calls: list[str] = []
+        self.adopted: list[Standing] = []
+        self.misfits: set[bytes] = set()
+        self.load_seconds = self.exchange_seconds = 0.0
+        self.full_disk = 0
+        self.death: TrainerError | None = None
+        self.dead = trio.Event()
+        self.began = trio.current_time()
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.round, 0, 1.0)
+
+    @property
+    def steps_since_outer(self) -> int:
+        return int(trio.current_time() - self.began + 1e-9)
+
+    def die(self) -> None:
+        self.death = TrainerError("it died.")
+        self.dead.set()
+
+    def note(self, name: str) -> None:
+        if self.death is not None:
+            raise self.death
+        self.calls.append(name)
+
+    async def wait_dead(self) -> NoReturn:
+        await self.dead.wait()
+        self.note("")
+        raise AssertionError
+
+    async def load(self, setup: Setup) -> Loaded:
+        self.note("load")
+        await trio.sleep(self.load_seconds)
+        return Loaded(self.standing, 1, 4, self.source, 4, self.trouble)
+
+    async def adopt(self, weights: Path, standing: Standing) -> None:
+        self.note("adopt")
+        if weights.read_bytes() in self.misfits:  # noqa: ASYNC240 - a few bytes
+            raise RejectedTensorError("they have other names.")
+        self.adopted.append(standing)
+        self.round = standing.round
+
+    async def train(self) -> None:
+        self.note("train")
+        await trio.sleep(1e-9)  # the pipe
+        self.began = trio.current_time()
+        self.emit(InnerSteps(1, 1, 1.0, 1e-3, 1.0))
+
+    async def pause(self) -> None:
+        self.note("pause")
+
+    async def wait_boundary(self) -> None:
+        await trio.sleep_until(self.began + PHASE)
+
+    async def snapshot(self) -> Description:
+        self.note("snapshot")
+        return Description(0, 1, ())
+
+    async def inspect(self) -> float:
+        return 1.0
+
+    async def discard(self) -> None:
+        self.note("discard")
+
+    async def apply(self, partner_round: int) -> Applied:
+        self.note("apply")
+        return self._stepped(max(self.round + 1, partner_round))
+
+    async def solo(self) -> Applied:
+        self.note("solo")
+        return self._stepped(self.round + 1)
+
+    def _stepped(self, round_number: int) -> Applied:
+        self.round, self.began = round_number, trio.current_time()
+        return Applied(self.round, 4, None, 0.0)
+
+    async def evaluate(self) -> float:
+        self.note("evaluate")
+        return 1.0
+
+    async def checkpoint(self) -> None:
+        self.note("checkpoint")
+        if self.full_disk:
+            self.full_disk -= 1
+            raise DiskFullError("no space.")
+        self.emit(Checkpointed(self.round, 1, 0.0))
+
+
+class StandInSwarm:
+    """Members as the test says, and donors that give their own name as weights."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.unreachable: set[PeerId] = set()
+        self.asked: list[list[PeerId]] = []
+        self.offered: Callable[[Desk], Any] | None = None
+        self.standings: dict[PeerId, Standing] = {}
+
+    def add(self, name: str, round_number: int, state: str = "training") -> PeerId:
+        peer = PeerId(name)
+        standing = Standing(round_number, 0, 1.0)
+        self.members.append(Member(peer, standing, state, (), "1", 0.0, None))
+        return peer
+
+    def live(self) -> list[Member]:
+        return self.members
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+        return PeerId("partner") if self.offered else None
+
+    def suspect(self, peer: PeerId) -> None: ...
+
+    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+        assert self.offered is not None
+        return cast("Ended", await self.offered(desk))
+
+    async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+        self.asked.append(donors)
+        await trio.sleep(1)
+        donor = next((donor for donor in donors if donor not in self.unreachable), None)
+        if donor is None:
+            raise NoDonorError("none gave them.")
+        into.write_bytes(donor.encode())  # noqa: ASYNC240 - a few bytes
+        known = next(member.standing for member in self.members if member.peer_id == donor)
+        return donor, self.standings.get(donor, known)
+
+
+class Scene:
+    """A stint with its stand-ins, and what it told."""
+
+    def __init__(self, folder: Path, *, may_seed: bool = False, goal: int = 0, source: str = "seed", rounds: int = 0) -> None:
+        self.events: list[Event] = []
+        self.swarm = StandInSwarm()
+        self.trainer = StandInTrainer(self.emit, cast('Literal["seed", "checkpoint"]', source), rounds)
+        manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4), outer=Outer(rounds=goal))
+        sealed = seal(manifest, Identity.from_secret(b"o" * 32))
+        self.config = NodeConfig(folder, checkpoint_every=10.0, grace=3.0)
+        for path in (self.config.paths.incoming, self.config.paths.checkpoints):
+            path.mkdir(exist_ok=True)
+        part = Part(OWN, sealed, self.config, cast("Swarm", self.swarm), may_seed)
+        self.stint = Stint(part, cast("TrainerProcess", self.trainer), self.emit)
+        self.stop = trio.Event()
+        self.began = trio.current_time()
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.stint.follow(event)
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def codes(self) -> list[str]:
+        return [event.code for event in self.told(Troubled)]
+
+    async def train_until_stopped(self, after: float) -> str:
+        """Train, be told to stop after so many seconds, and return the reason."""
+        reason: list[str] = []
+
+        async def train() -> None:
+            reason.append(await self.stint.train(self.stop))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(train)
+            await trio.sleep(after)
+            self.stop.set()
+        return reason[0]
+
+
+# --- which weights ------------------------------------------------------------------------------------
+
+
+async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=5)
+    scene.trainer.trouble = ("round-6 does not fit its hash",)
+    scene.swarm.add("peer", 8)
+    await scene.stint.load()
+    assert scene.swarm.asked == []
+    assert scene.codes == [CheckpointError.entry.code]
+    assert scene.events[-1] == WeightsLoaded(5, "checkpoint")
+
+
+async def test_before_the_weights_are_there_a_node_tells_its_checkpoints_round(tmp_path: Path, autojump_clock: object) -> None:
+    (tmp_path / "checkpoints" / "round-00000007").mkdir(parents=True)
+    scene = Scene(tmp_path, source="checkpoint", rounds=6)
+    assert (scene.stint.standing.round, scene.stint.state) == (7, "joining")
+    await scene.stint.load()
+    assert scene.stint.standing.round == 6
+
+
+async def test_a_checkpoint_that_is_too_old_gives_way_to_a_donors_weights(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=4)
+    scene.swarm.add("peer", 8)
+    await scene.stint.load()
+    assert [standing.round for standing in scene.trainer.adopted] == [8]
+    assert scene.events[-1] == WeightsLoaded(8, "donor")
+
+
+async def test_an_old_checkpoint_is_used_at_once_where_no_donor_gives(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=4)
+    scene.swarm.unreachable.add(scene.swarm.add("peer", 8))
+    await scene.stint.load()
+    assert trio.current_time() - scene.began < 2
+    assert scene.codes == [NoDonorError.entry.code]
+    assert scene.events[-1] == WeightsLoaded(4, "checkpoint")
+
+
+@pytest.mark.parametrize("state", ["joining", "training"])
+async def test_newcomers_begin_with_the_seed_while_nobody_took_an_outer_step(
+    state: str, tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("peer", 0, state)
+    await scene.stint.load()
+    assert scene.swarm.asked == []
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
+
+
+async def test_the_furthest_donor_is_asked_first_and_who_joins_is_none(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.swarm.add("slow", 3)
+    scene.swarm.add("fast", 5)
+    scene.swarm.add("done", 4, "finished")
+    scene.swarm.add("new", 9, "joining")
+    await scene.stint.load()
+    assert scene.swarm.asked == [["fast", "done", "slow"]]
+    assert not any(scene.config.paths.incoming.iterdir())
+
+
+async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("misfit", 5)
+    scene.swarm.add("good", 3)
+    scene.trainer.misfits.add(b"misfit")
+    await scene.stint.load()
+    assert scene.swarm.asked == [["misfit", "good"], ["good"]]
+    assert scene.codes == [RejectedTensorError.entry.code]
+    assert scene.trainer.round == 3
+    assert not any(scene.config.paths.incoming.iterdir())
+
+
+async def test_a_newcomer_asks_again_when_its_only_donor_is_down_for_a_while(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    peer = scene.swarm.add("peer", 5)
+    scene.swarm.unreachable.add(peer)
+
+    async def comes_back() -> None:
+        await trio.sleep(30)
+        scene.swarm.unreachable.clear()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comes_back)
+        await scene.stint.load()
+    assert scene.trainer.round == 5
+    assert set(scene.codes) == {NoDonorError.entry.code}
+
+
+@pytest.mark.parametrize("unreachable", [True, False])
+async def test_a_newcomer_without_weights_gives_up_after_a_while(
+    unreachable: bool, tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    if unreachable:
+        scene.swarm.unreachable.add(scene.swarm.add("peer", 5))
+    with pytest.raises(NoDonorError):
+        await scene.stint.load()
+    assert 120 <= trio.current_time() - scene.began < 130
+
+
+async def test_who_may_seed_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    assert trio.current_time() == scene.began
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
+
+
+async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("a", 20), ("b", 21), ("c", 30), ("d", 21)):
+        scene.swarm.add(name, round_number)
+    scene.swarm.standings[PeerId("c")] = Standing(10, 77, 2.0)  # what its file says
+    await scene.stint.load()
+    assert scene.trainer.adopted == [Standing(21 - 3, 77, 2.0)]
+    assert not scene.stint.is_behind()
+
+
+# --- training -----------------------------------------------------------------------------------------
+
+
+async def test_stop_writes_a_last_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    assert await scene.train_until_stopped(PHASE + 1) == "stopped"
+    assert scene.trainer.calls == ["load", "train", "evaluate", "solo", "pause", "checkpoint"]
+
+
+async def test_the_goal_ends_training_with_a_measurement_and_a_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True, goal=2)
+    await scene.stint.load()
+    assert await scene.stint.train(scene.stop) == "finished"
+    assert scene.trainer.calls[-5:] == ["solo", "solo", "pause", "evaluate", "checkpoint"]
+    assert scene.stint.state == "finished"
+
+
+async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+
+    async def exchange(desk: Desk) -> Ended:
+        await desk.snapshot()
+        await trio.sleep(2)
+        return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
+
+    scene.swarm.offered = exchange
+    assert await scene.train_until_stopped(PHASE + 1) == "stopped"
+    assert scene.trainer.calls[-4:] == ["snapshot", "apply", "pause", "checkpoint"]
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 2)
+
+
+async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+
+    async def exchange(desk: Desk) -> Ended:
+        await desk.snapshot()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    scene.swarm.offered = exchange
+    assert await scene.train_until_stopped(PHASE + 1) == "stopped"
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 1 + scene.config.grace)
+    assert scene.trainer.calls[-4:] == ["snapshot", "discard", "pause", "checkpoint"]
+    assert [event.outcome for event in scene.told(ExchangeEnded)] == ["aborted"]
+
+
+async def test_checkpoints_follow_outer_steps_once_enough_time_has_passed(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    await scene.train_until_stopped(6 * PHASE + 1)
+    assert [event.round for event in scene.told(Checkpointed)] == [3, 6, 6], "every 12 s, and the last one"
+
+
+async def test_a_full_disk_costs_a_periodic_checkpoint_only(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.trainer.full_disk = 1
+    await scene.stint.load()
+    await scene.train_until_stopped(4 * PHASE + 1)
+    assert scene.codes == [DiskFullError.entry.code]
+    assert [event.round for event in scene.told(Checkpointed)] == [4, 4], "the next outer step tried again"
+
+
+async def test_a_full_disk_at_the_last_checkpoint_is_an_error(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.trainer.full_disk = 1
+    await scene.stint.load()
+    scene.stop.set()
+    with pytest.raises(DiskFullError):
+        await scene.stint.train(scene.stop)
+
+
+async def test_a_node_that_falls_behind_fetches_afresh_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    scene.swarm.add("peer", 9)
+    assert await scene.stint.train(scene.stop) == "behind"
+    assert scene.trainer.calls[-1] == "pause", "old weights are not worth a checkpoint"
+    assert isinstance(scene.stint.rounds.decide(Offer(PeerId("peer"), b"s", scene.stint.standing)), Busy)
+    await scene.stint.refresh()
+    assert (scene.stint.state, scene.stint.standing.round) == ("joining", 9)
+    assert await scene.train_until_stopped(PHASE + 1) == "stopped"
+    assert [event.round for event in scene.told(OuterStep)] == [10]
+
+
+async def test_a_node_that_stays_behind_fetches_once_a_minute_only(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    scene.swarm.unreachable.add(scene.swarm.add("peer", 1000))
+    assert await scene.stint.train(scene.stop) == "behind"
+    began = trio.current_time()
+    await scene.stint.refresh()
+    assert scene.codes == [NoDonorError.entry.code]
+    assert await scene.stint.train(scene.stop) == "behind"
+    assert 60 <= trio.current_time() - began < 70
+    assert scene.trainer.calls.count("solo") >= 10, "training goes on meanwhile"
+
+
+async def test_with_all_others_gone_a_refresh_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint")
+    await scene.stint.load()
+    began = trio.current_time()
+    await scene.stint.refresh()
+    assert trio.current_time() == began
+
+
+async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+
+    async def exchange(desk: Desk) -> Ended:
+        await desk.snapshot()
+        scene.swarm.add("peer", 1000)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    scene.swarm.offered = exchange
+    assert await scene.train_until_stopped(6) == "stopped"  # seen to be behind after 5 s, in the grace until 8 s
+    states = [event.state for event in scene.told(StateChanged)]
+    assert states[-2:] == ["fetching", "stopping"]
+    assert scene.trainer.calls[-1] == "checkpoint"
+
+
+async def test_a_dead_trainer_ends_the_stint_at_once(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+
+    async def exchange(desk: Desk) -> Ended:
+        await desk.snapshot()
+        scene.trainer.die()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    scene.swarm.offered = exchange
+    with pytest.RaisesGroup(TrainerError, TrainerError, flatten_subgroups=True):  # of the watch, and of the discard
+        await scene.stint.train(scene.stop)
+    assert trio.current_time() - scene.began == pytest.approx(PHASE)
+    assert [event.outcome for event in scene.told(ExchangeEnded)] == ["aborted"]
