@@ -79,12 +79,16 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> None:
 def load_or_create(path: Path) -> Identity:
     """Read the identity at `path`, or make one there with mode 0600.
 
-    Raises IdentityError if the file is damaged, or readable by others.
+    Raises IdentityError if the file is damaged, readable by others, or cannot be read or made.
     """
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        return _create(path)
+        return _load(path) if path.exists() else _create(path)
+    except OSError as error:
+        raise IdentityError(f"{path}: {error.strerror}.", remedy="Look at who owns the data directory.") from error
+
+
+def _load(path: Path) -> Identity:
+    mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise IdentityError(f"{path} can be read by others (mode {mode:04o}).", remedy=f"Run: chmod 600 {path}")
     secret = path.read_bytes()

@@ -30,8 +30,8 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 _DOMAIN = b"nolocod manifest 1\0"
 
-Positive = Annotated[int, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(gt=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Rate = Annotated[float, Meta(gt=0, lt=10)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -71,7 +71,7 @@ class Inner(Section, frozen=True):
     batch: Positive = 8
     """Sequences per micro-batch."""
     accumulation: Positive = 1
-    sequence: Annotated[int, Meta(ge=8)] = 128
+    sequence: Annotated[int, Meta(ge=8, lt=1 << 31)] = 128
     """Tokens per sequence."""
     learning_rate: Rate = 1e-3
     warmup_rounds: Annotated[float, Meta(ge=0)] = 1.0
@@ -118,13 +118,13 @@ class Evaluation(Section, frozen=True):
 class Manifest(Section, frozen=True):
     """One run. See docs/run-file.md for every key."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     model: dict[str, Any]
     """A `transformers` configuration: `model_type` and its keys. Remote code is never run."""
     owner: str = ""
     """Peer id of the owner; set by `seal`."""
     format: int = FORMAT
-    protocol: int = 1
+    protocol: Count = 1
     """Major protocol version that the run needs."""
     seed: Count = 0
     """Makes the same initial weights everywhere."""
@@ -185,7 +185,9 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
     except SignatureError as error:
         raise ManifestError("its signature is not the owner's.") from error
     if head.get("format") != FORMAT:
-        raise VersionError(f"the manifest has format {head.get('format')!r}, this release reads {FORMAT}.")
+        told = head.get("format")
+        format = told if isinstance(told, int) and 0 <= told < 1 << 31 else "unknown"
+        raise VersionError(f"the manifest has format {format}, this release reads {FORMAT}.")
     try:
         manifest = msgspec.convert(head, Manifest)
     except (msgspec.ValidationError, UnstableError) as error:

@@ -108,3 +108,11 @@ def test_a_death_while_writing_leaves_no_half_key(tmp_path: Path, monkeypatch: p
     assert not path.exists()
     assert load_or_create(path) == load_or_create(path)
     assert os.listdir(tmp_path) == ["identity.key"]
+
+
+def test_a_key_that_cannot_be_read_or_made_has_a_code(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir(mode=0o700)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "folder", tmp_path / "none" / "key", tmp_path / "file" / "key"):
+        with pytest.raises(IdentityError):
+            load_or_create(path)

@@ -218,3 +218,23 @@ def test_a_signature_does_not_make_a_bad_manifest_good(change: dict[str, Any]) -
     content = msgspec.json.decode(sealed().body)
     with pytest.raises(ManifestError):
         unseal(signed({**content, **change}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        '"name":"demo\\n"',
+        f'"seed":{1 << 53}',
+        f'"protocol":1{"0" * 5000}',
+        f'"format":1{"0" * 5000}',
+        '"format":[1]',
+        f'"inner":{{"steps":{1 << 31}}}',
+        f'"inner":{{"sequence":{1 << 31}}}',
+        f'"outer":{{"rounds":{1 << 60}}}',
+    ],
+)
+def test_names_and_numbers_that_would_break_us_later_are_refused(changes: str) -> None:
+    body = b'{"name":"demo","model":{"model_type":"llama"},"format":1,"owner":"%s",' % OWNER.peer_id.encode()
+    body += changes.encode() + b"}"
+    with pytest.raises((ManifestError, VersionError)):
+        unseal(OWNER.sign(b"nolocod manifest 1\0" + body) + body)
