@@ -128,7 +128,8 @@ class Rounds:
         self._idle = trio.Event()
         self._idle.set()
         self._closing = False
-        self._avoid: dict[PeerId, float] = {}
+        self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
+        self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
         self._step_seconds = 1.0
 
     # --- the offering side ------------------------------------------------------------------------
@@ -161,20 +162,21 @@ class Rounds:
             partner = self._mesh.partner(own, self._avoided())
             if partner is not None:
                 await self._attempt(partner)
-            elif trio.current_time() >= deadline or self._mesh.partner(own, ()) is None:
-                await self._solo()  # nobody is worth waiting for
+            elif trio.current_time() >= deadline or not self._busy:
+                await self._solo()
             else:
                 await self._look_again(deadline)
 
     def _avoided(self) -> set[PeerId]:
         now = trio.current_time()
-        self._avoid = {peer: until for peer, until in self._avoid.items() if until > now}
-        return set(self._avoid)
+        self._busy = {peer: until for peer, until in self._busy.items() if until > now}
+        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
+        return {*self._busy, *self._shunned}
 
     async def _look_again(self, deadline: float) -> None:
-        names = ", ".join(short(peer) for peer in self._avoid)
-        self._emit(StateChanged("training", f"a partner ({names}: busy or refused)"))
-        free = min(self._avoid.values())
+        names = ", ".join(short(peer) for peer in self._busy)
+        self._emit(StateChanged("training", f"a partner ({names}: busy)"))
+        free = min(self._busy.values())
         await trio.sleep_until(min(free, deadline, trio.current_time() + _LOOK_AGAIN))
 
     async def _attempt(self, partner: PeerId) -> None:
@@ -202,11 +204,13 @@ class Rounds:
         """Decide how long this partner is left alone."""
         now = trio.current_time()
         if ended.outcome == "committed":
-            self._avoid.clear()
+            self._busy.clear()
         elif ended.outcome == "busy":
-            self._avoid[ended.partner] = now + max(ended.retry_after, 0.05)
+            self._busy[ended.partner] = now + max(ended.retry_after, 0.05)
         else:
-            self._avoid[ended.partner] = now + min(_AVOID_SECONDS, self._pace.inner_steps * self._step_seconds)
+            until = now + min(_AVOID_SECONDS, self._pace.inner_steps * self._step_seconds)
+            kept = self._busy if ended.outcome in ("aborted", "in_doubt") else self._shunned
+            kept[ended.partner] = until  # what broke once may well work the next time; a refusal stands
             if ended.outcome == "unreachable":
                 self._mesh.suspect(ended.partner)
 
