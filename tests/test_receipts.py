@@ -74,6 +74,31 @@ def test_two_files_bound_what_is_kept(tmp_path: Path) -> None:
     assert store.find(receipt(0).session) is None
 
 
+def test_what_is_kept_is_found_while_the_file_is_moved(tmp_path: Path) -> None:
+    store = ReceiptStore(tmp_path / "receipts", limit=2000)
+    for number in range(40):
+        store.add(receipt(number))
+        before = list(store.all())
+        looking = store.all()
+        found = [next(looking)]
+        store.add(receipt(100 + number))
+        found += looking
+        assert [known for known in before if known not in found] == []
+
+
+def test_a_receipt_is_not_denied_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ReceiptStore(tmp_path / "receipts", limit=100)
+
+    def fails(_self: Path, _target: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(type(tmp_path), "replace", fails)
+    store.add(receipt(0))
+    with pytest.raises(DataDirError):
+        store.add(receipt(1))
+    assert list(store.all()) == [receipt(0)]
+
+
 def test_a_full_disk_is_named_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "receipts"
     store = ReceiptStore(path)

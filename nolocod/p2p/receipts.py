@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nolocod.errors import ProtocolError
@@ -41,6 +42,7 @@ class ReceiptStore:
         line = _to_line(receipt)
         with self._lock, disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._rotate()
             with self._path.open("ab", buffering=0) as file:
                 start = file.tell()
                 try:
@@ -48,8 +50,11 @@ class ReceiptStore:
                 except OSError:
                     file.truncate(start)  # half a line must not spoil the next
                     raise
-            if start + len(line) > self._limit:
-                self._path.replace(self._old)
+
+    def _rotate(self) -> None:
+        """Before a receipt is added: a failure after that would deny one that is on the disk."""
+        if self._path.exists() and self._path.stat().st_size > self._limit:
+            self._path.replace(self._old)
 
     def find(self, session: bytes) -> Receipt | None:
         """The receipt of a session, if it is kept and both signatures fit. Reads up to twice the limit."""
@@ -67,14 +72,11 @@ class ReceiptStore:
                 yield receipt
 
     def _lines(self) -> Iterator[bytes]:
-        for path in (self._old, self._path):
-            with disk_errors(path):
-                try:
-                    file = path.open("rb")
-                except FileNotFoundError:
-                    continue
-                with file:
-                    yield from file
+        with ExitStack() as stack, disk_errors(self._path):
+            with self._lock:  # both at once: what `add` moves meanwhile would be missed
+                files = [stack.enter_context(path.open("rb")) for path in (self._old, self._path) if path.exists()]
+            for file in files:
+                yield from file
 
     def _drop_torn_tail(self) -> None:
         with disk_errors(self._path):
