@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod import datadir, identity
-from nolocod.errors import ClockError, PeerBusyError, TrainerError
+from nolocod.errors import ClockError, DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError, TrainerError
 from nolocod.events import OuterStep, Started, StateChanged, Troubled
 from nolocod.metrics import Metrics
 from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
@@ -130,8 +130,9 @@ class Node:
             self._failures += 1
             if self._failures >= _TRAINER_FAILURES:
                 raise
-            self.emit(Troubled(TrainerError.entry.code, f"{errors.exceptions[0]} It starts again from its checkpoint."))
-            again = True
+            again = not self._stop.is_set()
+            follows = "It starts again from its checkpoint." if again else "What it did since its checkpoint is lost."
+            self.emit(Troubled(TrainerError.entry.code, f"{_first(errors).cause} {follows}"))
         finally:
             self._reception.rounds = None
             self._trainer = None
@@ -163,13 +164,13 @@ class Node:
         self.emit(StateChanged("discovering", "the run's members"))
         await mesh.enter(sealed, self._says)
         offset = mesh.clock_offset()
-        if offset is not None and abs(offset) > _CLOCK_LIMIT:
+        if abs(offset) > _CLOCK_LIMIT:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context(self._identity, sealed.run_id, sealed.manifest.codec, staleness=sealed.manifest.outer.staleness)
         self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, ReceiptStore(config.paths.receipts))
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
-        mesh.serve(EXCHANGE, self._unless_trainer_fails(exchanger.handle))
-        mesh.serve(SNAPSHOT, self._unless_trainer_fails(donor.handle))
+        mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
+        mesh.serve(SNAPSHOT, self._outliving(donor.handle))
         swarm = MeshSwarm(mesh, exchanger, context, self.emit)
         return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed)
 
@@ -193,22 +194,37 @@ class Node:
             if self._served is None or self._served.standing.round < self._stint.standing.round:
                 path = self._config.paths.serving / f"round-{self._stint.standing.round:08d}.safetensors"
                 dumped = await self._trainer.dump(path)
-                if self._served is not None:
-                    self._served.path.unlink(missing_ok=True)  # uploads under way keep it open
+                _remove_beside(path)
                 self._served = ServedSnapshot(path, dumped.standing, dumped.description)
             return self._served
 
-    def _unless_trainer_fails(self, handle: Handler) -> Handler:
-        """A dead trainer ends this stream; that it is started again is `_one_life`'s business."""
+    def _outliving(self, handle: Handler) -> Handler:
+        """A service to peers whose failures are told and cost the stream: no peer's wish may end this node.
+
+        That a dead trainer is started again is `_one_life`'s business.
+        """
 
         async def guarded(stream: Stream) -> None:
             try:
                 await handle(stream)
-            except* TrainerError as errors:
-                self.emit(Troubled(TrainerError.entry.code, f"{errors.exceptions[0]}"))
+            except* LocalError as errors:
+                error = _first(errors)
+                self.emit(Troubled(error.code, error.cause))
                 await stream.reset()
 
         return guarded
+
+
+def _remove_beside(path: Path) -> None:
+    """Remove other snapshots, also those that nobody waited for to the end; uploads under way keep theirs open."""
+    for old in set(path.parent.iterdir()) - {path}:
+        old.unlink(missing_ok=True)
+
+
+def _first(group: BaseExceptionGroup[NolocodError]) -> NolocodError:
+    """The first error in a group of whatever depth."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class MeshSwarm:
@@ -230,7 +246,11 @@ class MeshSwarm:
         self._mesh.suspect(peer)
 
     async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
-        return await self._exchanger.offer(partner, standing, desk)
+        try:
+            return await self._exchanger.offer(partner, standing, desk)
+        except (DiskFullError, DataDirError) as error:  # no receipt, no exchange; training goes on
+            self._emit(Troubled(error.code, error.cause))
+            return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
 
     async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
         fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit)

@@ -1,0 +1,308 @@
+"""One node put together, with a stand-in trainer and mesh, on trio's virtual clock."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import trio
+from test_stint import PHASE, StandInTrainer
+
+from nolocod import daemon
+from nolocod.cli import _find
+from nolocod.config import NodeConfig
+from nolocod.daemon import MeshSwarm, Node, Reception
+from nolocod.errors import ClockError, DiskFullError, PeerBusyError, TrainerError
+from nolocod.events import Checkpointed, Emit, Event, OuterStep, Troubled
+from nolocod.identity import Identity, PeerId
+from nolocod.manifest import Inner, Manifest, seal
+from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
+from nolocod.rounds import Pace, Rounds
+from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Standing
+from nolocod.trainer.pipe import Dumped
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection
+    from pathlib import Path
+
+PEER = PeerId("peer")
+
+
+class Box:
+    size = 4
+
+
+class StandInMesh:
+    """Nobody else is there; keeps the handlers that it is given."""
+
+    addresses = ("/ip4/127.0.0.1/tcp/1/p2p/own",)
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+        self.left = False
+        self.handlers: dict[str, Any] = {}
+
+    async def enter(self, *_: object) -> None: ...
+
+    async def dial(self, *_: object) -> None: ...
+
+    def clock_offset(self) -> float:
+        return self.offset
+
+    def serve(self, protocol: str, handler: object) -> None:
+        self.handlers[protocol] = handler
+
+    def live(self) -> list[Member]:
+        return []
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> None:
+        return None
+
+    async def leave(self) -> None:
+        self.left = True
+
+
+class StandInStream:
+    def __init__(self) -> None:
+        self.was_reset = False
+
+    async def reset(self) -> None:
+        self.was_reset = True
+
+
+class Scene:
+    """A node with its stand-ins; a new trainer for each of its lives."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[Event] = []
+        self.mesh = StandInMesh()
+        self.trainers: list[StandInTrainer] = []
+        self.lives: list[float] = []
+        """Seconds after which one trainer after another dies; those beyond live on."""
+        self.closing = 0.0
+        self.load_seconds = 0.0
+        config = NodeConfig(folder, grace=3.0)
+        for path in (config.paths.incoming, config.paths.checkpoints, config.paths.serving):
+            path.mkdir()
+        manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4))
+        config.paths.manifest.write_bytes(seal(manifest, Identity.from_secret(b"o" * 32)).to_bytes())
+        monkeypatch.setattr(daemon, "open_trainer", self.open_trainer)
+        monkeypatch.setattr(daemon, "open_mesh", self.open_mesh)
+        self.config = config
+        self.node = Node(config, may_seed=True, followers=[self.events.append])
+
+    @asynccontextmanager
+    async def open_mesh(self, *_: object, **__: object) -> AsyncIterator[StandInMesh]:
+        yield self.mesh
+
+    @asynccontextmanager
+    async def open_trainer(self, emit: Emit) -> AsyncIterator[StandInTrainer]:
+        trainer = StandInTrainer(emit)
+        trainer.outbox = trainer.inbox = Box()  # type: ignore[assignment]  # no bytes move
+        trainer.load_seconds = self.load_seconds
+        self.trainers.append(trainer)
+
+        async def die(after: float) -> None:
+            await trio.sleep(after)
+            trainer.die()
+
+        async with trio.open_nursery() as nursery:
+            if self.lives:
+                nursery.start_soon(die, self.lives.pop(0))
+            try:
+                yield trainer
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(self.closing)
+            nursery.cancel_scope.cancel()
+
+    async def run(self, *signals: float) -> None:
+        """Run the node, and send it SIGTERM at these seconds."""
+
+        async def send() -> None:
+            began = trio.current_time()
+            for at in signals:
+                await trio.sleep_until(began + at)
+                signal.raise_signal(signal.SIGTERM)
+                await trio.sleep(1e-9)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.node.watch_signals, nursery.cancel_scope)
+            nursery.start_soon(send)
+            await self.node.run("127.0.0.1:1")
+            nursery.cancel_scope.cancel()
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+# --- trainers that die --------------------------------------------------------------------------------
+
+
+async def test_three_deaths_without_an_outer_step_end_the_node(scene: Scene, autojump_clock: object) -> None:
+    scene.lives = [1.0, 1.0, 1.0, 1.0]
+    with pytest.RaisesGroup(TrainerError, flatten_subgroups=True):
+        await scene.run()
+    assert len(scene.trainers) == 3
+    assert [event.message for event in scene.told(Troubled)] == 2 * ["it died. It starts again from its checkpoint."]
+    assert scene.mesh.left
+
+
+async def test_deaths_between_outer_steps_do_not_end_the_node(scene: Scene, autojump_clock: object) -> None:
+    scene.lives = 6 * [PHASE + 1]
+    await scene.run(7 * (PHASE + 1))
+    assert len(scene.trainers) == 7
+    assert len(scene.told(OuterStep)) == 7
+
+
+async def test_a_trainer_is_not_started_again_for_a_node_that_stops(scene: Scene, autojump_clock: object) -> None:
+    scene.lives, scene.closing = [5.0], 5.0
+    await scene.run(7.0)  # the dead one is still being put away
+    assert len(scene.trainers) == 1
+    assert scene.mesh.left
+
+
+# --- signals ------------------------------------------------------------------------------------------
+
+
+async def test_the_first_signal_stops_in_order(scene: Scene, autojump_clock: object) -> None:
+    await scene.run(PHASE + 1)
+    assert scene.trainers[0].calls[-2:] == ["pause", "checkpoint"]
+    assert [event.round for event in scene.told(Checkpointed)] == [1]
+    assert scene.mesh.left
+
+
+async def test_a_signal_while_loading_stops_at_once(scene: Scene, autojump_clock: object) -> None:
+    scene.load_seconds = 1000.0
+    began = trio.current_time()
+    await scene.run(1.0)
+    assert trio.current_time() - began == pytest.approx(1.0)
+    assert scene.trainers[0].calls == ["load"]
+
+
+async def test_the_second_signal_stops_at_once(scene: Scene, autojump_clock: object) -> None:
+    began = trio.current_time()
+
+    async def stuck() -> None:
+        await trio.sleep_forever()
+
+    async def train_then_stick() -> None:
+        await trio.sleep(PHASE)
+        scene.trainers[0].pause = stuck  # type: ignore[method-assign]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(train_then_stick)
+        await scene.run(PHASE + 1, PHASE + 2)
+    assert trio.current_time() - began == pytest.approx(PHASE + 2)
+    assert "checkpoint" not in scene.trainers[0].calls
+
+
+# --- joining ------------------------------------------------------------------------------------------
+
+
+async def test_a_clock_far_off_is_an_error_of_its_own(scene: Scene, autojump_clock: object) -> None:
+    scene.mesh.offset = -601.0
+    with pytest.RaisesGroup(ClockError, flatten_subgroups=True) as caught:
+        await scene.run()
+    found = _find(caught.value)
+    assert found is not None
+    assert found.code == "NLC-124"
+    assert not scene.config.paths.daemon.exists()
+
+
+async def test_a_clock_a_little_off_is_none(scene: Scene, autojump_clock: object) -> None:
+    scene.mesh.offset = 599.0
+    await scene.run(PHASE + 1)
+    assert scene.told(OuterStep)
+
+
+# --- services to peers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [EXCHANGE, SNAPSHOT])
+async def test_our_own_failure_costs_a_peer_its_stream_and_us_nothing(
+    protocol: str, scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    async def fail(*_: object) -> None:
+        raise DiskFullError("no space.")
+
+    monkeypatch.setattr("nolocod.daemon.Exchanger.handle", fail)
+    monkeypatch.setattr("nolocod.daemon.Donor.handle", fail)
+    await scene.run(1.0)
+    stream = StandInStream()
+    await scene.mesh.handlers[protocol](stream)
+    assert stream.was_reset
+    assert scene.told(Troubled) == [Troubled(DiskFullError.entry.code, "no space.")]
+
+
+async def test_a_full_disk_costs_an_exchange_of_ours_and_not_the_node() -> None:
+    class Full:
+        async def offer(self, *_: object) -> Ended:
+            raise DiskFullError("no space.")
+
+    events: list[Event] = []
+    swarm = MeshSwarm(cast("Any", StandInMesh()), cast("Any", Full()), cast("Any", None), events.append)
+    ended = await swarm.offer(PEER, Standing(0, 0, 1.0), cast("Any", None))
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-121")
+    assert events == [Troubled("NLC-121", "no space.")]
+
+
+async def test_one_snapshot_lies_on_the_disk_however_many_newcomers_went_away(scene: Scene, autojump_clock: object) -> None:
+    async def dump(path: Path) -> Dumped:
+        path.write_bytes(b"weights")  # noqa: ASYNC240 - a few bytes
+        await trio.sleep(1)
+        return Dumped(Standing(int(path.stem.removeprefix("round-")), 0, 1.0), Description(7, 7, (b"",)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.run, 10 * PHASE)
+        with pytest.raises(PeerBusyError):
+            await scene.node._snapshot()
+        await trio.sleep(0.1)
+        scene.trainers[0].dump = dump  # type: ignore[attr-defined]
+        for _ in range(3):
+            with trio.move_on_after(0.5):
+                await scene.node._snapshot()
+            await trio.sleep(PHASE)
+        served = await scene.node._snapshot()
+        assert served is await scene.node._snapshot(), "one for all newcomers of a round"
+        assert list(scene.config.paths.serving.iterdir()) == [served.path]
+        nursery.cancel_scope.cancel()
+
+
+# --- reception ----------------------------------------------------------------------------------------
+
+
+def rounds_of(trainer: StandInTrainer) -> Rounds:
+    trainer.began -= PHASE  # due
+    mesh = cast("Any", StandInMesh())
+    return Rounds(PeerId("own"), cast("Any", trainer), mesh, Pace(4, 3, 60.0, 0), [].append)
+
+
+async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autojump_clock: object) -> None:
+    reception, offer = Reception(), Offer(PEER, b"s", Standing(0, 0, 1.0))
+    answer = reception.decide(offer)
+    assert isinstance(answer, Busy)
+    assert answer.reason == "not ready"
+
+    dead = StandInTrainer([].append)
+    reception.rounds = rounds_of(dead)
+    assert isinstance(reception.decide(offer), Accept)
+    await reception.desk.snapshot()
+    dead.die()
+    reception.rounds = None
+    assert isinstance(reception.decide(offer), Busy)
+    reception.rounds = rounds_of(StandInTrainer([].append))
+    assert isinstance(reception.decide(offer), Busy), "until the old exchange has ended"
+    with pytest.raises(TrainerError):
+        await reception.ended(Ended("aborted", PEER, b"s"))
+    assert isinstance(reception.decide(offer), Accept)
+    await reception.ended(Ended("aborted", PEER, b"s"))
+    with pytest.raises(AssertionError, match="no exchange"):
+        _ = reception.desk
