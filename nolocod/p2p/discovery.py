@@ -22,7 +22,7 @@ from nolocod.errors import (
 )
 from nolocod.events import Troubled
 from nolocod.identity import short
-from nolocod.p2p.info import Found, fetch_info
+from nolocod.p2p.info import fetch_info
 
 if TYPE_CHECKING:
     import random
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from nolocod.events import Emit
     from nolocod.identity import PeerId
+    from nolocod.manifest import Sealed
     from nolocod.p2p.dht import Dht
     from nolocod.p2p.gossip import Gossip
     from nolocod.p2p.host import Host
@@ -43,7 +44,7 @@ _RETRY = 0.5
 _REMEMBERED_AT_ONCE = 8
 
 
-async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, seconds: float) -> Found:
+async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, seconds: float) -> Sealed:
     """Ask all contacts at once which run they are in; the first good answer wins.
 
     A peer that does not answer yet is asked again until `seconds` are over: it may just be starting.
@@ -51,7 +52,7 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
     VersionError, ManifestError.
     """
     causes: dict[PeerId, LocalError | RemoteError] = {}
-    found: list[Found] = []
+    found: list[Sealed] = []
 
     async def query(contact: Contact) -> None:
         peer, addresses = contact

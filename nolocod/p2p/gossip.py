@@ -135,10 +135,6 @@ class Gossip:
         self._table.trust(peer)
         self.learn(body.gossip.heartbeats)
 
-    def view(self) -> list[bytes]:
-        """Sealed heartbeats for somebody who asks, our own first."""
-        return [self._beat, *self._view()]
-
     def _view(self) -> list[bytes]:
         return self._table.encode_view(self._rng, self._timing.view)
 

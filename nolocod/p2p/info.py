@@ -5,7 +5,7 @@ The rule: the manifest is believed for its owner's signature and its hash, whoev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nolocod.errors import ManifestError, ProtocolError
@@ -17,27 +17,18 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nolocod.identity import PeerId
     from nolocod.p2p.host import Host
     from nolocod.p2p.streams import Stream
 
-LIMITS = Limits(envelope_bytes=MAX_MANIFEST_BYTES + (1 << 20))
-"""An Info holds a manifest and a view of the members."""
+LIMITS = Limits(envelope_bytes=MAX_MANIFEST_BYTES + (1 << 10))
+"""An Info holds a manifest."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one peer told: the run's manifest, checked, and sealed heartbeats, not yet checked."""
-
-    peer: PeerId
-    sealed: Sealed
-    heartbeats: tuple[bytes, ...]
-
-
-async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Found:
-    """Ask `peer` which run it is in. With `terms.run_id` None any run will do.
+async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Sealed:
+    """Ask `peer` for its run's manifest, and check it. With `terms.run_id` None any run will do.
 
     Raises RemoteError (OtherRunError, PeerVersionError, ... ), ManifestError or VersionError.
     """
@@ -48,16 +39,15 @@ async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: 
     sealed = unseal(body.info.manifest, run_id=RunId(terms.run_id) if terms.run_id else None)
     if body.run_id != sealed.run_id:
         raise ManifestError(f"{short(peer)} is in run {body.run_id[:12]!r}, but tells the manifest of {sealed.run_id[:12]}.")
-    return Found(peer, sealed, tuple(body.info.view.heartbeats))
+    return sealed
 
 
-async def serve_info(stream: Stream, terms: Terms, sealed: Sealed, view: Callable[[], Sequence[bytes]]) -> None:
+async def serve_info(stream: Stream, terms: Terms, sealed: Sealed) -> None:
     """Answer one INFO stream about our run; a peer that names another run is refused by name."""
 
     def reply(body: pb.Body) -> pb.Body:
         if not body.HasField("info_request"):
             raise ProtocolError("a stream for information began with something else.")
-        told = pb.Info(manifest=sealed.to_bytes(), view=pb.Gossip(heartbeats=view()))
-        return pb.Body(info=told, run_id=sealed.run_id)
+        return pb.Body(info=pb.Info(manifest=sealed.to_bytes()), run_id=sealed.run_id)
 
     await answer(stream, replace(terms, run_id=None, limits=LIMITS), reply)

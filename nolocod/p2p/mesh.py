@@ -108,8 +108,7 @@ class Mesh:
         """
         contacts = dict([*self._book.recent()[:8], *(contact(text) for text in bootstrap), *self._around.bootstrap])
         terms = Terms(self._identity, None, self._around.timing.request)
-        found = await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
-        return found.sealed
+        return await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
 
     async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
         """Become a member of the run: gossip, answer newcomers, look for others.
@@ -128,7 +127,7 @@ class Mesh:
         terms = Terms(self._identity, sealed.run_id, around.timing.request)
 
         async def inform(stream: Stream) -> None:
-            await serve_info(stream, terms, sealed, gossip.view)
+            await serve_info(stream, terms, sealed)
 
         self._host.serve(INFO, inform)
         self._host.serve(GOSSIP, gossip.handle)
