@@ -90,10 +90,12 @@ def summary_table(summary: Summary) -> RenderableType:
     """What a testnet came to."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node", no_wrap=True)
+    table.add_column("peer", no_wrap=True)
     for name in ("steps", "paired", "solo", "tokens", "val. before", "after", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
-    for node in summary.nodes:
+    for index, node in enumerate(summary.nodes):
         table.add_row(
+            f"node-{index}",
             short(node.peer_id),
             str(node.inner_steps),
             str(node.outer_paired),

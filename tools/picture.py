@@ -23,7 +23,7 @@ TARGET = Path(__file__).parent.parent / "docs" / "testnet.svg"
 
 
 def main() -> None:
-    console = Console(record=True, width=100)
+    console = Console(record=True, width=100, highlight=False)
     options = testnet.Options()
 
     @contextmanager
