@@ -81,6 +81,18 @@ def test_a_second_checkpoint_of_one_round_replaces_the_first(tmp_path: Path) -> 
     assert checkpoint.check(only, sealed_run().run_id).inner_steps == 13
 
 
+def test_the_last_one_stays_also_below_damaged_ones_of_higher_rounds(tmp_path: Path) -> None:
+    replica = partly_trained(tmp_path)
+    for name in ("round-00000090", "round-00000100"):
+        (tmp_path / "c" / name).mkdir(parents=True)
+    for number in (2, 3):
+        replica.save(tmp_path / "c", "alice")
+        found = checkpoint.find(tmp_path / "c", sealed_run().run_id)
+        assert found.path == tmp_path / "c" / f"round-{number:08d}"
+        replica.solo()
+    assert len(list((tmp_path / "c").iterdir())) == checkpoint.KEPT
+
+
 @pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
 def test_a_damaged_one_is_named_and_the_one_before_used(tmp_path: Path, file: str) -> None:
     replica = partly_trained(tmp_path)

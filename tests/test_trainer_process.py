@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from nolocod.errors import DataError, RejectedTensorError, RunFileError, Trainer
 from nolocod.events import Checkpointed, Evaluated, Event, InnerSteps
 from nolocod.manifest import Data, Outer
 from nolocod.terms import describe
+from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
@@ -85,8 +87,8 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         while alice.steps_since_outer == 4:
             await alice._moved.wait()
         steps = [event for event in events if isinstance(event, InnerSteps)]
-        assert [event.steps for event in steps][:2] == [2, 2]
-        assert steps[0].tokens == 2 * 2 * 32
+        assert [event.steps for event in steps][:3] == [1, 1, 2]
+        assert [event.tokens for event in steps[:3]] == [64, 64, 128]
 
 
 async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
@@ -236,3 +238,36 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     trio.run(once)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: bool, autojump_clock: object) -> None:
+    """An evaluation that takes 500 s of the 600 that it may, and a pause, which has 120, told meanwhile."""
+    answers = {pipe.Evaluate: (500, pipe.Loss(1.0)), pipe.Pause: (1, pipe.Done()), pipe.Discard: (1000, pipe.Done())}
+    ours, theirs = socket.socketpair()
+    async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
+        trainer = TrainerProcess(stream, (-1, -1), [].append)
+
+        async def child() -> None:
+            requests: pipe.Unframer[pipe.Request] = pipe.Unframer(pipe.Request)
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as end:
+                async for data in end:
+                    for request in requests.feed(data):
+                        seconds, result = answers[type(request.command)]
+                        await trio.sleep(seconds)
+                        await end.send_all(pipe.frame(pipe.Answer(request.id, result, None)))
+
+        async def evaluate() -> None:
+            with trio.move_on_after(5 if gives_up else 1000):
+                await trainer.evaluate()
+
+        nursery.start_soon(trainer._read)
+        nursery.start_soon(child)
+        nursery.start_soon(evaluate)
+        await trio.sleep(10)
+        await trainer.pause()
+        assert trio.current_time() == pytest.approx(501)
+        with pytest.raises(TrainerError, match="within 120 s"):
+            await trainer.discard()
+        assert trio.current_time() == pytest.approx(501 + 120), "what was answered leaves it no time of its own"
+        nursery.cancel_scope.cancel()

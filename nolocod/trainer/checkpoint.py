@@ -98,7 +98,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def save(folder: Path, state: State, tensors: Mapping[str, Tensor]) -> int:
-    """Write a checkpoint below `folder`, drop all but the last two, and return its size in bytes.
+    """Write a checkpoint below `folder`, drop all but it and one more, and return its size in bytes.
 
     Raises DiskFullError or DataDirError; older checkpoints are then untouched.
     """
@@ -110,7 +110,8 @@ def save(folder: Path, state: State, tensors: Mapping[str, Tensor]) -> int:
             handle.write(msgspec.json.encode(msgspec.structs.replace(state, tensors=digest)))
     size = (target / _TENSORS).stat().st_size
     with disk_errors(folder):
-        for old in _all(folder)[KEPT:]:
+        # The one just written stays, whatever its round: those of higher rounds may be damaged.
+        for old in [path for path in _all(folder) if path != target][KEPT - 1 :]:
             shutil.rmtree(old)
     return size
 

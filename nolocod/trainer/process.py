@@ -8,6 +8,7 @@ child dies without having been asked to, `wait_dead` and every call raise Traine
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -59,6 +60,7 @@ class TrainerProcess:
         self._moved = trio.Event()  # replaced whenever the progress changes
         self._lock = trio.Lock()
         self._last_id = 0
+        self._due = -math.inf  # when all that the child was told must be done; no longer ahead once it has answered
         self._answers: dict[int, pipe.Result] = {}
         self._answered = trio.Event()
         self._dead = trio.Event()
@@ -151,16 +153,20 @@ class TrainerProcess:
 
     async def _ask(self, command: pipe.Command, kind: type[R], seconds: float = _COMMAND_SECONDS) -> R:
         """Send `command` and return its answer; raises what the child reports, or TrainerError."""
-        with trio.move_on_after(seconds):
-            async with self._lock:
-                self._check_alive()
-                self._last_id += 1
+        async with self._lock:  # whoever holds it has a deadline too
+            self._check_alive()
+            self._last_id += 1
+            # A command whose caller was cancelled goes on in the child, and its time is not this one's.
+            self._due = max(self._due, trio.current_time()) + seconds
+            with trio.CancelScope(deadline=self._due):
                 # An answer that comes after its caller was cancelled finds no one and is dropped.
                 return self._checked(await self._exchange(pipe.Request(self._last_id, command)), kind)
         raise TrainerError(f"it did not answer {type(command).__name__.lower()!r} within {seconds:.0f} s.")
 
     async def _exchange(self, request: pipe.Request) -> pipe.Result:
-        with trio.CancelScope(shield=True):  # half a frame would make all later ones unreadable
+        # Half a frame would make all later ones unreadable. A Setup may be longer than what the socket holds, and
+        # a child that still imports does not read: who gives that one up ends the child with it.
+        with trio.CancelScope(shield=not isinstance(request.command, Setup)):
             try:
                 await self._stream.send_all(pipe.frame(request))
             except trio.BrokenResourceError:
@@ -205,6 +211,7 @@ class TrainerProcess:
                 if progress is not None:
                     self._progress(progress)
                 if number == self._last_id:
+                    self._due = -math.inf
                     self._answers = {number: result}
                     self._answered, was = trio.Event(), self._answered
                     was.set()
