@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 import psutil
 
 from nolocod import datadir, presets, testnet
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 120.0
 _INNER_STEPS = 50
 """Between outer steps, as in the paper."""
+_LOOKS = 20
 _WARM_UP = 10
 """Inner steps before the daemon's clock starts; as many as the bare loop's."""
 
@@ -89,8 +89,8 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
     """Measure `options.pairs` pairs. Raises BenchError if one of the two does not run."""
     bare: list[float] = []
     daemon: list[float] = []
-    run = presets.local_run(presets.model(options.model, Path()), rounds=0, seed=0, own_text=False)
-    run = msgspec.structs.replace(run, inner=msgspec.structs.replace(run.inner, steps=_INNER_STEPS))
+    model = presets.model(options.model, Path())
+    run = presets.local_run(model, rounds=0, inner_steps=_INNER_STEPS, seed=0, own_text=False)
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
         run_file = Path(folder) / "run.toml"
         run_file.write_text(presets.to_toml(run), encoding="utf-8")
@@ -175,7 +175,10 @@ class NodeResult:
 def node(options: Options, say: Callable[[str], None]) -> NodeResult:
     """Join a lone node, let the two pair twice, and then watch the joined one's network process."""
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
-        pair = Testnet(TestnetOptions(nodes=1, outer_steps=1_000_000, model=options.model, threads=1), Path(folder))
+        pair = Testnet(
+            TestnetOptions(nodes=1, outer_steps=1_000_000, inner_steps=_INNER_STEPS, model=options.model, threads=1),
+            Path(folder),
+        )
         try:
             pair.start()
             _until(pair, lambda: bool(pair.nodes[0].report and pair.nodes[0].report.inner_steps))
@@ -201,9 +204,9 @@ def _until(pair: Testnet, condition: Callable[[], bool]) -> None:
 
 
 def _footprint(joined: testnet.Node, seconds: float, joining: float) -> NodeResult:
-    """Watch the network process for `seconds`; starts over when an exchange falls into them."""
+    """Watch the network process for `seconds` without an exchange; BenchError if there never are so many."""
     process = psutil.Process(joined.process.pid)
-    while True:
+    for _ in range(_LOOKS):
         joined.poll()
         before, cpu, began = joined.report, sum(process.cpu_times()[:2]), time.monotonic()
         time.sleep(seconds)
@@ -213,6 +216,7 @@ def _footprint(joined: testnet.Node, seconds: float, joining: float) -> NodeResu
         if before is not None and after is not None and before.outer_paired == after.outer_paired:
             peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
             return NodeResult(joining, process.memory_info().rss, int(peak.split()[1]) * 1024, cpu / took, after.outer_paired)
+    raise BenchError(f"no {seconds:g} s went by without an exchange; give fewer --seconds.")
 
 
 MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {"training": training, "node": node}

@@ -149,7 +149,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:
     for name, least in (("threads", 0), ("max_uploads", 0), ("checkpoint_every", 0), ("linger", 0)):
-        if getattr(options, name) < least:
+        if not getattr(options, name) >= least:  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     return NodeConfig(
         data_dir=options.data_dir,

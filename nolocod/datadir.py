@@ -51,15 +51,22 @@ def hold(paths: DataDir) -> Iterator[None]:
         except OSError as error:
             holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
             raise DataDirInUseError(f"{paths.root} is held by process {holder}.") from error
+        _prepare(paths, lock)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _prepare(paths: DataDir, lock: int) -> None:
+    try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         for leftover in (paths.incoming, paths.serving):
             shutil.rmtree(leftover, ignore_errors=True)
         for folder in (paths.incoming, paths.serving, paths.cache, paths.checkpoints):
             folder.mkdir(exist_ok=True)
-        yield
-    finally:
-        os.close(lock)
+    except OSError as error:
+        raise DataDirError(f"{paths.root}: {error.strerror}.") from error
 
 
 def make(paths: DataDir) -> None:
@@ -132,4 +139,6 @@ def stored_manifest(paths: DataDir) -> Sealed | None:
         raw = paths.manifest.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise DataDirError(f"{paths.manifest}: {error.strerror}.") from error
     return unseal(raw)

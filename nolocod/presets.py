@@ -50,7 +50,7 @@ def model(name_or_file: str, base: Path) -> dict[str, Any]:
     return config
 
 
-def local_run(model_config: dict[str, Any], *, rounds: int, seed: int, own_text: bool) -> Manifest:
+def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, seed: int, own_text: bool) -> Manifest:
     """A short run for one machine: the standard library's sources, or the text that `--data` names."""
     try:
         return Manifest(
@@ -58,7 +58,7 @@ def local_run(model_config: dict[str, Any], *, rounds: int, seed: int, own_text:
             model=model_config,
             seed=seed,
             data=Data(source="text" if own_text else "stdlib"),
-            inner=Inner(steps=10, batch=4, sequence=128, learning_rate=3e-3, warmup_rounds=2.0),
+            inner=Inner(steps=inner_steps, batch=4, sequence=128, learning_rate=3e-3, warmup_rounds=2.0),
             outer=Outer(rounds=rounds),
             evaluation=Evaluation(every=10, batches=16),
         )

@@ -45,6 +45,7 @@ class Options:
 
     nodes: int = 4
     outer_steps: int = 40
+    inner_steps: int = 10
     data: Path | None = None
     model: str = "small"
     keep: Path | None = None
@@ -123,6 +124,7 @@ class Testnet:
         manifest = presets.local_run(
             presets.model(options.model, Path()),
             rounds=options.outer_steps,
+            inner_steps=options.inner_steps,
             seed=options.seed,
             own_text=options.data is not None,
         )

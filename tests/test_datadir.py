@@ -135,3 +135,9 @@ except errors.DiskFullError as error:
     assert said.strip() == DiskFullError.entry.code
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_directory_that_cannot_be_prepared_has_a_code(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder belongs")
+    with pytest.raises(DataDirError), datadir.hold(DataDir(tmp_path)):
+        pass

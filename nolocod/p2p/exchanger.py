@@ -206,6 +206,8 @@ class Exchanger:
         ours = self._outstanding.get(partner)
         if ours is not None and self._context.identity.peer_id < partner:
             return Busy(0.0, GLARE)
+        if any(peer == partner for peer, _ in self._running):
+            return Busy(_GLARE_SECONDS, "in an exchange with you")
         answer = self._reception.decide(Offer(partner, machine.session, standing))
         if ours is not None and isinstance(answer, Accept):
             ours.cancel()

@@ -13,6 +13,7 @@ import mmap
 import time
 from typing import TYPE_CHECKING
 
+import blake3
 import torch
 
 from nolocod import outer
@@ -59,6 +60,12 @@ class Replica:
         self._sent: Tensor | None = None  # theta at the snapshot, where the outbox does not tell it exactly
         self._snapshot_steps: int | None = None  # inner steps behind the snapshot that is out, if one is
         self.model.train()
+
+    def draw_as(self, peer_id: str) -> None:
+        """Make the random draws of training (dropout, rounding) this node's own: equal ones would add up."""
+        digest = blake3.blake3(f"draws {self.manifest.seed} {peer_id}".encode()).digest(7)
+        torch.manual_seed(int.from_bytes(digest, "big"))
+        self._rounding.manual_seed(int.from_bytes(digest, "big"))
 
     @property
     def box_size(self) -> int:

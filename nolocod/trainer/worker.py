@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
@@ -25,6 +26,8 @@ from nolocod.terms import Applied
 from nolocod.trainer import pipe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from nolocod.trainer.replica import Replica
@@ -86,7 +89,8 @@ class Worker:
         while True:
             request = self._link.receive(self._patience())
             if request is None:
-                self._train()
+                with _memory_errors():
+                    self._train()
                 continue
             if isinstance(request.command, pipe.Stop):
                 return
@@ -144,16 +148,11 @@ class Worker:
     # --- commands
 
     def _execute(self, command: pipe.Command) -> pipe.Result:
-        import torch
-
         try:
-            return self._dispatch(command)
+            with _memory_errors():
+                return self._dispatch(command)
         except NolocodError as error:
             return _failed(error)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            return _failed(
-                ModelTooLargeError(f"memory ran out ({str(error).splitlines()[0] if str(error) else 'MemoryError'}).")
-            )
 
     def _dispatch(self, command: pipe.Command) -> pipe.Result:
         if isinstance(command, pipe.Setup):
@@ -210,6 +209,7 @@ class Worker:
         tokenizer = make_tokenizer(manifest.data)
         source = open_source(manifest, tokenizer, setup.peer_id, setup.data, setup.cache)
         replica = Replica(sealed, tokenizer.vocabulary, source, setup.device)
+        replica.draw_as(setup.peer_id)
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
         came_from: Literal["seed", "checkpoint"] = "seed"
         if found.path is not None and found.state is not None:
@@ -246,6 +246,17 @@ class Worker:
         self._evaluated_round = replica.standing.round
         self._link.send(pipe.EvaluatedReport(replica.standing.round, loss, time.perf_counter() - began))
         return loss
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        first = str(error).splitlines()[0] if str(error) else "MemoryError"
+        raise ModelTooLargeError(f"memory ran out ({first}).") from error
 
 
 def _map(descriptor: int, size: int) -> Tensor:
