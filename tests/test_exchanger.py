@@ -376,6 +376,19 @@ async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path
     assert low.reception.asked == []
 
 
+async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Path, autojump_clock: object) -> None:
+    """It accepted our offer: an offer of its own would have both exchanges write into one inbox."""
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.desk.snapshot_seconds = 2.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(alice.offer, bob)
+            await trio.sleep(1)
+            second = await bob.offer(alice)
+        assert (second.outcome, second.reason) == ("busy", "in an exchange with you")
+        assert alice.reception.asked == []
+        assert bob.reception.over[0].outcome == "committed"
+
+
 async def test_a_replayed_offer_is_refused(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         ended = await alice.offer(bob)
