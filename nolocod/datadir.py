@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from nolocod.errors import DataDirError, DataDirInUseError, DiskFullError, NotRunningError, WrongRunError
+from nolocod.disk import disk_errors, written_whole
+from nolocod.errors import DataDirError, DataDirInUseError, NotRunningError, WrongRunError
 from nolocod.identity import load_or_create
 from nolocod.manifest import read_run_file, seal, unseal
 
@@ -58,15 +59,13 @@ def hold(paths: DataDir) -> Iterator[None]:
 
 
 def _prepare(paths: DataDir, lock: int) -> None:
-    try:
+    with disk_errors(paths.root):
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         for leftover in (paths.incoming, paths.serving):
             shutil.rmtree(leftover, ignore_errors=True)
         for folder in (paths.incoming, paths.serving, paths.cache, paths.checkpoints):
             folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise DataDirError(f"{paths.root}: {error.strerror}.") from error
 
 
 def make(paths: DataDir) -> None:
@@ -79,16 +78,8 @@ def make(paths: DataDir) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: a reader, or a crash, sees the old file or the new one, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DiskFullError(f"{path} could not be written ({error.strerror}).") from error
+    with written_whole(path) as file:
+        file.write(content)
 
 
 def announce(paths: DataDir, running: Running) -> None:

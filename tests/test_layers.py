@@ -46,7 +46,8 @@ LAYERS = {
     "manifest": layer("errors identity", "msgspec blake3"),
     "config": layer("errors identity"),
     "presets": layer("errors manifest", "msgspec"),
-    "datadir": layer("config errors identity manifest"),
+    "disk": layer("errors"),
+    "datadir": layer("config disk errors identity manifest"),
     "outer": layer("manifest", "torch"),
     "codec": layer("manifest", "torch"),
     "metrics": layer("errors events identity", "prometheus_client"),
@@ -55,9 +56,9 @@ LAYERS = {
     "proto": layer("errors identity terms", "google cryptography blake3", SANS_IO),
     "rounds": layer("events terms errors identity", "trio", "socket time random"),
     "p2p": layer(
-        "proto manifest config events terms errors identity", "libp2p multiaddr trio trio_typing msgspec psutil blake3"
+        "proto manifest config disk events terms errors identity", "libp2p multiaddr trio trio_typing msgspec psutil blake3"
     ),
-    "trainer": layer("outer codec manifest config errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
+    "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
     # The parent's side of the trainer lives in the network process, which never imports torch.
     "trainer.process": layer("trainer.pipe trainer.boxes errors events terms identity manifest", "trio trio_typing msgspec"),
     "trainer.pipe": layer("errors events terms manifest", "msgspec"),

@@ -80,7 +80,8 @@ def test_a_damaged_file_is_told_and_forgotten(tmp_path: Path, content: bytes) ->
 
 def test_a_disk_that_does_not_take_it_is_told(tmp_path: Path) -> None:
     told: list[Event] = []
-    book = Peerbook(tmp_path / "missing" / "peers.json", told.append)
+    book = Peerbook(tmp_path / "folder" / "peers.json", told.append)
+    (tmp_path / "folder").write_text("a file where a folder is needed")
     book.remember(PeerId("p"), (HERE,), 1.0)
     book.save()
     assert [type(event) for event in told] == [Troubled]

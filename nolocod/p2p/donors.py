@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from nolocod.disk import disk_errors
 from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.events import WeightsServed
 from nolocod.identity import short
-from nolocod.p2p.disk import disk_errors
 from nolocod.p2p.fetch import Fetched, fetch_snapshot
 from nolocod.p2p.wire import Channel, Context, deadline, keep_alive, together
 from nolocod.proto import nolocod_pb2 as pb

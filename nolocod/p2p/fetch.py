@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from nolocod.disk import disk_errors
 from nolocod.errors import (
     DiskFullError,
     NoDonorError,
@@ -26,7 +27,6 @@ from nolocod.errors import (
 )
 from nolocod.events import Emit, Event, WeightsFetched
 from nolocod.identity import short
-from nolocod.p2p.disk import disk_errors
 from nolocod.p2p.streams import SNAPSHOT
 from nolocod.p2p.wire import Channel, Context, deadline
 from nolocod.proto import nolocod_pb2 as pb

@@ -6,13 +6,13 @@ and forgotten.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from nolocod.errors import DataDirError
+from nolocod.disk import written_whole
+from nolocod.errors import DataDirError, LocalError
 from nolocod.events import Troubled
 from nolocod.identity import PeerId
 from nolocod.p2p.addresses import dialable
@@ -80,12 +80,8 @@ class Peerbook:
         if not self._dirty:
             return
         self._dirty = False
-        partial = self._path.with_suffix(".partial")
         try:
-            with partial.open("wb") as file:
+            with written_whole(self._path) as file:
                 file.write(msgspec.json.encode(list(self._peers.values())))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(self._path)
-        except OSError as error:
-            self._emit(Troubled(DataDirError.entry.code, f"{self._path} cannot be written ({error.strerror})."))
+        except LocalError as error:
+            self._emit(Troubled(error.code, error.cause))

@@ -15,8 +15,8 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from nolocod.disk import disk_errors
 from nolocod.errors import ProtocolError
-from nolocod.p2p.disk import disk_errors
 from nolocod.proto.receipt import Receipt
 
 if TYPE_CHECKING:

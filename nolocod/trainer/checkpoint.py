@@ -18,9 +18,9 @@ import safetensors
 import torch
 
 from nolocod.codec import bytes_of, pieces
+from nolocod.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
 from nolocod.errors import CheckpointError
 from nolocod.terms import Standing  # noqa: TC001 - msgspec reads the annotation at run time
-from nolocod.trainer.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import blake3
 import msgspec
 import numpy as np
 
+from nolocod.disk import written_whole
 from nolocod.errors import DataError, RunFileError
-from nolocod.trainer.disk import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,11 +16,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import GenerationConfig
 
 from nolocod.codec import pieces
+from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, NothingToUseError
 from nolocod.manifest import Sealed, unseal
 from nolocod.trainer import checkpoint
 from nolocod.trainer.data import Tokenizer, make_tokenizer
-from nolocod.trainer.disk import written_whole
 from nolocod.trainer.inner import mean_loss
 from nolocod.trainer.model import Layout, build, flatten, layout_of, read_config
 from nolocod.trainer.replica import Replica

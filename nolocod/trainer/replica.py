@@ -18,10 +18,10 @@ import torch
 
 from nolocod import outer
 from nolocod.codec import bytes_of, decode, encode, encoded_size, pieces
+from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Standing, describe
 from nolocod.trainer import checkpoint
-from nolocod.trainer.disk import written_whole
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 

@@ -26,13 +26,13 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Map an OSError while writing to `path`: DiskFullError, or DataDirError for all else."""
+    """Map an OSError about `path`: DiskFullError, or DataDirError for all else."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise DiskFullError(f"{path} could not be written ({error.strerror}).") from error
-        raise DataDirError(f"{path} could not be written ({error.strerror or error}).") from error
+            raise DiskFullError(f"{path} could not be written: {error.strerror}.") from error
+        raise DataDirError(f"{path}: {error.strerror or error}.") from error
 
 
 def sync_folder(folder: Path) -> None:
