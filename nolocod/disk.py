@@ -48,17 +48,17 @@ def sync_folder(folder: Path) -> None:
 def written_whole(target: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears as `target` only if the block ends without an error."""
     partial = target.with_name(f"{target.name}.{os.getpid()}{PARTIAL}")
-    try:
-        with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
             with partial.open("wb") as handle:
                 yield handle
                 handle.flush()
                 os.fsync(handle.fileno())
             partial.rename(target)
             sync_folder(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
