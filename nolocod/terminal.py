@@ -88,7 +88,7 @@ def _rows(reports: list[StatusReport | None]) -> list[SwarmRow]:
 
 def summary_table(summary: Summary) -> RenderableType:
     """What a testnet came to."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("node", no_wrap=True)
     table.add_column("peer", no_wrap=True)
     for name in ("steps", "paired", "solo", "tokens", "val. before", "after", "sent", "received"):
