@@ -158,7 +158,7 @@ class Node:
         sealed = datadir.stored_manifest(config.paths)
         if sealed is None:
             self.emit(StateChanged("discovering", "a peer that tells us about the run"))
-            sealed = await mesh.find_run(config.bootstrap)
+            sealed = await mesh.find_run()
             datadir.write_whole(config.paths.manifest, sealed.to_bytes())
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))

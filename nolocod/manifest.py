@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from nolocod.errors import ManifestError, RunFileError, SignatureError, UnstableError, VersionError
-from nolocod.identity import Identity, PeerId, verify
+from nolocod.identity import Identity, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -253,8 +253,3 @@ def _where(text: str, error: Exception) -> str:
         elif not rest and re.match(rf"\s*{section}\s*=", line):
             return f", line {number}, key `{section}`"
     return f", key `{'.'.join(keys)}`" if keys else ""
-
-
-def owner_of(sealed: Sealed) -> PeerId:
-    """The peer id that signed the run."""
-    return PeerId(sealed.manifest.owner)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
 from nolocod.identity import Identity
-from nolocod.manifest import MAX_MANIFEST_BYTES, Manifest, Sealed, owner_of, read_run_file, seal, unseal
+from nolocod.manifest import MAX_MANIFEST_BYTES, Manifest, Sealed, read_run_file, seal, unseal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +142,7 @@ def test_what_was_sealed_is_what_is_unsealed() -> None:
     after = unseal(before.to_bytes(), run_id=before.run_id)
     assert after == before
     assert after.manifest.seed == 7
-    assert owner_of(after) == OWNER.peer_id
+    assert after.manifest.owner == OWNER.peer_id
 
 
 def test_the_same_manifest_has_the_same_run_id_and_any_change_another() -> None:

@@ -101,12 +101,12 @@ class Mesh:
 
     # --- the run ----------------------------------------------------------------------------------
 
-    async def find_run(self, bootstrap: Sequence[str] = ()) -> Sealed:
+    async def find_run(self) -> Sealed:
         """Ask bootstraps and remembered peers which run this is.
 
         Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
         """
-        contacts = dict([*self._book.recent()[:8], *(contact(text) for text in bootstrap), *self._around.bootstrap])
+        contacts = dict([*self._book.recent()[:8], *self._around.bootstrap])
         terms = Terms(self._identity, None, self._around.timing.request)
         return await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
 

@@ -247,21 +247,20 @@ def _error(failure: pipe.Failed) -> NolocodError:
 
 
 @contextlib.asynccontextmanager
-async def open_trainer(emit: Emit, *, quiet: bool = False) -> AsyncIterator[TrainerProcess]:
+async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
     """Start a trainer process; it imports torch while the caller still looks for a manifest.
 
-    At the end it is asked to stop, and killed after five seconds. `quiet` drops what it writes to stderr.
+    At the end it is asked to stop, and killed after five seconds.
     """
     ours, theirs = socket.socketpair()
     boxes = (anonymous_file("outbox"), anonymous_file("inbox"))
     inherited = (theirs.fileno(), *boxes)
     command = [sys.executable, "-m", "nolocod.trainer.worker", *map(str, inherited)]
-    stderr = subprocess.DEVNULL if quiet else None
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     failure: NolocodError | None = None
     try:
         process = await trio.lowlevel.open_process(
-            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
+            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         theirs.close()
         trainer = TrainerProcess(stream, boxes, emit)
