@@ -282,10 +282,10 @@ def _run_of(options: argparse.Namespace) -> Sealed:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from nolocod import bench
+    from nolocod import benchmarks
 
-    chosen = bench.Options(options.model, options.seconds, options.pairs, options.threads)
-    result = bench.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
+    chosen = benchmarks.Options(options.model, options.seconds, options.pairs, options.threads)
+    result = benchmarks.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
     print(result.to_json() if options.json else result.to_text())
 
 

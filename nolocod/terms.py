@@ -72,19 +72,42 @@ def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What one exchange is about. The offerer names the fragment; either side may ask for `dense`."""
+
+    fragment: int = 0
+    """Which of the run's `outer.fragments` parts of the model."""
+    dense: bool = True
+    """The slow weights travel too; only a codec of differences ever leaves them out."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What the trainer found in the partner's message."""
+
+    spread: float
+    """||theta_i - theta_j|| at the snapshots, over the fragment."""
+    skipped: bytes = b""
+    """Bit map of the blocks whose distance bound did not hold (codec.py); empty for none. Neither side
+    merges those: they take a solo step."""
+
+
+@dataclass(frozen=True)
 class Offer:
     """A peer asks for an exchange with us."""
 
     partner: PeerId
     session: bytes
     standing: Standing
+    subject: Subject = Subject()
 
 
 @dataclass(frozen=True)
 class Accept:
-    """Yes; `standing` is the answerer's own, and goes into the receipt."""
+    """Yes; `standing` is the answerer's own, and goes into the receipt. `dense`: see Subject."""
 
     standing: Standing
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +146,8 @@ class Ended:
     error: str = ""
     reason: str = ""
     retry_after: float = 0.0
+    skipped: bytes = b""
+    """Blocks of our message that the partner could not decode (Inspection.skipped, its own)."""
 
 
 class Box(Protocol):
@@ -139,6 +164,13 @@ class Box(Protocol):
         """Tell that these bytes are not needed in this process for now."""
         ...
 
+    def discard(self, start: int, length: int) -> None:
+        """Give this memory back in both processes: nobody reads these bytes again.
+
+        Does nothing where the trainer still needs what lies there.
+        """
+        ...
+
 
 class Desk(Protocol):
     """What an exchange asks of its own node while it runs; `rounds` supplies it."""
@@ -149,12 +181,12 @@ class Desk(Protocol):
     @property
     def inbox(self) -> Box: ...
 
-    async def snapshot(self) -> Description:
-        """Have the trainer write our tensor into the outbox."""
+    async def snapshot(self, subject: Subject) -> Description:
+        """Have the trainer write our message about `subject` into the outbox."""
         ...
 
-    async def inspect(self) -> None:
-        """Have the trainer check the inbox; RejectedTensorError if it may not be applied."""
+    async def inspect(self) -> bytes:
+        """Have the trainer check the inbox; returns Inspection.skipped. RejectedTensorError if it may not be applied."""
         ...
 
 

@@ -70,7 +70,7 @@ LAYERS = {
         "trio trio_typing",
     ),
 }
-TOP = frozenset({"cli", "__main__", "terminal", "testnet", "bench"})
+TOP = frozenset({"cli", "__main__", "terminal", "testnet", "benchmarks"})
 """What people call: it may import anything of ours. Only `cli` prints."""
 TOP_PACKAGES = frozenset({"trio", "msgspec", "rich", "psutil"})
 

@@ -1,11 +1,8 @@
-"""`nolocod bench`: what the daemon costs.
+"""`nolocod bench training`: what the daemon costs its own training.
 
-`training`: a bare PyTorch loop and one whole daemon (network process, trainer, solo outer steps,
-checkpoints) run the same model, data and batch on the same number of threads, in turn, pair by pair, each
-in a fresh process, so that a slow minute of the machine hits both.
-
-`node`: two daemons; the second one's way from its start to its first inner step, and the memory and
-the processor time of its network process after paired outer steps.
+A bare PyTorch loop and one whole daemon (network process, trainer, solo outer steps, checkpoints) run the
+same model, data and batch on the same number of threads, in turn, pair by pair, each in a fresh process, so
+that a slow minute of the machine hits both.
 """
 
 from __future__ import annotations
@@ -19,22 +16,21 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import psutil
-
-from nolocod import datadir, presets, testnet
+from nolocod import datadir, presets
+from nolocod.benchmarks.base import BenchError
 from nolocod.config import DataDir
-from nolocod.errors import LocalError, NotRunningError
+from nolocod.errors import NotRunningError
 from nolocod.manifest import read_run_file
 from nolocod.status import client
-from nolocod.testnet import Options as TestnetOptions
-from nolocod.testnet import Testnet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nolocod.benchmarks.base import Options
 
 _START_SECONDS = 120.0
 _INNER_STEPS = 50
@@ -42,28 +38,6 @@ _INNER_STEPS = 50
 _LOOKS = 20
 _WARM_UP = 10
 """Inner steps before the daemon's clock starts; as many as the bare loop's."""
-
-
-class BenchError(LocalError):
-    """What is measured did not run."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """`seconds` of each measurement; `threads` 0 leaves the choice to torch."""
-
-    model: str = "small"
-    seconds: float = 10.0
-    pairs: int = 5
-    threads: int = 0
-
-
-class Result(Protocol):
-    """What every measurement gives."""
-
-    def to_text(self) -> str: ...
-
-    def to_json(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -150,73 +124,3 @@ def _wait_training(paths: DataDir, process: subprocess.Popen[bytes]) -> None:
                 return
         time.sleep(0.1)
     raise BenchError(f"the daemon did not train within {_START_SECONDS:.0f} s (exit status {process.poll()}).")
-
-
-@dataclass(frozen=True)
-class NodeResult:
-    """One joining node. Seconds, bytes, and a share of one core."""
-
-    join_seconds: float
-    resident: int
-    resident_peak: int
-    idle_cpu: float
-    paired: int
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    def to_text(self) -> str:
-        return (
-            f"network process: {self.resident / 1e6:.0f} MB resident, {self.resident_peak / 1e6:.0f} MB at most; "
-            f"{self.idle_cpu:.1%} of a core between exchanges, after {self.paired} paired outer steps"
-        )
-
-
-def node(options: Options, say: Callable[[str], None]) -> NodeResult:
-    """Join a lone node, let the two pair twice, and then watch the joined one's network process."""
-    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
-        pair = Testnet(
-            TestnetOptions(nodes=1, outer_steps=1_000_000, inner_steps=_INNER_STEPS, model=options.model, threads=1),
-            Path(folder),
-        )
-        try:
-            pair.start()
-            _until(pair, lambda: bool(pair.nodes[0].report and pair.nodes[0].report.inner_steps))
-            began = time.monotonic()
-            joined = pair.join()
-            _until(pair, lambda: bool(joined.report and joined.report.inner_steps))
-            joining = time.monotonic() - began
-            say(f"first inner step {joining:.1f} s after the start of `nolocod join`")
-            _until(pair, lambda: bool(joined.report and joined.report.outer_paired >= 2))
-            return _footprint(joined, options.seconds, joining)
-        finally:
-            pair.stop()
-
-
-def _until(pair: Testnet, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20 * _START_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BenchError("the two daemons did not pair.")
-        time.sleep(0.1)
-        for one in pair.nodes:
-            one.poll()
-
-
-def _footprint(joined: testnet.Node, seconds: float, joining: float) -> NodeResult:
-    """Watch the network process for `seconds` without an exchange; BenchError if there never are so many."""
-    process = psutil.Process(joined.process.pid)
-    for _ in range(_LOOKS):
-        joined.poll()
-        before, cpu, began = joined.report, sum(process.cpu_times()[:2]), time.monotonic()
-        time.sleep(seconds)
-        cpu, took = sum(process.cpu_times()[:2]) - cpu, time.monotonic() - began
-        joined.poll()
-        after = joined.report
-        if before is not None and after is not None and before.outer_paired == after.outer_paired:
-            peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
-            return NodeResult(joining, process.memory_info().rss, int(peak.split()[1]) * 1024, cpu / took, after.outer_paired)
-    raise BenchError(f"no {seconds:g} s went by without an exchange; give fewer --seconds.")
-
-
-MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {"training": training, "node": node}

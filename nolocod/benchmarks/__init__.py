@@ -1,0 +1,16 @@
+"""What `nolocod bench` measures, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nolocod.benchmarks.base import Options, Result
+from nolocod.benchmarks.node import node
+from nolocod.benchmarks.training import training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {"training": training, "node": node}
+
+__all__ = ["MEASUREMENTS", "Options"]
