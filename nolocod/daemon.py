@@ -28,7 +28,7 @@ from nolocod.p2p.wire import Context
 from nolocod.status.server import serve_http
 from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
-from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Standing
+from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Standing, Subject
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
@@ -245,9 +245,9 @@ class MeshSwarm:
     def suspect(self, peer: PeerId) -> None:
         self._mesh.suspect(peer)
 
-    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
         try:
-            return await self._exchanger.offer(partner, standing, desk)
+            return await self._exchanger.offer(partner, standing, subject, desk)
         except (DiskFullError, DataDirError) as error:  # no receipt, no exchange; training goes on
             self._emit(Troubled(error.code, error.cause))
             return Ended("aborted", partner, b"", error=error.code, reason=error.cause)

@@ -18,7 +18,20 @@ import trio
 from nolocod.errors import RefusedError
 from nolocod.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
 from nolocod.identity import short
-from nolocod.terms import Accept, Answer, Applied, Box, Busy, Description, Ended, Offer, Refuse, Standing
+from nolocod.terms import (
+    Accept,
+    Answer,
+    Applied,
+    Box,
+    Busy,
+    Description,
+    Ended,
+    Inspection,
+    Offer,
+    Refuse,
+    Standing,
+    Subject,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -46,14 +59,22 @@ class Trainer(Protocol):
     def standing(self) -> Standing: ...
     @property
     def steps_since_outer(self) -> int: ...
+    @property
+    def subject(self) -> Subject:
+        """What the next outer step that we offer should be about."""
+        ...
+
+    def dense_due(self, fragment: int) -> bool:
+        """Whether the slow weights of `fragment` must travel in its next outer step."""
+        ...
 
     async def wait_boundary(self) -> None:
         """Return once enough inner steps were done since the last outer step."""
         ...
 
-    async def snapshot(self) -> Description: ...
-    async def inspect(self) -> float: ...
-    async def apply(self, partner_round: int) -> Applied: ...
+    async def snapshot(self, subject: Subject) -> Description: ...
+    async def inspect(self) -> Inspection: ...
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied: ...
     async def solo(self) -> Applied: ...
     async def discard(self) -> None: ...
 
@@ -65,7 +86,7 @@ class Mesh(Protocol):
         """Draw a live training member within the staleness limit, or None."""
         ...
 
-    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
         """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
         ...
 
@@ -104,13 +125,13 @@ class Desk:
     def inbox(self) -> Box:
         return self._trainer.inbox
 
-    async def snapshot(self) -> Description:
+    async def snapshot(self, subject: Subject) -> Description:
         self._begun()
         self.snapshot_taken = True  # before the await: cancelled in it, the trainer may have taken one
-        return await self._trainer.snapshot()
+        return await self._trainer.snapshot(subject)
 
-    async def inspect(self) -> None:
-        await self._trainer.inspect()
+    async def inspect(self) -> bytes:
+        return (await self._trainer.inspect()).skipped
 
 
 class Rounds:
@@ -183,7 +204,7 @@ class Rounds:
         self._offering_to = partner
         desk = self._engage(partner, initiator=True)
         try:
-            ended = await self._mesh.offer(partner, self._trainer.standing, desk)
+            ended = await self._mesh.offer(partner, self._trainer.standing, self._trainer.subject, desk)
         except BaseException:
             try:
                 with trio.CancelScope(shield=True):
@@ -242,7 +263,7 @@ class Rounds:
         if missing > 0:
             return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
         self._engage(offer.partner, initiator=False)
-        return Accept(own)
+        return Accept(own, self._trainer.dense_due(offer.subject.fragment))
 
     @property
     def desk(self) -> Desk:
@@ -297,7 +318,7 @@ class Rounds:
             raise AssertionError("a committed exchange without the partner's standing")
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
-                applied = await self._trainer.apply(ended.partner_standing.round)
+                applied = await self._trainer.apply(ended.partner_standing.round, ended.skipped)
         finally:
             self._release(desk)
             self._report(ended, initiator=initiator)

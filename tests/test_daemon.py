@@ -20,7 +20,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, seal
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
 from nolocod.rounds import Pace, Rounds
-from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Standing
+from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Standing, Subject
 from nolocod.trainer.pipe import Dumped
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ async def test_a_full_disk_costs_an_exchange_of_ours_and_not_the_node() -> None:
 
     events: list[Event] = []
     swarm = MeshSwarm(cast("Any", StandInMesh()), cast("Any", Full()), cast("Any", None), events.append)
-    ended = await swarm.offer(PEER, Standing(0, 0, 1.0), cast("Any", None))
+    ended = await swarm.offer(PEER, Standing(0, 0, 1.0), Subject(), cast("Any", None))
     assert (ended.outcome, ended.error) == ("aborted", "NLC-121")
     assert events == [Troubled("NLC-121", "no space.")]
 
@@ -294,7 +294,7 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     dead = StandInTrainer([].append)
     reception.rounds = rounds_of(dead)
     assert isinstance(reception.decide(offer), Accept)
-    await reception.desk.snapshot()
+    await reception.desk.snapshot(Subject())
     dead.die()
     reception.rounds = None
     assert isinstance(reception.decide(offer), Busy)

@@ -15,11 +15,12 @@ from nolocod.identity import Identity
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
 from nolocod.proto.envelope import Dialogue
-from nolocod.proto.exchange import TABLE, Exchange, Setting, State
+from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import sign
-from nolocod.terms import Standing, describe
+from nolocod.proto.states import TABLE, State
+from nolocod.terms import Standing, Subject, describe
 
 ALICE, BOB, EVE = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2, 3))
 SIZE, CHUNK = 250, 100
@@ -41,8 +42,8 @@ class Pair:
         self.bob = Exchange(setting(BOB), ALICE.peer_id, SESSION, offerer=False)
 
     def accept(self) -> Pair:
-        self.bob.receive(self.alice.offer(Standing(3, 30, 2.5)))
-        self.alice.receive(self.bob.accept(Standing(4, 40, 2.0)))
+        self.bob.receive(self.alice.offer(Standing(3, 30, 2.5), Subject()))
+        self.alice.receive(self.bob.accept(Standing(4, 40, 2.0), dense=False))
         return self
 
     def describe(self) -> Pair:
@@ -57,11 +58,11 @@ class Pair:
         return self
 
     def confirm(self) -> Pair:
-        self.alice.receive(self.bob.confirm())
+        self.alice.receive(self.bob.confirm(b""))
         return self
 
     def store(self) -> Pair:
-        self.alice.store()
+        self.alice.store(b"")
         return self
 
     def decide(self) -> Pair:
@@ -109,11 +110,11 @@ def states(offerer: bool) -> dict[State, Pair]:
             getattr(pair, step)()
         made.setdefault((pair.alice if offerer else pair.bob).state, pair)
     offered = Pair()
-    offer = offered.alice.offer(Standing(0, 0, 0.0))
+    offer = offered.alice.offer(Standing(0, 0, 0.0), Subject())
     offered.bob.receive(offer)
     made[State.OFFERED] = offered
     closed = Pair()
-    closed.bob.receive(closed.alice.offer(Standing(0, 0, 0.0)))
+    closed.bob.receive(closed.alice.offer(Standing(0, 0, 0.0), Subject()))
     closed.alice.receive(closed.bob.busy(1.0, ""))
     made[State.CLOSED] = closed
     aborted = Pair().accept()
@@ -297,7 +298,7 @@ def test_a_session_has_a_name_of_sixteen_bytes() -> None:
     alice = Exchange(setting(ALICE), BOB.peer_id, b"short", offerer=True)
     bob = Exchange(setting(BOB), ALICE.peer_id, b"short", offerer=False)
     with pytest.raises(ProtocolError, match="16 bytes"):
-        bob.receive(alice.offer(Standing(0, 0, 0.0)))
+        bob.receive(alice.offer(Standing(0, 0, 0.0), Subject()))
 
 
 # --- fuzz -------------------------------------------------------------------------------------------
@@ -355,3 +356,21 @@ def test_any_order_of_chunks_and_breaks_ends_with_the_same_bytes(seed: int) -> N
     pair.confirm().store().decide().commit().acknowledge()
     assert inboxes == TENSORS
     assert pair.alice.receipt == pair.bob.receipt
+
+
+def test_a_chunk_that_was_said_to_be_held_is_never_asked_for_again() -> None:
+    pair = Pair().accept().describe()
+    pass_chunk(pair.alice, pair.bob, TENSORS[ALICE.peer_id])
+    pair.alice.receive(pair.bob.working())
+    assert pair.alice.arrived == pair.bob.held == 1
+    forgetful = pair.bob._seal(resume=pb.Resume(next_chunk=0, described=True))
+    with pytest.raises(ProtocolError, match="which it said it has"):
+        pair.alice.receive(forgetful)
+    assert pair.alice.next_chunk == 1
+
+
+def test_an_overlong_bit_map_is_not_taken() -> None:
+    pair = Pair().accept().describe().transfer()
+    with pytest.raises(ProtocolError, match="bit map"):
+        pair.alice.receive(pair.bob.confirm(bytes(LIMITS.skipped_bytes + 1)))
+    assert pair.alice.state is State.RECEIVED

@@ -26,8 +26,9 @@ from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Channel, Context
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
+from nolocod.proto.exchange import Exchange
 from nolocod.proto.limits import Limits
-from nolocod.terms import Accept, Busy, Description, Ended, Refuse, Standing, describe
+from nolocod.terms import Accept, Busy, Description, Ended, Refuse, Standing, Subject, describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -55,7 +56,7 @@ def _threads_inline(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeBox:
     def __init__(self, content: bytes) -> None:
         self.content = bytearray(content)
-        self.released = 0
+        self.released = self.discarded = 0
 
     @property
     def size(self) -> int:
@@ -66,6 +67,10 @@ class FakeBox:
 
     def release(self, start: int, length: int) -> None:
         self.released += length
+
+    def discard(self, start: int, length: int) -> None:
+        self.discarded += length
+        self.content[start : start + length] = bytes(length)
 
 
 class FakeDesk:
@@ -78,16 +83,20 @@ class FakeDesk:
         self.inspect_seconds = 0.0
         self.fault: Exception | None = None
         self.inspections = 0
+        self.subject: Subject | None = None
+        self.skipped = b""
 
-    async def snapshot(self) -> Description:
+    async def snapshot(self, subject: Subject) -> Description:
+        self.subject = subject
         await trio.sleep(self.snapshot_seconds)
         return describe(memoryview(self.outbox.content), CHUNK)
 
-    async def inspect(self) -> None:
+    async def inspect(self) -> bytes:
         self.inspections += 1
         await trio.sleep(self.inspect_seconds)
         if self.fault is not None:
             raise self.fault
+        return self.skipped
 
 
 class FakeReception:
@@ -121,7 +130,7 @@ class Node:
         net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
 
     async def offer(self, other: Node) -> Ended:
-        return await self.exchanger.offer(other.peer_id, Standing(3, 30, 2.5), self.desk)
+        return await self.exchanger.offer(other.peer_id, Standing(3, 30, 2.5), Subject(), self.desk)
 
 
 @asynccontextmanager
@@ -151,6 +160,65 @@ async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, au
     assert (receipt.session, receipt.offerer, receipt.answerer) == (ended.session, alice.peer_id, bob.peer_id)
     assert alice.desk.outbox.released == alice.desk.inbox.released == SIZE
     assert not net.caught
+
+
+async def test_what_the_partner_holds_is_given_back_and_never_asked_for_again(tmp_path: Path, autojump_clock: object) -> None:
+    limits = Limits(chunk_bytes=CHUNK, tell_chunks=1)
+    cuts = (Cut(0, "out", 2 * CHUNK + 700), Cut(0, "in", 2 * CHUNK + 900))  # in the third chunk, with its frames' heads
+    async with pair(tmp_path, limits, cuts) as (alice, bob, _):
+        tensors = [bytes(one.desk.outbox.content) for one in (alice, bob)]
+        for one in (alice, bob):
+            one.desk.inspect_seconds = 30.0  # the last word about chunks has come when the confirmation does
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert [bytes(bob.desk.inbox.content), bytes(alice.desk.inbox.content)] == tensors
+    assert alice.desk.outbox.discarded == bob.desk.outbox.discarded == SIZE
+
+
+async def test_a_partner_that_claims_more_than_was_sent_loses_the_exchange(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path, Limits(chunk_bytes=CHUNK, tell_chunks=1)) as (alice, bob, _):
+        machine: list[Exchange] = []
+        working = Exchange.working
+
+        def boasting(self: Exchange) -> bytes:
+            machine.append(self)
+            return self._seal(working=pb.Working(have=4)) if self.partner == alice.peer_id else working(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Exchange, "working", boasting)
+            ended = await alice.offer(bob)
+    assert machine
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
+
+
+async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        subjects = []
+        for offered, answered in ((False, False), (True, False), (False, True)):
+            bob.reception.answer = Accept(Standing(4, 40, 2.0), dense=answered)
+            ended = await alice.exchanger.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(0, offered), alice.desk)
+            assert ended.outcome == "committed"
+            assert alice.desk.subject == bob.desk.subject
+            subjects.append(alice.desk.subject)
+    assert subjects == [Subject(0, dense=False), Subject(0, dense=True), Subject(0, dense=True)]
+
+
+async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        ended = await alice.exchanger.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(1), alice.desk)
+    assert (ended.outcome, ended.error) == ("refused", "NLC-203")
+    assert bob.reception.asked == []
+
+
+async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.desk.skipped, bob.desk.skipped = b"\x05", b"\x80\x01"
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        (stored,) = alice.receipts.all()
+    assert ended.skipped == b"\x80\x01"
+    assert bob.reception.over[0].skipped == stored.skipped == b"\x05"
 
 
 async def test_busy_and_refuse_are_outcomes(tmp_path: Path, autojump_clock: object) -> None:
@@ -197,7 +265,7 @@ async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: 
 async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, autojump_clock: object, round: int) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.reception.answer = Accept(Standing(round, 0, 0.0))
-        ended = await alice.exchanger.offer(bob.peer_id, Standing(3 if round else 4, 30, 2.5), alice.desk)
+        ended = await alice.exchanger.offer(bob.peer_id, Standing(3 if round else 4, 30, 2.5), Subject(), alice.desk)
         await bob.reception.told.wait()
     assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
     assert bob.reception.over[0].outcome == "aborted"
@@ -205,7 +273,7 @@ async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, aut
 
 async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        await alice.exchanger.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), alice.desk)
+        await alice.exchanger.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), Subject(), alice.desk)
         await trio.testing.wait_all_tasks_blocked()
     assert bob.reception.asked == []
     assert [type(error) for error in net.caught] == [ProtocolError]
@@ -648,7 +716,7 @@ async def test_altered_bytes_are_not_taken(tmp_path: Path, autojump_clock: objec
     async with pair(tmp_path) as (alice, bob, _):
         told = describe(memoryview(alice.desk.outbox.content), CHUNK)
 
-        async def lying() -> Description:
+        async def lying(_: Subject) -> Description:
             alice.desk.outbox.content[-1] ^= 1
             return told
 

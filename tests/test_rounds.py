@@ -13,7 +13,7 @@ from nolocod.errors import TrainerError
 from nolocod.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
 from nolocod.identity import PeerId
 from nolocod.rounds import Desk, Pace, Rounds
-from nolocod.terms import Accept, Applied, Busy, Description, Ended, Offer, Refuse, Standing
+from nolocod.terms import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -47,16 +47,23 @@ class ClockTrainer:
         while self.steps_since_outer < INNER_STEPS:  # noqa: ASYNC110 - the step count is a function of the clock
             await trio.sleep_until(self.began + INNER_STEPS * self.step_seconds)
 
-    async def snapshot(self) -> Description:
+    @property
+    def subject(self) -> Subject:
+        return Subject()
+
+    def dense_due(self, fragment: int) -> bool:
+        return fragment == 0
+
+    async def snapshot(self, subject: Subject) -> Description:
         await trio.sleep(self.step_seconds)
         self.calls["snapshot"] += 1
         self.snapshot_at = trio.current_time()
         return Description(0, 1, ())
 
-    async def inspect(self) -> float:
-        return 1.0
+    async def inspect(self) -> Inspection:
+        return Inspection(1.0)
 
-    async def apply(self, partner_round: int) -> Applied:
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         assert self.snapshot_at is not None, "applied without a snapshot"
         steps = int((self.snapshot_at - self.began) / self.step_seconds)
         self.calls["apply"] += 1
@@ -111,12 +118,12 @@ class Node:
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
 
-    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
         await trio.sleep(LATENCY)
         if partner in self.table.dead:
             return Ended("unreachable", partner, b"s")
         other = self.table.nodes[partner].rounds
-        answer = other.decide(Offer(self.name, b"s", standing))
+        answer = other.decide(Offer(self.name, b"s", standing, subject))
         if not isinstance(answer, Accept):
             await trio.sleep(LATENCY)
         if isinstance(answer, Busy):
@@ -124,8 +131,8 @@ class Node:
         if isinstance(answer, Refuse):
             return Ended("refused", partner, b"s", reason=answer.reason)
         other_desk = other.desk
-        await desk.snapshot()
-        await other_desk.snapshot()
+        await desk.snapshot(subject)
+        await other_desk.snapshot(subject)
         await trio.sleep(EXCHANGE_SECONDS)
         outcome = "aborted" if partner in self.table.broken else "committed"
         await other.ended(Ended(outcome, self.name, b"s", partner_standing=standing))
@@ -280,7 +287,7 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
     node = table.add("node")
     await trio.sleep(INNER_STEPS)
     assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
-    await node.rounds.desk.snapshot()
+    await node.rounds.desk.snapshot(Subject())
 
     async def die(*_: object) -> NoReturn:
         raise TrainerError("it died.")

@@ -23,7 +23,7 @@ from nolocod.events import (
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, Outer, seal
 from nolocod.stint import Part, Stint
-from nolocod.terms import Applied, Busy, Description, Ended, Member, Offer, Standing
+from nolocod.terms import Applied, Busy, Description, Ended, Inspection, Member, Offer, Standing, Subject
 from nolocod.trainer.pipe import Loaded
 
 if TYPE_CHECKING:
@@ -104,17 +104,24 @@ class StandInTrainer:
     async def wait_boundary(self) -> None:
         await trio.sleep_until(self.began + PHASE)
 
-    async def snapshot(self) -> Description:
+    @property
+    def subject(self) -> Subject:
+        return Subject()
+
+    def dense_due(self, fragment: int) -> bool:
+        return fragment == 0
+
+    async def snapshot(self, subject: Subject) -> Description:
         self.note("snapshot")
         return Description(0, 1, ())
 
-    async def inspect(self) -> float:
-        return 1.0
+    async def inspect(self) -> Inspection:
+        return Inspection(1.0)
 
     async def discard(self) -> None:
         self.note("discard")
 
-    async def apply(self, partner_round: int) -> Applied:
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         self.note("apply")
         return self._stepped(max(self.round + 1, partner_round))
 
@@ -162,7 +169,7 @@ class StandInSwarm:
 
     def suspect(self, peer: PeerId) -> None: ...
 
-    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
         assert self.offered is not None
         return cast("Ended", await self.offered(desk))
 
@@ -359,7 +366,7 @@ async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_cl
     await scene.stint.load()
 
     async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot()
+        await desk.snapshot(Subject())
         await trio.sleep(2)
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
@@ -374,7 +381,7 @@ async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, 
     await scene.stint.load()
 
     async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot()
+        await desk.snapshot(Subject())
         await trio.sleep_forever()
         raise AssertionError
 
@@ -451,7 +458,7 @@ async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops
     await scene.stint.load()
 
     async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot()
+        await desk.snapshot(Subject())
         scene.swarm.add("peer", 1000)
         await trio.sleep_forever()
         raise AssertionError
@@ -468,7 +475,7 @@ async def test_a_dead_trainer_ends_the_stint_at_once(tmp_path: Path, autojump_cl
     await scene.stint.load()
 
     async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot()
+        await desk.snapshot(Subject())
         scene.trainer.die()
         await trio.sleep_forever()
         raise AssertionError

@@ -28,7 +28,9 @@ from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Channel, Context, deadline
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue, open_envelope
-from nolocod.proto.exchange import Exchange, Setting, State
+from nolocod.proto.exchange import Exchange, Setting
+from nolocod.proto.receipt import commit_message
+from nolocod.proto.states import State
 from nolocod.terms import Accept, Answer, Busy, Ended, Offer, Refuse
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.receipts import ReceiptStore
     from nolocod.p2p.streams import Dial, Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.terms import Desk, Reception, Standing
+    from nolocod.terms import Desk, Reception, Standing, Subject
 
 GLARE = "glare"
 """The reason of a Busy between two nodes that offered to each other at once."""
@@ -70,8 +72,8 @@ class Exchanger:
 
     # --- offering -----------------------------------------------------------------------------------
 
-    async def offer(self, partner: PeerId, standing: Standing, desk: Desk) -> Ended:
-        """Run one exchange with `partner` as the one who offers.
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+        """Run one exchange about `subject` with `partner`, as the one who offers.
 
         Remote faults are outcomes; raises what `desk` or the receipt store raises of our own.
         """
@@ -81,7 +83,7 @@ class Exchanger:
         outstanding = self._outstanding[partner] = trio.CancelScope()
         try:
             with outstanding:
-                channel = await self._ask(machine, standing)
+                channel = await self._ask(machine, standing, subject)
         except RemoteError as error:
             return self._unanswered(machine, error)
         finally:
@@ -92,14 +94,14 @@ class Exchanger:
             return self._declined(machine)
         return await self._run(Session(self._context, machine, desk, self._receipts, self._dial), channel)
 
-    async def _ask(self, machine: Exchange, standing: Standing) -> Channel:
+    async def _ask(self, machine: Exchange, standing: Standing, subject: Subject) -> Channel:
         """Offer, and wait for an answer."""
         limits = self._context.limits
         with deadline(limits.dial_seconds, "the dial"):
             channel = Channel(await self._dial(machine.partner, EXCHANGE), limits)
         try:
             with deadline(limits.accept_seconds, "the answer to an offer"):
-                await channel.send_envelope(machine.offer(standing))
+                await channel.send_envelope(machine.offer(standing, subject))
                 machine.receive(await channel.receive_envelope())
             await trio.lowlevel.checkpoint_if_cancelled()  # dropped just as the answer came: drop it still
         except BaseException:
@@ -195,8 +197,8 @@ class Exchanger:
                 await channel.last_words(machine.busy(retry_after, reason))
             case Refuse(code, reason):
                 await channel.last_words(machine.refuse(code, reason))
-            case Accept(standing):
-                await self._accepted(channel, machine, standing)
+            case Accept():
+                await self._accepted(channel, machine, answer)
 
     def _decide(self, machine: Exchange) -> Answer:
         """Ask `reception`, unless our own offer to the same partner stands."""
@@ -208,18 +210,18 @@ class Exchanger:
             return Busy(0.0, GLARE)
         if any(peer == partner for peer, _ in self._running):
             return Busy(_GLARE_SECONDS, "in an exchange with you")
-        answer = self._reception.decide(Offer(partner, machine.session, standing))
+        answer = self._reception.decide(Offer(partner, machine.session, standing, machine.subject))
         if ours is not None and isinstance(answer, Accept):
             ours.cancel()
         self._remember((partner, machine.session))
         return answer
 
-    async def _accepted(self, channel: Channel, machine: Exchange, standing: Standing) -> None:
+    async def _accepted(self, channel: Channel, machine: Exchange, accept: Accept) -> None:
         """Reception is engaged: from here on it must be told the end, come what may."""
         session = Session(self._context, machine, self._reception.desk, self._receipts, self._dial)
         try:
             try:
-                await channel.send_envelope(machine.accept(standing))
+                await channel.send_envelope(machine.accept(accept.standing, dense=accept.dense))
             except RemoteError as error:
                 machine.abort(error.code, error.cause)
                 await channel.reset()
@@ -243,8 +245,7 @@ class Exchanger:
         dialogue = Dialogue(self._context.identity, self._context.run_id, partner, session, _AFTERWARDS)
         receipt = await trio.to_thread.run_sync(self._receipts.find, session, limiter=self._lookup)
         if receipt is not None and self._is_ours(receipt, partner):
-            commit = pb.Commit(receipt=receipt.content, signature=receipt.offerer_signature)
-            return dialogue.seal(pb.Body(commit=commit))
+            return dialogue.seal(pb.Body(commit=commit_message(receipt)))
         abort = pb.Abort(code=RefusedError.entry.code, reason="no such exchange is under way here")
         return dialogue.seal(pb.Body(abort=abort))
 
@@ -264,7 +265,15 @@ class Exchanger:
 
     def _machine(self, partner: PeerId, session: bytes, *, offerer: bool) -> Exchange:
         context = self._context
-        setting = Setting(context.identity, context.run_id, context.codec, context.box_size, context.limits, context.staleness)
+        setting = Setting(
+            context.identity,
+            context.run_id,
+            context.codec,
+            context.box_size,
+            context.limits,
+            context.fragments,
+            context.staleness,
+        )
         return Exchange(setting, partner, session, offerer=offerer)
 
     def _remember(self, name: tuple[PeerId, bytes]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from io import RawIOBase
     from pathlib import Path
 
-_TAIL = 64 << 10  # more than any receipt
+_TAIL = 256 << 10  # more than any receipt
 
 
 class ReceiptStore:
@@ -101,6 +101,7 @@ def _to_line(receipt: Receipt) -> bytes:
         "receipt": base64.b64encode(receipt.content).decode(),
         "offerer": base64.b64encode(receipt.offerer_signature).decode(),
         "answerer": base64.b64encode(receipt.answerer_signature).decode(),
+        "skipped": base64.b64encode(receipt.skipped).decode(),
     }
     return json.dumps(fields).encode() + b"\n"
 
@@ -109,7 +110,7 @@ def _from_line(line: bytes) -> Receipt | None:
     """None for a line that a fault of the disk has changed."""
     try:
         fields = json.loads(line)
-        receipt = Receipt(*(base64.b64decode(fields[name]) for name in ("receipt", "offerer", "answerer")))
+        receipt = Receipt(*(base64.b64decode(fields[name]) for name in ("receipt", "offerer", "answerer", "skipped")))
         receipt.check()
     except (ValueError, KeyError, TypeError, ProtocolError):
         return None

@@ -26,7 +26,7 @@ from nolocod.errors import (
 )
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Channel, Context, deadline, keep_alive, together
-from nolocod.proto.exchange import State
+from nolocod.proto.states import State
 from nolocod.terms import Ended
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class Session:
         self._receipts = receipts
         self._dial = dial
         self._description: Description | None = None
+        self._skipped = b""
+        self._gained = trio.Event()  # a few chunks more, worth telling
+        self._discarded = 0
         self._prepared = trio.Event()
         self._received = trio.Event()
         self._inspected = trio.Event()
@@ -116,6 +119,7 @@ class Session:
             machine.partner_standing,
             code,
             reason,
+            skipped=machine.partner_skipped,
         )
 
     async def _farewell(self) -> None:
@@ -156,7 +160,7 @@ class Session:
 
     async def _prepare(self) -> None:
         with trio.move_on_after(self._limits.snapshot_seconds):
-            self._description = await self._desk.snapshot()
+            self._description = await self._desk.snapshot(self.machine.subject)
         if self._description is None:
             raise TrainerError(f"no snapshot within {self._limits.snapshot_seconds:.0f} s.")
         self._prepared.set()
@@ -164,7 +168,7 @@ class Session:
     async def _examine(self) -> None:
         """Inspect what was received; the offerer then decides, whatever becomes of the stream."""
         await self._received.wait()
-        await self._desk.inspect()
+        self._skipped = await self._desk.inspect()
         self._inspected.set()
         if self.machine.offerer:
             await self._confirmed.wait()
@@ -173,7 +177,7 @@ class Session:
     async def _decide(self) -> None:
         # shielded, so that a receipt on disk and a decision are one: a store cannot be half cancelled
         with trio.CancelScope(shield=True):
-            receipt = self.machine.store()
+            receipt = self.machine.store(self._skipped)
             try:
                 await trio.to_thread.run_sync(self._receipts.add, receipt)
             except LocalError:
@@ -215,7 +219,7 @@ class Session:
         with trio.CancelScope() as self._talk_scope:
             if self._redialled is not None:  # the partner gave it up before we began
                 self._talk_scope.cancel()
-            await together(self._send, partial(self._or_abort, self._receive), alive)
+            await together(self._send, partial(self._or_abort, self._receive), self._tell_held, alive)
         if self._redialled is not None and not self.machine.over:
             raise PeerUnavailableError("the partner gave this stream up for another.")
 
@@ -234,7 +238,7 @@ class Session:
         else:
             await self._inspected.wait()
             if not machine.over:  # or our Abort is on its way
-                await channel.send_envelope(machine.confirm())
+                await channel.send_envelope(machine.confirm(self._skipped))
             with deadline(self._limits.settle(self._size), "the partner's commitment", _OverdueError):
                 await self._settled.wait()
             await channel.send_envelope(machine.acknowledge())
@@ -253,6 +257,23 @@ class Session:
                 await self._channel.send_chunk(index, content)
             outbox.release(start, length)
 
+    async def _tell_held(self) -> None:
+        """Tell how much we hold: in a task of its own, because a reader that waits for its writer may deadlock."""
+        while True:
+            await self._gained.wait()
+            self._gained = trio.Event()
+            await self._channel.send_envelope(self.machine.working())
+
+    def _discard_arrived(self) -> None:
+        """Give back the memory of what the partner holds for good: its own tensor takes as much here meanwhile."""
+        description, arrived = self._description, self.machine.arrived
+        if description is None or arrived <= self._discarded:
+            return
+        start, _ = description.span(self._discarded)
+        last, length = description.span(arrived - 1)
+        self._desk.outbox.discard(start, last + length - start)
+        self._discarded = arrived
+
     async def _receive(self) -> None:
         machine, channel = self.machine, self._channel
         while True:
@@ -265,6 +286,8 @@ class Session:
                     await channel.read_into(place)
                     machine.chunk(place)
                 self._desk.inbox.release(start, length)
+                if machine.held % self._limits.tell_chunks == 0:
+                    self._gained.set()
             if machine.state is State.RECEIVED:
                 self._received.set()
 
@@ -282,6 +305,8 @@ class Session:
                 self._settled.set()
             case "acknowledge":
                 self._settled.set()
+            case "working":
+                self._discard_arrived()
 
     async def _keep_receipt(self) -> None:
         """The answerer's copy. The decision stands already: a full disk is told, and changes nothing."""

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """Who this node is in its run. `box_size` is the size of the run's tensor; 0 until it is known."""
+    """Who this node is in its run. `box_size` is the size of the largest message; 0 until it is known."""
 
     identity: Identity
     run_id: str
     codec: str = ""
     box_size: int = 0
     limits: Limits = field(default_factory=Limits)
+    fragments: int = 1
     staleness: int | None = None
     """Rounds that partners may be apart (manifest: `outer.staleness`)."""
     rng: random.Random = field(default_factory=random.SystemRandom)

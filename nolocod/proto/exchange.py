@@ -1,18 +1,13 @@
 """One exchange between two partners, as a state machine that never waits.
 
-The rule: `TABLE` says, for each side and state, what may come ("<") and what we may decide (">"), and
-what follows; anything else that comes is the peer's ProtocolError. Describe, chunks and Working flow
-both ways at once and change no state of their sender.
-
-Two phases make that both apply or neither: the answerer confirms (and from then on is in doubt until
-it is told), the offerer decides. The offerer decides once, stores the receipt before it says so, and
-never aborts afterwards; what it aborted it never commits.
+The rule: `states.TABLE` says what may come and what we may decide; anything else that comes is the peer's
+ProtocolError, and changes nothing. Describe, chunks and Working flow both ways at once and change no state
+of their sender; Working tells, too, which chunks need never be sent again.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, PeerBusyError, ProtocolError, RefusedError
@@ -21,7 +16,9 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
 from nolocod.proto.limits import Limits
-from nolocod.proto.receipt import Receipt, check_signature, content_of, sign
+from nolocod.proto.receipt import Receipt, check_signature, commit_message, content_of, sign
+from nolocod.proto.states import ANSWERER, OFFERER, State
+from nolocod.terms import Subject
 
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
@@ -31,84 +28,16 @@ if TYPE_CHECKING:
 SESSION_SIZE = 16
 
 
-class State(enum.Enum):
-    NEW = enum.auto()
-    OFFERED = enum.auto()
-    """Offer sent (offerer) or received (answerer), and not answered."""
-    ACCEPTED = enum.auto()
-    """The partner's Describe is due."""
-    RECEIVING = enum.auto()
-    RECEIVED = enum.auto()
-    """All of the partner's chunks are here and verified."""
-    CONFIRMED = enum.auto()
-    """The offerer holds the answerer's Confirm."""
-    STORING = enum.auto()
-    """The offerer writes the receipt: nothing may abort now, for it may be on the disk already."""
-    IN_DOUBT = enum.auto()
-    """The answerer confirmed, and does not know what the offerer decided."""
-    DECIDED = enum.auto()
-    """The offerer decided to commit, and stored the receipt."""
-    COMMITTED = enum.auto()
-    """Both know."""
-    ABORTED = enum.auto()
-    CLOSED = enum.auto()
-    """Busy or refused."""
-
-
-_S = State
-
-
-def _moving(state: State, more: dict[str, State]) -> dict[str, State]:
-    """A state in which bytes move: either side may be at work, resume after a broken stream, or abort."""
-    stays = dict.fromkeys(("<working", "<resume", ">resume"), state)
-    return {**stays, "<abort": State.ABORTED, ">abort": State.ABORTED, **more}
-
-
-OFFERER: dict[State, dict[str, State]] = {
-    _S.NEW: {">offer": _S.OFFERED},
-    _S.OFFERED: {"<accept": _S.ACCEPTED, "<busy": _S.CLOSED, "<refuse": _S.CLOSED, ">abort": _S.ABORTED},
-    _S.ACCEPTED: _moving(_S.ACCEPTED, {"<describe": _S.RECEIVING}),
-    _S.RECEIVING: _moving(_S.RECEIVING, {"<chunk": _S.RECEIVING, "<last chunk": _S.RECEIVED}),
-    _S.RECEIVED: _moving(_S.RECEIVED, {"<confirm": _S.CONFIRMED}),
-    _S.CONFIRMED: {"<working": _S.CONFIRMED, ">store": _S.STORING, ">abort": _S.ABORTED},
-    _S.STORING: {"<working": _S.STORING, ">decide": _S.DECIDED, ">fail": _S.CONFIRMED},
-    _S.DECIDED: {"<acknowledge": _S.COMMITTED, "<working": _S.DECIDED, ">commit": _S.DECIDED},
-    _S.COMMITTED: {">commit": _S.COMMITTED},  # again, to a partner that lost it
-    _S.ABORTED: {},
-    _S.CLOSED: {},
-}
-
-ANSWERER: dict[State, dict[str, State]] = {
-    _S.NEW: {"<offer": _S.OFFERED},
-    _S.OFFERED: {">accept": _S.ACCEPTED, ">busy": _S.CLOSED, ">refuse": _S.CLOSED},
-    _S.ACCEPTED: _moving(_S.ACCEPTED, {"<describe": _S.RECEIVING}),
-    _S.RECEIVING: _moving(_S.RECEIVING, {"<chunk": _S.RECEIVING, "<last chunk": _S.RECEIVED}),
-    _S.RECEIVED: _moving(_S.RECEIVED, {">confirm": _S.IN_DOUBT}),
-    _S.IN_DOUBT: {
-        "<commit": _S.COMMITTED,
-        "<abort": _S.ABORTED,
-        "<working": _S.IN_DOUBT,
-        "<resume": _S.IN_DOUBT,
-        ">resume": _S.IN_DOUBT,
-        ">confirm": _S.IN_DOUBT,  # again, after a broken stream
-    },
-    _S.COMMITTED: {">acknowledge": _S.COMMITTED},
-    _S.ABORTED: {},
-    _S.CLOSED: {},
-}
-
-TABLE = {"offerer": OFFERER, "answerer": ANSWERER}
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What every exchange of a node has in common. `size` is that of the run's tensor in bytes."""
+    """What every exchange of a node has in common. `size` is that of the run's largest message in bytes."""
 
     identity: Identity
     run_id: str
     codec: str
     size: int
     limits: Limits = field(default_factory=Limits)
+    fragments: int = 1
     staleness: int | None = None
     """An Accept from a round further away is a lie: we would take over that round with the step."""
 
@@ -144,6 +73,10 @@ class Exchange:
         self.verdict = ("", "")
         """The code and reason of a Busy, Refuse or Abort, whoever gave it."""
         self.receipt: Receipt | None = None
+        self.subject = Subject()
+        """What the exchange is about; final once it is accepted."""
+        self.partner_skipped = b""
+        """Blocks of our message that the partner could not decode; known with its Confirm or Commit."""
         self._setting = setting
         self._table = OFFERER if offerer else ANSWERER
         self._dialogue = Dialogue(setting.identity, setting.run_id, partner, session)
@@ -151,6 +84,7 @@ class Exchange:
         self._other = _Side()
         self._describe_due = True
         self._arrived = 0  # of our chunks, as the partner last told
+        self._told = 0  # of them those that it will never ask for again
 
     # --- what the driver asks -----------------------------------------------------------------------
 
@@ -169,6 +103,16 @@ class Exchange:
         return self._other.done + self._arrived
 
     @property
+    def arrived(self) -> int:
+        """Chunks of ours that the partner holds for good."""
+        return self._arrived
+
+    @property
+    def held(self) -> int:
+        """Chunks of the partner's that we hold."""
+        return self._other.done
+
+    @property
     def partner_standing(self) -> Standing | None:
         return None if self._other.standing is None else standing_from_wire(self._other.standing)
 
@@ -179,16 +123,24 @@ class Exchange:
 
     # --- what we send -------------------------------------------------------------------------------
 
-    def offer(self, standing: Standing) -> bytes:
+    def offer(self, standing: Standing, subject: Subject) -> bytes:
         self._step(">offer")
+        self.subject = subject
         self._own.standing = standing_to_wire(standing)
-        offer = pb.Offer(standing=self._own.standing, codec=self._setting.codec, size=self._setting.size)
+        offer = pb.Offer(
+            standing=self._own.standing,
+            codec=self._setting.codec,
+            size=self._setting.size,
+            fragment=subject.fragment,
+            dense=subject.dense,
+        )
         return self._seal(offer=offer)
 
-    def accept(self, standing: Standing) -> bytes:
+    def accept(self, standing: Standing, *, dense: bool) -> bytes:
         self._step(">accept")
+        self.subject = Subject(self.subject.fragment, self.subject.dense or dense)
         self._own.standing = standing_to_wire(standing)
-        return self._seal(accept=pb.Accept(standing=self._own.standing))
+        return self._seal(accept=pb.Accept(standing=self._own.standing, dense=dense))
 
     def busy(self, retry_after: float, reason: str) -> bytes:
         self._step(">busy")
@@ -201,8 +153,8 @@ class Exchange:
 
     def describe(self, description: Description) -> bytes | None:
         """Say what our tensor is; None if the partner knows already. LocalError if it is not the run's."""
-        if description.size != self._setting.size:
-            raise LocalError(f"the snapshot has {description.size} bytes, the run's tensor {self._setting.size}.")
+        if not 0 < description.size <= self._setting.size:
+            raise LocalError(f"the snapshot has {description.size} bytes, the run's largest message {self._setting.size}.")
         self._own.description = description
         if not self._describe_due:
             return None
@@ -215,13 +167,14 @@ class Exchange:
         self.sent += length
 
     def working(self) -> bytes:
-        return self._seal(working=pb.Working())
+        return self._seal(working=pb.Working(have=self._other.done))
 
-    def confirm(self) -> bytes:
+    def confirm(self, skipped: bytes) -> bytes:
         """The answerer holds all bytes, inspected: from here on it is in doubt."""
         self._step(">confirm")
         content = self._content()
-        return self._seal(confirm=pb.Confirm(receipt=content, signature=sign(self._setting.identity, content)))
+        signature = sign(self._setting.identity, content)
+        return self._seal(confirm=pb.Confirm(receipt=content, signature=signature, skipped=skipped))
 
     def signed(self) -> Receipt:
         """The receipt, once both signatures are here."""
@@ -229,10 +182,11 @@ class Exchange:
             raise AssertionError("no receipt before the confirmation")
         return self.receipt
 
-    def store(self) -> Receipt:
+    def store(self, skipped: bytes) -> Receipt:
         """The offerer goes to store this receipt; `decide` or `fail` follows."""
         self._step(">store")
-        return self.signed()
+        self.receipt = replace(self.signed(), skipped=skipped)
+        return self.receipt
 
     def fail(self) -> None:
         """The receipt could not be stored, and is not: the offerer may abort again."""
@@ -245,7 +199,7 @@ class Exchange:
     def commit(self) -> bytes:
         self._step(">commit")
         receipt = self.signed()
-        return self._seal(commit=pb.Commit(receipt=receipt.content, signature=receipt.offerer_signature))
+        return self._seal(commit=commit_message(receipt))
 
     def acknowledge(self) -> bytes:
         self._step(">acknowledge")
@@ -299,6 +253,8 @@ class Exchange:
                 self._take_describe(body.describe)
             case "resume":
                 self._take_resume(body.resume)
+            case "working":
+                self._take_working(body.working)
             case "confirm":
                 self._take_signed(body.confirm)
             case "commit":
@@ -313,6 +269,8 @@ class Exchange:
                 f"an offer of {offer.size} bytes in {readable(offer.codec, 16)!r} is not of this run, "
                 f"which has {self._setting.size} in {self._setting.codec!r}."
             )
+        if offer.fragment >= self._setting.fragments:
+            raise ProtocolError(f"fragment {offer.fragment} is not of this run, which has {self._setting.fragments}.")
 
     def expect(self, head: ChunkHead) -> tuple[int, int]:
         """Where in the inbox the chunk belongs, (start, length); ProtocolError unless it is the next one."""
@@ -356,6 +314,7 @@ class Exchange:
         if len(self.session) != SESSION_SIZE:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
         standing_from_wire(offer.standing)  # raises for numbers beyond all measure
+        self.subject = Subject(offer.fragment, offer.dense)
         self._other.standing = offer.standing
 
     def _take_accept(self, accept: pb.Accept) -> None:
@@ -363,12 +322,15 @@ class Exchange:
         limit = self._setting.staleness
         if own is not None and limit is not None and abs(own.round - other.round) > limit:
             raise ProtocolError(f"the partner accepted from round {other.round} an offer from round {own.round}.")
+        self.subject = Subject(self.subject.fragment, self.subject.dense or accept.dense)
         self._other.standing = accept.standing
 
     def _take_describe(self, wire: pb.Describe) -> None:
         description = describe_from_wire(wire, self._setting.limits)
-        if description.size != self._setting.size:
-            raise ProtocolError(f"a tensor of {description.size} bytes is not of this run, which has {self._setting.size}.")
+        if not 0 < description.size <= self._setting.size:
+            raise ProtocolError(
+                f"a message of {description.size} bytes is not of this run, whose largest has {self._setting.size}."
+            )
         self._other.description = description
 
     def _take_resume(self, resume: pb.Resume) -> None:
@@ -377,9 +339,17 @@ class Exchange:
             raise ProtocolError(f"the partner claims {resume.next_chunk} chunks where {self._own.done} were sent.")
         if resume.described and self._describe_due:
             raise ProtocolError("the partner claims a description that was not sent.")
+        if resume.next_chunk < self._told:
+            raise ProtocolError(f"the partner lacks chunk {resume.next_chunk}, which it said it has.")
         self._own.done = resume.next_chunk
         self._arrived = max(self._arrived, resume.next_chunk)
         self._describe_due = not resume.described
+
+    def _take_working(self, working: pb.Working) -> None:
+        if working.have > self._own.done:
+            raise ProtocolError(f"the partner claims {working.have} chunks where {self._own.done} were sent.")
+        self._told = max(self._told, working.have)
+        self._arrived = max(self._arrived, working.have)
 
     def _take_signed(self, signed: pb.Confirm | pb.Commit) -> None:
         """Keep the receipt if the partner signed the very bytes that we come to ourselves."""
@@ -389,6 +359,9 @@ class Exchange:
         if signed.receipt != content:
             raise ProtocolError("the partner's receipt is not about the same bytes as ours.")
         check_signature(self.partner, content, signed.signature)
+        if len(signed.skipped) > self._setting.limits.skipped_bytes:
+            raise ProtocolError(f"a bit map of {len(signed.skipped)} bytes is longer than any message's.")
+        self.partner_skipped = signed.skipped
         own = sign(self._setting.identity, content)
         self.receipt = Receipt(content, own, signed.signature) if self.offerer else Receipt(content, signed.signature, own)
 

@@ -19,6 +19,10 @@ class Limits:
     snapshot_bytes: int = 256 << 30
     """The largest snapshot that a newcomer fetches."""
     chunks_per_request: int = 256
+    tell_chunks: int = 16
+    """Chunks that come in between two words about how many we hold."""
+    skipped_bytes: int = 64 << 10
+    """The bit map of a message of 34 G elements in blocks of 64 Ki."""
     resumes: int = 5
     """Broken streams in a row, with no chunk gained, after which a transfer is given up."""
 

@@ -192,15 +192,23 @@ Global___Standing: _TypeAlias = Standing  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
-    """--- exchange: Offer -> Accept, then both ways at once Describe and chunks, then Confirm, Commit, Acknowledge"""
+    """--- exchange: Offer -> Accept, then both ways at once Describe and chunks, then Confirm, Commit, Acknowledge
+
+    `codec` is its name and version; `size` that of the largest message. `fragment`: which part of the model.
+    `dense`: the slow weights travel too; they do if either side asks for it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STANDING_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
     codec: _builtins.str
     size: _builtins.int
+    fragment: _builtins.int
+    dense: _builtins.bool
     @_builtins.property
     def standing(self) -> Global___Standing: ...
     def __init__(
@@ -209,10 +217,12 @@ class Offer(_message.Message):
         standing: Global___Standing | None = ...,
         codec: _builtins.str = ...,
         size: _builtins.int = ...,
+        fragment: _builtins.int = ...,
+        dense: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "size", b"size", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dense", b"dense", "fragment", b"fragment", "size", b"size", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -223,16 +233,19 @@ class Accept(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STANDING_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
+    dense: _builtins.bool
     @_builtins.property
     def standing(self) -> Global___Standing: ...
     def __init__(
         self,
         *,
         standing: Global___Standing | None = ...,
+        dense: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,21 +379,26 @@ Global___Side: _TypeAlias = Side  # noqa: Y015
 
 @_typing.final
 class Confirm(_message.Message):
+    """`skipped`: bit map of the blocks of the other's message that the sender could not decode; neither side merges them."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     signature: _builtins.bytes
+    skipped: _builtins.bytes
     def __init__(
         self,
         *,
         receipt: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        skipped: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,17 +410,20 @@ class Commit(_message.Message):
 
     RECEIPT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     signature: _builtins.bytes
+    skipped: _builtins.bytes
     def __init__(
         self,
         *,
         receipt: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        skipped: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -477,17 +498,21 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 @_typing.final
 class Working(_message.Message):
     """"I am still at it": sent while a snapshot or an inspection keeps the sender silent, so that a partner
-    can tell work from death.
+    can tell work from death; and now and then while chunks flow: "I have the chunks below `have`", for good.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    HAVE_FIELD_NUMBER: _builtins.int
+    have: _builtins.int
     def __init__(
         self,
+        *,
+        have: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["have", b"have"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

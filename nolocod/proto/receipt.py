@@ -24,6 +24,8 @@ class Receipt:
     content: bytes
     offerer_signature: bytes
     answerer_signature: bytes
+    skipped: bytes = b""
+    """What the offerer's Commit says beside its signature; under the envelope's signature, not these two."""
 
     @property
     def parsed(self) -> pb.Receipt:
@@ -59,6 +61,11 @@ def content_of(run_id: str, session: bytes, offerer: pb.Side, answerer: pb.Side)
     """The bytes that both sides sign."""
     receipt = pb.Receipt(run_id=run_id, session=session, sides=[offerer, answerer])
     return receipt.SerializeToString(deterministic=True)
+
+
+def commit_message(receipt: Receipt) -> pb.Commit:
+    """What tells the answerer that the offerer decided."""
+    return pb.Commit(receipt=receipt.content, signature=receipt.offerer_signature, skipped=receipt.skipped)
 
 
 def sign(identity: Identity, content: bytes) -> bytes:
