@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from nolocod import __version__, datadir
-from nolocod.config import Address, DataDir, NodeConfig
+from nolocod.config import Address, Allowance, DataDir, Hours, NodeConfig, parse_rate, parse_size
 from nolocod.errors import NolocodError, NothingToUseError, UsageError
 from nolocod.events import Started
 
@@ -122,14 +122,21 @@ def _parser() -> argparse.ArgumentParser:
     testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     testnet.add_argument("--seed", type=int, default=0)
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
-    bench = add("bench", _bench, "Measure what the daemon costs: its inner steps beside a bare loop, and a joining node.")
-    bench.add_argument("what", choices=["training", "node"])
-    bench.add_argument("--model", default="small", metavar="NAME|FILE")
-    bench.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    bench.add_argument("--pairs", type=int, default=5)
-    bench.add_argument("--threads", type=int, default=0)
-    bench.add_argument("--json", action="store_true")
+    _bench_options(add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
     return parser
+
+
+def _bench_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("what", choices=["training", "exchange", "node"])
+    add("--model", default="small", metavar="NAME|FILE", help="of training and node")
+    add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
+    add("--pairs", type=int, default=5, help="how often each is measured, in turn")
+    add("--threads", type=int, default=0, help="CPU threads of a trainer (0: torch decides)")
+    add("--parameters", default="10m", metavar="N", help="size of the model that is exchanged, such as 100m")
+    add("--codec", default="float32", help="by which it is exchanged")
+    add("--training", action="store_true", help="exchange while inner steps go on")
+    add("--json", action="store_true")
 
 
 def _node_options(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +149,11 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
     add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
+    add("--max-upload", metavar="RATE", help="on all connections together, like 20Mbit or 2.5MB (per second)")
+    add("--max-download", metavar="RATE", help="the same for what comes in")
+    add("--monthly-budget", metavar="BYTES", help="up and down together per calendar month (UTC), like 200GB")
+    add("--hours", action="append", default=[], metavar="HH:MM-HH:MM", help="train only then (local time); comma or again")
+    add("--pause-on-battery", action="store_true", help="train only on mains power")
     add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS")
     add("--linger", type=float, default=3600.0, metavar="SECONDS", help="how long to serve weights after the run's end")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
@@ -163,6 +175,17 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         max_uploads=options.max_uploads,
         checkpoint_every=options.checkpoint_every,
         linger=options.linger,
+        allowance=_allowance(options),
+    )
+
+
+def _allowance(options: argparse.Namespace) -> Allowance:
+    return Allowance(
+        up=None if options.max_upload is None else parse_rate(options.max_upload, "--max-upload"),
+        down=None if options.max_download is None else parse_rate(options.max_download, "--max-download"),
+        monthly=None if options.monthly_budget is None else parse_size(options.monthly_budget, "--monthly-budget"),
+        hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
+        pause_on_battery=options.pause_on_battery,
     )
 
 
@@ -284,7 +307,17 @@ def _run_of(options: argparse.Namespace) -> Sealed:
 def _bench(options: argparse.Namespace) -> None:
     from nolocod import benchmarks
 
-    chosen = benchmarks.Options(options.model, options.seconds, options.pairs, options.threads)
+    if options.pairs < 1 or not options.seconds > 0:
+        raise UsageError("--pairs and --seconds must be positive.")
+    chosen = benchmarks.Options(
+        model=options.model,
+        seconds=options.seconds,
+        pairs=options.pairs,
+        threads=options.threads,
+        parameters=benchmarks.parse_parameters(options.parameters),
+        codec=options.codec,
+        training=options.training,
+    )
     result = benchmarks.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
     print(result.to_json() if options.json else result.to_text())
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nolocod.benchmarks.base import Options, Result
+from nolocod.benchmarks.exchange import exchange, parse_parameters
 from nolocod.benchmarks.node import node
 from nolocod.benchmarks.training import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {"training": training, "node": node}
+MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
+    "training": training,
+    "exchange": exchange,
+    "node": node,
+}
 
-__all__ = ["MEASUREMENTS", "Options"]
+__all__ = ["MEASUREMENTS", "Options", "parse_parameters"]

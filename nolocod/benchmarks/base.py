@@ -6,10 +6,14 @@ minute of the machine hits both. Nothing here is imported by the daemon.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nolocod.errors import LocalError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class BenchError(LocalError):
@@ -24,6 +28,10 @@ class Options:
     seconds: float = 10.0
     pairs: int = 5
     threads: int = 0
+    parameters: int = 10_000_000
+    codec: str = "float32"
+    training: bool = False
+    """Inner steps go on during what is measured."""
 
 
 class Result(Protocol):
@@ -32,3 +40,8 @@ class Result(Protocol):
     def to_text(self) -> str: ...
 
     def to_json(self) -> str: ...
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, and the least and the greatest."""
+    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
