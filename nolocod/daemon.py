@@ -17,14 +17,16 @@ import trio
 
 from nolocod import datadir, identity
 from nolocod.errors import ClockError, DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError, TrainerError
-from nolocod.events import OuterStep, Started, StateChanged, Troubled
+from nolocod.events import OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.metrics import Metrics
+from nolocod.p2p.budget import Budget, Ledger
 from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.receipts import ReceiptStore
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT, Handler, Stream
 from nolocod.p2p.wire import Context
+from nolocod.schedule import Gate, month_spent, on_battery, outside_hours, told
 from nolocod.status.server import serve_http
 from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
@@ -37,11 +39,12 @@ if TYPE_CHECKING:
 
     from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
-    from nolocod.config import NodeConfig
+    from nolocod.config import Allowance, NodeConfig
     from nolocod.events import Emit, Event
     from nolocod.identity import PeerId
     from nolocod.manifest import Sealed
     from nolocod.rounds import Rounds
+    from nolocod.schedule import Check
     from nolocod.terms import Member
 
 _TRAINER_FAILURES = 3
@@ -62,6 +65,7 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
         node = Node(config, may_seed=may_seed, followers=followers)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.watch_signals, nursery.cancel_scope)
+            await nursery.start(node.keep_allowance)
             http = await nursery.start(serve_http, config.http, node.status, node.metrics)
             await node.run(http)
             nursery.cancel_scope.cancel()
@@ -78,6 +82,8 @@ class Node:
         self._followers = [self.metrics.follow, self.status.follow, *followers]
         self._identity = identity.load_or_create(config.paths.identity)
         self._rng = random.SystemRandom()
+        self._budget = Budget(config.allowance, Ledger(config.paths.usage), self.emit)
+        self._gate = Gate(_checks(config.allowance, self._budget, self.emit), self.emit)
         self._stop = trio.Event()
         self._reception = Reception()
         self._part: Part | None = None
@@ -86,12 +92,16 @@ class Node:
         self._trainer: TrainerProcess | None = None
         self._served: ServedSnapshot | None = None
         self._dumping = trio.Lock()
+        self._pausable: set[trio.CancelScope] = set()
         self._failures = 0
 
     def emit(self, event: Event) -> None:
         """Tell all followers, the stint among them."""
         if isinstance(event, OuterStep):
             self._failures = 0
+        if isinstance(event, Paused):
+            for scope in self._pausable:
+                scope.cancel()
         for follow in self._followers:
             follow(event)
         if self._stint is not None:
@@ -105,6 +115,19 @@ class Node:
                 if self._stop.is_set() or self._stint is None or self._stint.state == "joining":
                     everything.cancel()
                 self._stop.set()
+
+    async def keep_allowance(self, task_status: TaskStatus[None]) -> None:
+        """Open and close the gate, and count the bytes, until cancelled."""
+        self.emit(told(self._config.allowance))
+        self._gate.look()
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._gate.run)
+                nursery.start_soon(self._budget.run)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(2):
+                await self._budget.save()
 
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
@@ -140,12 +163,17 @@ class Node:
 
     async def _train(self, part: Part, trainer: TrainerProcess) -> None:
         self._stint = stint = Stint(part, trainer, self.emit)
+        if not await stint.rest(self._stop):
+            return
         await stint.load()
         if self._exchanger is not None:
             self._exchanger.box_size = trainer.outbox.size
         self._reception.rounds = stint.rounds
-        while (reason := await stint.train(self._stop)) == "behind":
-            await stint.refresh()
+        while (reason := await stint.train(self._stop)) in ("behind", "paused"):
+            if reason == "paused" and not await stint.rest(self._stop):
+                break
+            if reason == "behind" or stint.is_behind():
+                await stint.refresh()
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
@@ -170,9 +198,9 @@ class Node:
         self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, ReceiptStore(config.paths.receipts))
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
-        mesh.serve(SNAPSHOT, self._outliving(donor.handle))
+        mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))
         swarm = MeshSwarm(mesh, exchanger, context, self.emit)
-        return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed)
+        return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed, self._gate)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)
@@ -182,9 +210,8 @@ class Node:
 
     def _says(self) -> tuple[Standing, str]:
         """What our heartbeats say."""
-        if self._stint is None:
-            return Standing(0, 0, 0.0), "joining"
-        return self._stint.standing, self._stint.state
+        standing, state = (self._stint.standing, self._stint.state) if self._stint else (Standing(0, 0, 0.0), "joining")
+        return standing, state if self._gate.pause is None else "paused"
 
     async def _snapshot(self) -> ServedSnapshot:
         """The slow weights as a file for newcomers; a fresh one once ours have moved on by a round."""
@@ -197,6 +224,24 @@ class Node:
                 _remove_beside(path)
                 self._served = ServedSnapshot(path, dumped.standing, dumped.description)
             return self._served
+
+    def _unless_paused(self, handle: Handler) -> Handler:
+        """A service to peers that is broken off while this node is paused: they ask another one, and resume there."""
+
+        async def guarded(stream: Stream) -> None:
+            scope = trio.CancelScope()
+            self._pausable.add(scope)
+            if self._gate.pause is not None:
+                scope.cancel()
+            try:
+                with scope:
+                    await handle(stream)
+            finally:
+                self._pausable.discard(scope)
+            if scope.cancelled_caught:
+                await stream.reset()
+
+        return guarded
 
     def _outliving(self, handle: Handler) -> Handler:
         """A service to peers whose failures are told and cost the stream: no peer's wish may end this node.
@@ -213,6 +258,16 @@ class Node:
                 await stream.reset()
 
         return guarded
+
+
+def _checks(allowance: Allowance, budget: Budget, emit: Emit) -> list[Check]:
+    """What may pause a node, by its owner's word."""
+    checks = [outside_hours(allowance.hours)] if allowance.hours else []
+    if allowance.pause_on_battery:
+        checks.append(on_battery(emit))
+    if allowance.monthly is not None:
+        checks.append(month_spent(lambda: budget.spent, lambda: budget.seconds_left))
+    return checks
 
 
 def _remove_beside(path: Path) -> None:

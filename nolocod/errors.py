@@ -163,6 +163,10 @@ class DeviceError(LocalError):
     entry = _entry("NLC-126", "device not available", "Choose --device cpu, or one that torch lists on this machine.")
 
 
+class PowerUnknownError(LocalError):
+    entry = _entry("NLC-127", "power supply not known", "Leave --pause-on-battery out where the system tells of no battery.")
+
+
 class NotRunningError(LocalError):
     entry = _entry("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 

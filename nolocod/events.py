@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
 Reach = Literal["direct", "inbound", "relayed"]
-NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "finished", "stopping"]
+NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "paused", "finished", "stopping"]
+PauseReason = Literal["hours", "battery", "budget"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,48 @@ class WeightsFetched:
 
 
 @dataclass(frozen=True)
+class Allowed:
+    """What the owner lets this node use: bytes per second, bytes per month; None and empty for no limit."""
+
+    up: int | None
+    down: int | None
+    monthly: int | None
+    hours: tuple[str, ...]
+    on_battery: bool
+    """Whether it goes on when the machine runs on battery."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All bytes on the connections to peers: of this process, per second of late, and of `month` ("2025-06", UTC)."""
+
+    sent: int
+    received: int
+    sending: float
+    receiving: float
+    month: str
+    month_sent: int
+    month_received: int
+
+
+@dataclass(frozen=True)
+class Paused:
+    """This node trains and exchanges no more for now. `why` tells the cause and what to do about it.
+
+    `seconds` is when it goes on by itself, from now; None if that depends on something else than the clock.
+    """
+
+    reason: PauseReason
+    why: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What paused this node is over."""
+
+
+@dataclass(frozen=True)
 class Troubled:
     """Something failed and the node went on."""
 
@@ -173,6 +216,10 @@ Event = (
     | PeerDisconnected
     | WeightsServed
     | WeightsFetched
+    | Allowed
+    | Traffic
+    | Paused
+    | Resumed
     | Troubled
 )
 

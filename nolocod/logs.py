@@ -12,18 +12,22 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from nolocod.events import (
+    Allowed,
     Checkpointed,
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Resumed,
     Started,
     StateChanged,
+    Traffic,
     Troubled,
     WeightsFetched,
     WeightsLoaded,
@@ -80,6 +84,15 @@ def amount(size: float) -> str:
     return f"{size:.3g} TB"
 
 
+def duration(seconds: float) -> str:
+    """Seconds for people: "12 s", "3 min", "2.5 h", "4.0 d"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
 class _Formatter(logging.Formatter):
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -133,6 +146,7 @@ class LogFollower:
         self._loss = float("nan")
         self._committed: dict[PeerId, ExchangeEnded] = {}
         self._members: set[PeerId] = set()
+        self._paused = ""
 
     def follow(self, event: Event) -> None:
         """Log `event`, if it is worth a line. Never raises, never blocks."""
@@ -161,12 +175,29 @@ class LogFollower:
                 self._follow_exchange(event)
             case Troubled():
                 _log.warning("%s %s", event.code, event.message)
+            case Paused() | Resumed():
+                self._follow_pause(event)
+            case Allowed() | Traffic():
+                pass
             case _:
                 self._follow_peers(event)
 
+    def _follow_pause(self, event: Paused | Resumed) -> None:
+        # The same reason again only puts right when it ends.
+        reason = event.reason if isinstance(event, Paused) else ""
+        if reason == self._paused:
+            return
+        self._paused = reason
+        if isinstance(event, Paused):
+            after = f"; goes on in {duration(event.seconds)}" if event.seconds is not None else ""
+            _log.info("paused, %s%s", event.why, after)
+        else:
+            _log.info("resumed")
+
     def _follow_state(self, event: StateChanged) -> None:
         # Waiting for a partner comes and goes with every round: a new state is news, a new wait is detail.
-        level = logging.INFO if event.state != self._state else logging.DEBUG
+        # That it is paused was told with its reason.
+        level = logging.INFO if event.state not in (self._state, "paused") else logging.DEBUG
         self._state = event.state
         waiting = f", waiting for {event.waiting_for}" if event.waiting_for else ""
         _log.log(level, "%s%s", event.state, waiting)

@@ -6,6 +6,7 @@ The rule: a label's values are a small fixed set. Peer ids are never labels, and
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, get_args
 
 import prometheus_client
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from nolocod import __version__
 from nolocod.errors import CATALOGUE
 from nolocod.events import (
+    Allowed,
     Checkpointed,
     Evaluated,
     ExchangeEnded,
@@ -21,13 +23,17 @@ from nolocod.events import (
     InnerSteps,
     NodeState,
     OuterStep,
+    Paused,
+    PauseReason,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
     Reach,
+    Resumed,
     Started,
     StateChanged,
+    Traffic,
     Troubled,
     WeightsFetched,
     WeightsLoaded,
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from nolocod.events import Event
     from nolocod.identity import PeerId
 
-_MEMBER_STATES = ("joining", "training", "finished")
+_MEMBER_STATES = ("joining", "training", "paused", "finished")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """From a toy model in one room to gigabytes over a home line."""
 
@@ -62,9 +68,11 @@ class Metrics:
         self._registry = registry
         self._members: dict[PeerId, str] = {}
         self._connections: dict[PeerId, Reach] = {}
+        self._moved = {"sent": 0, "received": 0}
         self._define_training(registry)
         self._define_exchanges(registry)
         self._define_node(registry)
+        self._define_allowance(registry)
 
     def _define_training(self, to: CollectorRegistry) -> None:
         self._inner_steps = Counter("nolocod_inner_steps", "Inner steps done by this process.", registry=to)
@@ -113,6 +121,22 @@ class Metrics:
         self._build = Info("nolocod_build", "Release and run of this node.", registry=to)
         self._build.info({"version": __version__})
 
+    def _define_allowance(self, to: CollectorRegistry) -> None:
+        self._wire = Counter(
+            "nolocod_wire_bytes", "All bytes on the connections to peers, heartbeats and all.", ["direction"], registry=to
+        )
+        self._rate_limit = Gauge(
+            "nolocod_wire_limit_bytes_per_second", "What the owner allows; infinite if all.", ["direction"], registry=to
+        )
+        for direction in ("sent", "received"):
+            self._wire.labels(direction)
+            self._rate_limit.labels(direction).set(math.inf)
+        self._month = Gauge("nolocod_month_bytes", "Bytes sent and received in this calendar month (UTC).", registry=to)
+        self._month_limit = Gauge("nolocod_month_limit_bytes", "What the owner allows; infinite if all.", registry=to)
+        self._month_limit.set(math.inf)
+        self._paused = Gauge("nolocod_paused", "1 for what keeps it from training, 0 for the rest.", ["reason"], registry=to)
+        self._set_paused(None)
+
     def render(self) -> bytes:
         """The whole page in Prometheus' text format (`content_type`)."""
         return prometheus_client.generate_latest(self._registry)
@@ -139,6 +163,8 @@ class Metrics:
                 self._spent("fetching", event.seconds)
             case Troubled():
                 self._count_error(event.code)
+            case Allowed() | Traffic() | Paused() | Resumed():
+                self._follow_allowance(event)
             case _:
                 self._follow_training(event)
 
@@ -165,6 +191,26 @@ class Metrics:
                 self._checkpoints.inc()
                 self._checkpoint_size.set(event.size)
                 self._spent("checkpointing", event.seconds)
+
+    def _follow_allowance(self, event: Allowed | Traffic | Paused | Resumed) -> None:
+        match event:
+            case Allowed():
+                for direction, limit in (("sent", event.up), ("received", event.down)):
+                    self._rate_limit.labels(direction).set(math.inf if limit is None else limit)
+                self._month_limit.set(math.inf if event.monthly is None else event.monthly)
+            case Traffic():
+                for direction, total in (("sent", event.sent), ("received", event.received)):
+                    self._wire.labels(direction).inc(total - self._moved[direction])
+                    self._moved[direction] = total
+                self._month.set(event.month_sent + event.month_received)
+            case Paused():
+                self._set_paused(event.reason)
+            case Resumed():
+                self._set_paused(None)
+
+    def _set_paused(self, current: PauseReason | None) -> None:
+        for reason in get_args(PauseReason):
+            self._paused.labels(reason).set(reason == current)
 
     def _follow_exchange(self, event: ExchangeEnded) -> None:
         self._exchanges.labels(event.outcome, "initiator" if event.initiator else "responder").inc()

@@ -1,7 +1,7 @@
 """One trainer process's stint: weights found, rounds driven, checkpoints written.
 
-It ends in one of three ways: told to stop, the run's goal reached, or so far behind the others that it
-must fetch weights afresh instead of dragging them back.
+Training ends in one of four ways: told to stop, the run's goal reached, the gate closed (hours, battery, the
+month's bytes), or so far behind the others that it must fetch weights afresh instead of dragging them back.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nolocod.config import NodeConfig
     from nolocod.identity import PeerId
     from nolocod.manifest import Sealed
+    from nolocod.schedule import Gate
     from nolocod.terms import Member
     from nolocod.trainer.process import TrainerProcess
 
@@ -39,8 +40,10 @@ _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
 _FETCH_AGAIN = 60.0
 """A node that falls behind again sooner than this trains on alone: it is too slow for this run's pace."""
+_UNDER_WAY = 600.0
+"""How long a pause waits for the exchange under way: it is work done, and nobody is in a hurry."""
 
-Reason = Literal["stopped", "finished", "behind"]
+Reason = Literal["stopped", "finished", "behind", "paused"]
 
 
 class Swarm(Mesh, Protocol):
@@ -66,6 +69,7 @@ class Part:
     swarm: Swarm
     may_seed: bool
     """Begin from the run's initial weights when nobody has others."""
+    gate: Gate
 
     @property
     def pace(self) -> Pace:
@@ -196,7 +200,7 @@ class Stint:
     # --- training -----------------------------------------------------------------------------------
 
     async def train(self, stop: trio.Event) -> Reason:
-        """Train until told to stop, finished, or behind; a last checkpoint is written unless behind."""
+        """Train until told to stop, finished, paused or behind; a last checkpoint is written unless behind."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._trainer.wait_dead)
             nursery.start_soon(self._keep_checkpoints)
@@ -207,15 +211,29 @@ class Stint:
             reason = await self._until_one_ends(stop)
             nursery.cancel_scope.cancel()
         await self._trainer.pause()
-        if reason == "behind" and stop.is_set():
+        if reason in ("behind", "paused") and stop.is_set():
             reason = "stopped"  # told to while the exchange under way came to its end
         if reason == "finished":
             self.state = "finished"
             self._emit(StateChanged("finished", "others that still want our weights"))
             await self._trainer.evaluate()
-        if reason != "behind":
+        if reason == "paused":
+            await self._checkpoint()
+        elif reason != "behind":
             await self._trainer.checkpoint()
         return reason
+
+    async def rest(self, stop: trio.Event) -> bool:
+        """Wait until the gate is open; False if told to stop before. Raises TrainerError if the trainer dies."""
+        gate = self._part.gate
+        if gate.pause is not None and not stop.is_set():
+            self._emit(StateChanged("paused"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._trainer.wait_dead)
+                nursery.start_soon(_cancel_after, stop.wait, nursery.cancel_scope)
+                await gate.wait_open()
+                nursery.cancel_scope.cancel()
+        return not stop.is_set()
 
     async def _evaluate_first(self) -> None:
         """Measure where this node starts from, right after its first inner step: nobody waits for a figure."""
@@ -237,8 +255,13 @@ class Stint:
             nursery.start_soon(watch, self.rounds.run, "finished")
             nursery.start_soon(watch, stop.wait, "stopped")
             nursery.start_soon(watch, self._fall_behind, "behind")
+            nursery.start_soon(watch, self._part.gate.wait_paused, "paused")
             await one_ended.wait()
             self._emit(StateChanged("stopping", "the exchange under way"))
+            if ended[0] == "paused":
+                with trio.CancelScope() as patience:
+                    nursery.start_soon(_cancel_after, stop.wait, patience)
+                    await self.rounds.close(_UNDER_WAY)
             await self.rounds.close(self._part.config.grace)
             nursery.cancel_scope.cancel()
         return ended[0]
@@ -265,12 +288,21 @@ class Stint:
             self._stepped = trio.Event()
             if trio.current_time() - self._saved_at < self._part.config.checkpoint_every:
                 continue
-            try:
-                await self._trainer.checkpoint()
-            except DiskFullError as error:
-                self._emit(Troubled(error.code, f"{error.cause} Training goes on; the next outer step tries again."))
-            else:
-                self._saved_at = trio.current_time()
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """One without which this node can go on."""
+        try:
+            await self._trainer.checkpoint()
+        except DiskFullError as error:
+            self._emit(Troubled(error.code, f"{error.cause} The next outer step tries again."))
+        else:
+            self._saved_at = trio.current_time()
+
+
+async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    await wait()
+    scope.cancel()
 
 
 def _donors(members: list[Member]) -> list[PeerId]:

@@ -35,7 +35,8 @@ class Member:
     peer_id: PeerId
     standing: Standing
     state: str
-    """"joining", "training" or "finished"; only training members are partners, all but joining are donors."""
+    """"joining", "training", "finished", "paused" or what a later release says.
+    Only training members are partners, only training and finished ones are donors."""
     addresses: tuple[str, ...]
     version: str
     age: float

@@ -63,10 +63,11 @@ LAYERS = {
     "trainer.process": layer("trainer.pipe trainer.boxes errors events terms identity manifest", "trio trio_typing msgspec"),
     "trainer.pipe": layer("errors events terms manifest", "msgspec"),
     "trainer.boxes": layer("errors terms"),
-    "stint": layer("config errors events identity manifest rounds terms trainer.process", "trio trio_typing"),
+    "schedule": layer("config errors events", "psutil trio"),
+    "stint": layer("schedule config errors events identity manifest rounds terms trainer.process", "trio trio_typing"),
     "daemon": layer(
-        "stint rounds p2p trainer.process trainer.pipe trainer.boxes metrics status config datadir manifest identity events "
-        "terms errors logs",
+        "schedule stint rounds p2p trainer.process trainer.pipe trainer.boxes metrics status config datadir manifest identity "
+        "events terms errors logs",
         "trio trio_typing",
     ),
 }

@@ -144,7 +144,8 @@ def test_somebody_cannot_speak_for_another() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"state": "dancing"},
+        {"state": "Dancing!"},
+        {"state": "x" * 17},
         {"state": ""},
         {"version": "9" * 33},
         {"addresses": [HERE] * 9},

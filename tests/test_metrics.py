@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import get_args
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nolocod import events
 from nolocod.events import (
+    Allowed,
     Checkpointed,
     Evaluated,
     Event,
@@ -18,12 +20,15 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Resumed,
     Started,
     StateChanged,
+    Traffic,
     Troubled,
     WeightsFetched,
     WeightsLoaded,
@@ -51,6 +56,10 @@ ONE_OF_EACH: list[Event] = [
     WeightsServed(BOB, 300, 1.0, whole=True),
     WeightsFetched(BOB, 4, 400, 2.0),
     Troubled("NLC-202", "no byte in 30 s."),
+    Allowed(2_500_000, None, 200_000_000_000, ("22:00-07:00",), on_battery=False),
+    Traffic(5000, 7000, 10.0, 20.0, "2025-06", 50_000, 70_000),
+    Resumed(),
+    Paused("hours", "outside of --hours 22:00-07:00", 3600.0),
 ]
 
 
@@ -104,6 +113,14 @@ def test_the_list_above_has_one_of_each_event() -> None:
         ("nolocod_errors_total", {"code": "NLC-202"}, 1),
         ("nolocod_node_state", {"state": "training"}, 1),
         ("nolocod_node_state", {"state": "starting"}, 0),
+        ("nolocod_wire_bytes_total", {"direction": "sent"}, 5000),
+        ("nolocod_wire_bytes_total", {"direction": "received"}, 7000),
+        ("nolocod_wire_limit_bytes_per_second", {"direction": "sent"}, 2_500_000),
+        ("nolocod_wire_limit_bytes_per_second", {"direction": "received"}, math.inf),
+        ("nolocod_month_bytes", {}, 120_000),
+        ("nolocod_month_limit_bytes", {}, 200_000_000_000),
+        ("nolocod_paused", {"reason": "hours"}, 1),
+        ("nolocod_paused", {"reason": "battery"}, 0),
         ("nolocod_build_info", {"version": "0.1.0", "run_name": "demo", "run_id": "abababababab"}, 1),
     ],
 )
@@ -167,7 +184,7 @@ def test_the_page_parses_and_keeps_to_prometheus_naming_rules(metrics: Metrics) 
         assert family.documentation.endswith("."), family.name
         assert not family.name.endswith(("_total", "_created")), family.name
         assert {key for sample in family.samples for key in sample.labels} <= {
-            *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "le"),
+            *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "reason", "le"),
             *("version", "run_name", "run_id"),
         }, family.name
 

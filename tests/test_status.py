@@ -40,10 +40,11 @@ from nolocod.events import (
     WeightsServed,
 )
 from nolocod.identity import PeerId
+from nolocod.logs import duration
 from nolocod.metrics import Metrics
 from nolocod.status.server import answer, serve_http
 from nolocod.status.state import StatusReport, StatusState
-from nolocod.status.table import SwarmRow, duration, node_table, swarm_lines, swarm_table
+from nolocod.status.table import SwarmRow, node_table, swarm_lines, swarm_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,12 +16,14 @@ from nolocod.events import (
     ExchangeEnded,
     InnerSteps,
     OuterStep,
+    Paused,
     StateChanged,
     Troubled,
     WeightsLoaded,
 )
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, Outer, seal
+from nolocod.schedule import Gate
 from nolocod.stint import Part, Stint
 from nolocod.terms import Applied, Busy, Description, Ended, Inspection, Member, Offer, Standing, Subject
 from nolocod.trainer.pipe import Loaded
@@ -196,7 +198,9 @@ class Scene:
         self.config = NodeConfig(folder, checkpoint_every=10.0, grace=3.0)
         for path in (self.config.paths.incoming, self.config.paths.checkpoints):
             path.mkdir(exist_ok=True)
-        part = Part(OWN, sealed, self.config, cast("Swarm", self.swarm), may_seed)
+        self.gate = Gate([lambda: self.reason], self.emit)
+        self.reason: Paused | None = None
+        part = Part(OWN, sealed, self.config, cast("Swarm", self.swarm), may_seed, self.gate)
         self.stint = Stint(part, cast("TrainerProcess", self.trainer), self.emit)
         self.stop = trio.Event()
         self.began = trio.current_time()

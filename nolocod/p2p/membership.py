@@ -7,6 +7,7 @@ time of day in seconds, both passed in.
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from nolocod.events import Reach
     from nolocod.proto import nolocod_pb2 as pb
 
-STATES = ("joining", "training", "finished", "leaving")
+_STATE = re.compile(r"[a-z]{1,16}")
+"""What a state looks like. One that we do not know is a later release's: such a member is shown, and not chosen."""
 MAX_HEARTBEAT = 4096
 """Bytes of one sealed heartbeat."""
 _MAX_ADDRESSES = 8
@@ -211,8 +213,8 @@ def _entry(raw: bytes, heartbeat: pb.Heartbeat, times: tuple[float, float], own_
     """Check a heartbeat's content; ProtocolError for what no honest node sends."""
     now, wall = times
     standing = standing_from_wire(heartbeat.standing)
-    if heartbeat.state not in STATES:
-        raise ProtocolError(f"a heartbeat tells of an unknown state {readable(heartbeat.state, 20)!r}.")
+    if not _STATE.fullmatch(heartbeat.state):
+        raise ProtocolError(f"a heartbeat tells of a state {readable(heartbeat.state, 20)!r}.")
     if max(heartbeat.count, heartbeat.time_ms) >= MAX_NUMBER:
         raise ProtocolError("a heartbeat's numbers are beyond all measure.")
     if len(heartbeat.addresses) > _MAX_ADDRESSES or len(heartbeat.version) > 32:

@@ -15,18 +15,22 @@ import msgspec
 
 from nolocod import __version__
 from nolocod.events import (
+    Allowed,
     Checkpointed,
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Resumed,
     Started,
     StateChanged,
+    Traffic,
     Troubled,
     WeightsFetched,
     WeightsLoaded,
@@ -79,6 +83,31 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
     age: float
 
 
+class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node uses of its owner's line and day, and what it may. Bytes, bytes per second; None for no limit."""
+
+    sent: int = 0
+    """All bytes on the connections to peers, heartbeats and all, by this process."""
+    received: int = 0
+    sending: float = 0.0
+    receiving: float = 0.0
+    max_upload: int | None = None
+    max_download: int | None = None
+    month: str = ""
+    """Like "2025-06", UTC."""
+    month_used: int = 0
+    """Sent and received, over restarts."""
+    monthly_budget: int | None = None
+    hours: tuple[str, ...] = ()
+    """Local time; empty for all hours."""
+    pause_on_battery: bool = False
+    paused: str = ""
+    """ "hours", "battery" or "budget" while the node is paused."""
+    paused_why: str = ""
+    resumes_in: float | None = None
+    """Seconds, where only time has to pass."""
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a node tells about itself. Bytes, seconds, nats per token.
 
@@ -121,6 +150,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     received: int
     utilisation: float
     """Share of the uptime spent in training steps."""
+    allowance: AllowanceReport
 
 
 class StatusState:
@@ -149,6 +179,9 @@ class StatusState:
         self._connected: dict[PeerId, tuple[float, Reach]] = {}
         self._errors: deque[tuple[float, Troubled]] = deque(maxlen=_KEPT)
         self._sent = self._received = 0
+        self._allowed: Allowed | None = None
+        self._traffic: Traffic | None = None
+        self._paused: tuple[float, Paused] | None = None
 
     def follow(self, event: Event) -> None:
         """Take note of `event`. Never raises, never blocks."""
@@ -172,6 +205,14 @@ class StatusState:
                 self._follow_training(event, now)
             case ExchangeStarted() | ExchangeEnded() | WeightsServed() | WeightsFetched():
                 self._follow_transfers(event, now)
+            case Allowed():
+                self._allowed = event
+            case Traffic():
+                self._traffic = event
+            case Paused():
+                self._paused = (now, event)
+            case Resumed():
+                self._paused = None
 
     def _follow_training(self, event: InnerSteps | Evaluated | OuterStep, now: float) -> None:
         match event:
@@ -265,6 +306,28 @@ class StatusState:
             sent=self._sent,
             received=self._received,
             utilisation=min(self._trained / uptime, 1.0) if uptime else 0.0,
+            allowance=self._allowance(now),
+        )
+
+    def _allowance(self, now: float) -> AllowanceReport:
+        allowed = self._allowed or Allowed(None, None, None, (), on_battery=True)
+        traffic = self._traffic or Traffic(0, 0, 0.0, 0.0, "", 0, 0)
+        at, paused = self._paused or (now, None)
+        return AllowanceReport(
+            sent=traffic.sent,
+            received=traffic.received,
+            sending=traffic.sending,
+            receiving=traffic.receiving,
+            max_upload=allowed.up,
+            max_download=allowed.down,
+            month=traffic.month,
+            month_used=traffic.month_sent + traffic.month_received,
+            monthly_budget=allowed.monthly,
+            hours=allowed.hours,
+            pause_on_battery=not allowed.on_battery,
+            paused=paused.reason if paused else "",
+            paused_why=paused.why if paused else "",
+            resumes_in=max(0.0, paused.seconds - (now - at)) if paused and paused.seconds is not None else None,
         )
 
     def _tokens_per_second(self, now: float) -> float:

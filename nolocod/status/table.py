@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from nolocod.identity import short
-from nolocod.logs import amount, plain
+from nolocod.logs import amount, duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
 
-    from nolocod.status.state import ExchangeRow, PeerRow, StatusReport
+    from nolocod.status.state import AllowanceReport, ExchangeRow, PeerRow, StatusReport
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def _facts(report: StatusReport) -> Table:
         "exchanges": (outcomes or "none yet")
         + (f"; now with …{short(report.exchanging_with)}" if report.exchanging_with else ""),
         "traffic": f"{amount(report.sent)} sent, {amount(report.received)} received",
+        **_allowance(report.allowance),
         "checkpoint": checkpoint,
         "process": f"nolocod {report.version}, pid {report.pid}, up {duration(report.uptime)}, "
         f"{report.utilisation:.0%} of it in training steps",
@@ -110,6 +111,25 @@ def _facts(report: StatusReport) -> Table:
     for name, value in facts.items():
         grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
     return grid
+
+
+def _allowance(report: AllowanceReport) -> dict[str, str]:
+    """The line, and what the owner allows of it; "paused" only while it is so."""
+    facts = {
+        "line": f"{_speed(report.sending, report.max_upload)} up, {_speed(report.receiving, report.max_download)} down",
+        "month": amount(report.month_used) + (f" of {amount(report.monthly_budget)}" if report.monthly_budget else ""),
+    }
+    if report.hours or report.pause_on_battery:
+        trains = f"{', '.join(report.hours)} (local time)" if report.hours else "at all hours"
+        facts["trains"] = trains + (", not on battery" if report.pause_on_battery else "")
+    if report.paused:
+        after = f" (goes on in {duration(report.resumes_in)})" if report.resumes_in is not None else ""
+        facts["paused"] = report.paused_why + after
+    return facts
+
+
+def _speed(rate: float, limit: int | None) -> str:
+    return f"{amount(rate)}/s" + (f" of {amount(limit)}/s" if limit is not None else "")
 
 
 def swarm_table(rows: Sequence[SwarmRow]) -> RenderableType:
@@ -185,15 +205,6 @@ def _table(header: Iterable[str], rows: Iterable[Sequence[str]], *, wrapped: str
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     return table
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: "12 s", "3 min", "2.5 h", "4.0 d"."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
 
 
 def _count(number: float | None) -> str:
