@@ -8,6 +8,7 @@ from nolocod.benchmarks.base import Options, Result
 from nolocod.benchmarks.exchange import exchange, parse_parameters
 from nolocod.benchmarks.node import node
 from nolocod.benchmarks.training import training
+from nolocod.benchmarks.transport import transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "training": training,
     "exchange": exchange,
+    "transport": transport,
     "node": node,
 }
 

@@ -30,6 +30,8 @@ class Options:
     threads: int = 0
     parameters: int = 10_000_000
     codec: str = "float32"
+    megabytes: int = 512
+    """Of each transfer of `transport` (MiB)."""
     training: bool = False
     """Inner steps go on during what is measured."""
 
@@ -42,6 +44,7 @@ class Result(Protocol):
     def to_json(self) -> str: ...
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 3) -> str:
     """Median, and the least and the greatest."""
-    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+    median, least, greatest = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({least}-{greatest})"
