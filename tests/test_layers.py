@@ -56,7 +56,8 @@ LAYERS = {
     "proto": layer("errors identity terms", "google cryptography blake3", SANS_IO),
     "rounds": layer("events terms errors identity", "trio", "socket time random"),
     "p2p": layer(
-        "proto manifest config disk events terms errors identity", "libp2p multiaddr trio trio_typing msgspec psutil blake3"
+        "proto manifest config disk events terms errors identity",
+        "libp2p multiaddr trio trio_typing msgspec psutil blake3 cryptography noise",
     ),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
     # The parent's side of the trainer lives in the network process, which never imports torch.

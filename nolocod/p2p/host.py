@@ -31,7 +31,10 @@ from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError
 from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
 from nolocod.p2p.addresses import announced, claim, dialable, transport, with_peer
-from nolocod.p2p.libp2p_streams import FOREIGN, LibStream, abort, already_gone, map_exceptions, shielded
+from nolocod.p2p.libp2p_streams import FOREIGN, LibStream, already_gone, map_exceptions, shielded
+from nolocod.p2p.metering import Unmetered
+from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from libp2p.network.swarm import Swarm
 
     from nolocod.identity import Identity
+    from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
 
 logger = logging.getLogger(__name__)
@@ -62,6 +66,9 @@ class HostLimits:
     """How long a served stream waits for the peer to close its side too."""
     connections: int = 256
     streams_per_peer: int = 32
+    """Of one of our protocols, being served."""
+    streams_per_connection: int = 128
+    """Opened by a peer and not yet ended, libp2p's own protocols included."""
 
 
 def quiet_libraries() -> None:
@@ -80,16 +87,23 @@ def _not_from_libp2p(record: logging.LogRecord) -> bool:
 
 @asynccontextmanager
 async def open_host(
-    identity: Identity, listen: Address, announce: Sequence[str], emit: Emit, limits: HostLimits | None = None
+    identity: Identity,
+    listen: Address,
+    announce: Sequence[str],
+    emit: Emit,
+    limits: HostLimits | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Host]:
     """Listen on `listen` and be reachable as `identity`; `announce` replaces what others are told.
+
+    All connections together keep to `meter`'s budgets.
 
     Raises PortTakenError, or UsageError for an address that this machine does not have.
     """
     quiet_libraries()
     claim(listen)
     limits = limits or HostLimits()
-    basic = _basic_host(identity, limits)
+    basic = _basic_host(identity, limits, meter or Unmetered())
     address = Multiaddr(transport(listen))
     async with basic.run([address]), trio.open_nursery() as nursery:
         await cast("Swarm", basic.get_network()).auto_connector.stop()  # it would dial whom it likes
@@ -103,7 +117,8 @@ async def open_host(
             nursery.cancel_scope.cancel()
 
 
-def _basic_host(identity: Identity, limits: HostLimits) -> BasicHost:
+def _basic_host(identity: Identity, limits: HostLimits, meter: Meter) -> BasicHost:
+    keys = create_new_key_pair(identity.secret)
     config = ConnectionConfig(
         max_connections=limits.connections,
         min_connections=0,
@@ -122,13 +137,16 @@ def _basic_host(identity: Identity, limits: HostLimits) -> BasicHost:
         enable_rate_limiting=False,  # it counts all nodes behind one address as one
     )
     basic = new_host(
-        key_pair=create_new_key_pair(identity.secret),
+        key_pair=keys,
+        sec_opt={NOISE_PROTOCOL: NoiseTransport(keys, limits.progress, meter)},
         resource_manager=manager,
         connection_config=config,
         disable_identify_address_discovery=True,
     )
     swarm = cast("Swarm", basic.get_network())
     swarm.retry_config = RetryConfig(max_retries=0)
+    # `muxer_opt` is ignored for yamux
+    swarm.upgrader.muxer_multistream = YamuxMultistream(MuxLimits(streams=limits.streams_per_connection))
     _free_finished_connections(swarm, limits.connections)
     return cast("BasicHost", basic)
 
@@ -155,16 +173,6 @@ def _free_finished_connections(swarm: Swarm, most: int) -> None:
                 await raw.close()
 
     swarm._handle_inbound_connection = accept
-
-
-class _Opening:
-    """One stream being negotiated in the host's task; `abandoned` when nobody waits for it any more."""
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.abandoned = False
-        self.stream: LibStream | None = None
-        self.error: RemoteError | None = None
 
 
 class Host:
@@ -260,10 +268,8 @@ class Host:
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`."""
         for connection in self._swarm.get_connections(_id(peer)):
-            with trio.move_on_after(2.0) as scope, already_gone():
+            with trio.move_on_after(2.0), already_gone():
                 await connection.close()
-            if scope.cancelled_caught:
-                await abort(connection)
 
     async def close(self) -> None:
         """Stop listening, then close all connections: libp2p left to itself keeps late ones open."""
@@ -281,33 +287,9 @@ class Host:
         Raises PeerUnavailableError, PeerTooSlowError, or RefusedError for a protocol it does not speak.
         """
         await self.connect(peer, addresses)
-        opening = _Opening()
-        self._nursery.start_soon(self._negotiate, peer, protocol, opening)
-        try:
-            await opening.done.wait()
-        except trio.Cancelled:
-            opening.abandoned = True  # a half-sent negotiation would corrupt the connection: it goes on
-            if opening.stream is not None:
-                await opening.stream.reset()
-            raise
-        if opening.stream is None:
-            raise opening.error or PeerUnavailableError("this host is closing.")
-        return opening.stream
-
-    async def _negotiate(self, peer: PeerId, protocol: str, opening: _Opening) -> None:
-        try:
-            with map_exceptions(peer, f"opening {protocol}"), trio.fail_after(self.limits.negotiate):
-                raw = await self.basic.new_stream(_id(peer), [TProtocol(protocol)])
-            stream = self._wrap(raw)
-            if opening.abandoned:
-                await stream.reset()
-            opening.stream = stream
-        except RemoteError as error:
-            opening.error = error
-            if isinstance(error, PeerTooSlowError):
-                await self.disconnect(peer)  # it was cancelled half-way
-        finally:
-            opening.done.set()
+        with map_exceptions(peer, f"opening {protocol}"), trio.fail_after(self.limits.negotiate):
+            raw = await self.basic.new_stream(_id(peer), [TProtocol(protocol)])
+        return self._wrap(raw)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer inbound streams of `protocol`; the stream is closed when `handler` returns."""
@@ -341,7 +323,7 @@ class Host:
 
     def _wrap(self, raw: INetStream) -> LibStream:
         remote = PeerId(str(raw.muxed_conn.peer_id))
-        return LibStream(raw, remote, self._nursery, self.limits.progress)
+        return LibStream(raw, remote, self.limits.progress)
 
     # --- what libp2p tells us ---------------------------------------------------------------------
 

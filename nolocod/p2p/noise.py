@@ -1,0 +1,246 @@
+"""The secure channel: libp2p's Noise XX handshake, and a transport phase that moves many records at once.
+
+The rule: bytes that were given a nonce are sent, in order, before any others; a cancelled `flush` is
+continued by the next one. One task reads and one at a time writes. Same bytes on the wire as libp2p's own
+class, which receives twice and sends once per record, and copies each one four times.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import trio
+from cryptography.exceptions import InvalidTag
+from libp2p.abc import ISecureConn, ISecureTransport
+from libp2p.crypto.x25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.patterns import PatternXX
+from noise.exceptions import NoiseValueError
+
+from nolocod.p2p.buffers import BATCH, Pool
+from nolocod.p2p.metering import Unmetered
+from nolocod.p2p.records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
+from nolocod.p2p.wire_ends import end_of
+
+if TYPE_CHECKING:
+    from libp2p.abc import IRawConnection
+    from libp2p.connection_types import ConnectionType
+    from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
+    from libp2p.security.noise.io import NoiseTransportReadWriter
+    from libp2p.security.secure_session import SecureSession
+    from multiaddr import Multiaddr
+
+    from nolocod.p2p.metering import Meter
+    from nolocod.p2p.wire_ends import End
+
+NOISE_PROTOCOL = TProtocol("/noise")
+BATCH_PLAIN = BATCH * MOST_PLAIN
+"""Bytes of content that are sealed and sent at once."""
+_GARBAGE = (InvalidTag, NoiseValueError, ValueError)
+"""What the handshake lets through when the other side sends nonsense."""
+
+
+class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """/noise for `new_host(sec_opt=...)`; one per host, whose connections share its meter and buffers.
+
+    `progress`: seconds without a byte moved, while something is due, after which a connection ends.
+    """
+
+    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None) -> None:
+        self._keys = keys
+        self._static = create_new_key_pair().private_key
+        self._progress = progress
+        self._meter = meter or Unmetered()
+        self._pool = Pool()
+
+    async def secure_inbound(self, conn: IRawConnection) -> SecureChannel:
+        return await self._secure(conn, None)
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> SecureChannel:
+        return await self._secure(conn, peer_id)
+
+    async def _secure(self, raw: IRawConnection, dialled: ID | None) -> SecureChannel:
+        """HandshakeFailure if the other side does not prove who it is, or another than `dialled`."""
+        pattern = PatternXX(ID.from_pubkey(self._keys.public_key), self._keys.private_key, self._static)
+        try:
+            if dialled is None:
+                session = await pattern.handshake_inbound(raw)
+            else:
+                session = await pattern.handshake_outbound(raw, dialled)
+        except _GARBAGE as error:
+            raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
+        return SecureChannel(session, end_of(raw), self._progress, self._meter, self._pool)
+
+
+class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """Sealed records both ways. `read` and `write` are libp2p's interface; the muxer uses the rest."""
+
+    def __init__(self, session: SecureSession, end: End, progress: float, meter: Meter, pool: Pool) -> None:
+        packets = cast("NoiseTransportReadWriter", session.conn)
+        ciphers = packets.noise_state.noise_protocol
+        self._session = session
+        self._end = end
+        self._progress = progress
+        self._pool = pool
+        self._sealer = Sealer(ciphers.cipher_state_encrypt.k)
+        self._opener = Opener(ciphers.cipher_state_decrypt.k)
+        self._in: memoryview | None = None
+        self._start = self._stop = 0
+        self._partial = b""
+        """The beginning of a record, while there is no buffer."""
+        self._out: memoryview | None = None
+        self._sent = self._sealed = 0
+        self._plain = memoryview(b"")
+        """Opened for `read` and not taken yet."""
+        self._writing = trio.Lock()
+        self.meter = meter
+        self.is_initiator = session.is_initiator
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def pending(self) -> int | None:
+        """The plaintext size of the next record; None if it has not arrived in full."""
+        return pending(self._in[self._start : self._stop]) if self._in is not None else None
+
+    def open_into(self, view: memoryview) -> None:
+        """Decrypt the record of which `pending` told; `view` has its size."""
+        assert self._in is not None
+        start = self._start + HEAD
+        self._start = start + len(view) + TAG
+        self._opener.open_into(self._in[start : self._start], view)
+
+    def open(self, size: int) -> memoryview:
+        """The same in memory that all connections of the host share: to be used before anything is awaited."""
+        plain = self._pool.scratch[:size]
+        self.open_into(plain)
+        return plain
+
+    def leftover(self) -> memoryview:
+        """What `read` has opened and nobody has taken."""
+        plain, self._plain = self._plain, memoryview(b"")
+        return plain
+
+    async def fill(self, *, due: bool = False) -> None:
+        """Receive what is there, or wait for it.
+
+        If bytes are `due`, or a record has begun, not for longer than the deadline on progress:
+        trio.TooSlowError. ConnectionClosedError at the end of the connection, wherever that comes.
+        """
+        buffer = self._make_room()
+        while (count := self._end.receive_now(buffer[self._stop :])) is None:
+            self._let_go(buffer)
+            with trio.fail_after(self._progress if due or self._partial else float("inf")):
+                await self._end.receivable()
+            buffer = self._make_room()
+        self._stop += count
+        if not count:
+            raise ConnectionClosedError("the connection ended.")
+        await self.meter.down(count)
+
+    def _make_room(self) -> memoryview:
+        """A buffer with the beginning of the next record at its front."""
+        if self._in is None:
+            self._in = self._pool.take()
+            self._start, self._stop = 0, len(self._partial)
+            self._in[: self._stop] = self._partial
+            self._partial = b""
+        elif self._start:
+            left = self._stop - self._start
+            self._in[:left] = self._in[self._start : self._stop]
+            self._start, self._stop = 0, left
+        return self._in
+
+    def _let_go(self, buffer: memoryview) -> None:
+        """Keep no buffer while waiting."""
+        self._partial = bytes(buffer[self._start : self._stop])
+        self._pool.give(buffer)
+        self._in = None
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    @property
+    def unsent(self) -> bool:
+        return self._sent < self._sealed
+
+    def seal(self, front: bytes, content: memoryview) -> None:
+        """Seal `front` and at most BATCH_PLAIN bytes of `content`, to be sent by `flush`.
+
+        What is large is not copied: `front` then has a record of its own, so that the receiver's records
+        hold content alone, and it can open them where they are wanted.
+        """
+        assert not self.unsent, "what is sealed is sent first"
+        assert len(front) <= MOST_PLAIN
+        assert len(content) <= BATCH_PLAIN
+        out = self._out = self._out or self._pool.take()
+        self._sent = 0
+        small = len(front) + len(content) <= MOST_PLAIN
+        plain = b"".join((front, content)) if small else front
+        at = self._sealer.seal_into(plain, len(plain), out)
+        for start in () if small else range(0, len(content), MOST_PLAIN):
+            piece = content[start : start + MOST_PLAIN]
+            at += self._sealer.seal_into(piece, len(piece), out[at:])
+        self._sealed = at
+
+    async def flush(self) -> None:
+        """Send what is sealed; trio.TooSlowError if not a byte was taken for the deadline on progress.
+
+        May be cancelled: what is not sent yet stays for the next call.
+        """
+        while self.unsent:
+            assert self._out is not None
+            self._sent += await self._end.send_some(self._out[self._sent : self._sealed], self._progress)
+        if self._out is not None:
+            self._pool.give(self._out)
+            self._out = None
+
+    # --- libp2p's interface -----------------------------------------------------------------------
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At most `n` bytes; at least one, unless `n` is 0."""
+        await trio.lowlevel.checkpoint()
+        while not self._plain and n != 0:
+            while (size := self.pending()) is None:
+                await self.fill()
+            view = memoryview(bytearray(size))
+            self.open_into(view)
+            self._plain = view
+        piece = bytes(self._plain if n is None else self._plain[:n])
+        self._plain = self._plain[len(piece) :]
+        return piece
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            piece, view = view[:BATCH_PLAIN], view[BATCH_PLAIN:]
+            async with self._writing:
+                await self.flush()
+                await self.meter.up(sealed_size(len(piece)))
+                self.seal(b"", piece)
+                await self.flush()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def get_local_peer(self) -> ID:
+        return self._session.get_local_peer()
+
+    def get_local_private_key(self) -> PrivateKey:
+        return self._session.get_local_private_key()
+
+    def get_remote_peer(self) -> ID:
+        return self._session.get_remote_peer()
+
+    def get_remote_public_key(self) -> PublicKey:
+        return self._session.get_remote_public_key()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return cast("tuple[str, int] | None", self._session.get_remote_address())
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return cast("list[Multiaddr]", self._session.get_transport_addresses())
+
+    def get_connection_type(self) -> ConnectionType:
+        return self._session.get_connection_type()
