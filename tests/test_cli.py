@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod import cli
+from nolocod.config import Allowance
 from nolocod.errors import NolocodError, TrainerError, UnstableError
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["join", "--bootstrap", "x", "--threads", "-1"], "NLC-100", "--threads cannot be -1"),
         (["join", "--bootstrap", "x", "--linger", "nan"], "NLC-100", "--linger cannot be nan"),
         (["join", "--bootstrap", "x", "--http", "127.0.0.1:99999"], "NLC-100", "--http"),
+        (["join", "--bootstrap", "x", "--max-upload", "20Mb"], "NLC-100", "--max-upload '20Mb' has no unit"),
+        (["join", "--bootstrap", "x", "--max-download", "1kbit"], "NLC-100", "--max-download '1kbit' is too slow"),
+        (["join", "--bootstrap", "x", "--monthly-budget", "200"], "NLC-100", "--monthly-budget '200'"),
+        (["join", "--bootstrap", "x", "--hours", "22:00-07:00,13"], "NLC-100", "--hours '13'"),
         (["status"], "NLC-130", "no running daemon"),
         (["eval"], "NLC-131", "belongs to no run"),
         (["export", "out"], "NLC-131", "belongs to no run"),
@@ -137,3 +142,14 @@ def test_a_report_is_json_with_the_promised_keys() -> None:
         "bytes_received",
     }
     assert set(report) >= {"nodes", "averaged_val_loss", "alone_val_loss", "weight_std", "seconds"}
+
+
+def test_an_allowance_is_read_from_its_flags() -> None:
+    line = "join --max-upload 20Mbit --max-download 5MB --monthly-budget 200GB --hours 22:00-07:00,12:00-13:00"
+    allowance = cli._node_config(
+        cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"])
+    ).allowance
+    assert (allowance.up, allowance.down, allowance.monthly) == (2_500_000, 5_000_000, 200_000_000_000)
+    assert [str(span) for span in allowance.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
+    assert allowance.pause_on_battery
+    assert cli._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()

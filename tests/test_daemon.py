@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,10 +13,10 @@ from test_stint import PHASE, StandInTrainer
 
 from nolocod import daemon
 from nolocod.cli import _find
-from nolocod.config import NodeConfig
+from nolocod.config import Allowance, Hours, NodeConfig
 from nolocod.daemon import MeshSwarm, Node, Reception
 from nolocod.errors import ClockError, DiskFullError, PeerBusyError, TrainerError
-from nolocod.events import Checkpointed, Emit, Event, OuterStep, Troubled
+from nolocod.events import Checkpointed, Emit, Event, OuterStep, Paused, Resumed, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, seal
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
@@ -306,3 +307,80 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     await reception.ended(Ended("aborted", PEER, b"s"))
     with pytest.raises(AssertionError, match="no exchange"):
         _ = reception.desk
+
+
+# --- what the owner allows ----------------------------------------------------------------------------
+
+
+async def allowance_of(scene: Scene, nursery: trio.Nursery, allowance: Allowance) -> None:
+    """Give the node another allowance, and have it kept."""
+    config = replace(scene.config, allowance=allowance)
+    scene.node = Node(config, may_seed=True, followers=[scene.events.append])
+    await nursery.start(scene.node.keep_allowance)
+
+
+async def test_a_node_whose_month_is_spent_stays_in_the_mesh_and_serves_nobody(scene: Scene, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(monthly=1_000_000))
+        nursery.start_soon(scene.run, 10 * PHASE)
+        await trio.sleep(PHASE + 1)
+        assert scene.node._says()[1] == "training"
+
+        async def upload(*_: object) -> None:
+            await scene.node._budget.up(990_000)
+            await trio.sleep_forever()
+
+        stream = StandInStream()
+        handle = scene.node._unless_paused(upload)
+        with trio.fail_after(3):
+            await handle(stream)  # type: ignore[arg-type]  # all of it that is used
+        assert stream.was_reset, "the upload under way is broken off"
+        await trio.sleep(1)
+        assert scene.node._says()[1] == "paused"
+        assert isinstance(scene.node._reception.decide(Offer(PEER, b"s", Standing(1, 0, 1.0))), Busy)
+        second = StandInStream()
+        await handle(second)  # type: ignore[arg-type]  # all of it that is used
+        assert second.was_reset
+        assert not scene.mesh.left
+        assert [event.reason for event in scene.told(Paused)] == ["budget"]
+        assert scene.trainers[0].calls[-2:] == ["pause", "checkpoint"]
+        steps = len(scene.told(OuterStep))
+        await trio.sleep(3 * PHASE)
+        assert len(scene.told(OuterStep)) == steps
+        await trio.sleep(10 * PHASE)
+        assert scene.mesh.left, "SIGTERM stops a node that rests"
+        nursery.cancel_scope.cancel()
+    assert b'"up":990000' in (scene.config.paths.usage).read_bytes()
+
+
+async def test_a_node_outside_of_its_hours_loads_nothing_until_they_begin(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    is_open = False
+    monkeypatch.setattr("nolocod.schedule.open_at", lambda *_: is_open)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(hours=(Hours(0, 60),)))
+        nursery.start_soon(scene.run, 1000 + PHASE)
+        await trio.sleep(500)
+        assert scene.trainers[0].calls == []
+        assert scene.node._says()[1] == "paused"
+        is_open = True
+        await trio.sleep(500)
+        assert scene.trainers[0].calls[:2] == ["load", "train"]
+        assert scene.node._says()[1] == "training"
+        assert len(scene.told(Resumed)) == 1
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_newcomer_that_rests_can_be_stopped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    monkeypatch.setattr("nolocod.schedule.open_at", lambda *_: False)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(hours=(Hours(0, 60),)))
+        began = trio.current_time()
+        await scene.run(50.0)
+        assert trio.current_time() - began == pytest.approx(50.0)
+        nursery.cancel_scope.cancel()
+    assert scene.trainers[0].calls == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import pytest
@@ -23,6 +24,7 @@ from nolocod.events import (
 )
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, Outer, seal
+from nolocod.p2p.partners import choose
 from nolocod.schedule import Gate
 from nolocod.stint import Part, Stint
 from nolocod.terms import Applied, Busy, Description, Ended, Inspection, Member, Offer, Standing, Subject
@@ -472,6 +474,112 @@ async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops
     states = [event.state for event in scene.told(StateChanged)]
     assert states[-2:] == ["fetching", "stopping"]
     assert scene.trainer.calls[-1] == "checkpoint"
+
+
+PAUSE = Paused("hours", "outside", 3600.0)
+
+
+async def pause_at(scene: Scene, seconds: float, until: float | None = None) -> None:
+    await trio.sleep_until(scene.began + seconds)
+    scene.reason = PAUSE
+    scene.gate.look()
+    if until is not None:
+        await trio.sleep_until(scene.began + until)
+        scene.reason = None
+        scene.gate.look()
+
+
+async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+
+    async def exchange(desk: Desk) -> Ended:
+        await desk.snapshot(Subject())
+        await trio.sleep(200)  # longer than the grace of a stop
+        return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
+
+    scene.swarm.offered = exchange
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause_at, scene, PHASE + 1)
+        assert await scene.stint.train(scene.stop) == "paused"
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 200)
+    assert scene.trainer.calls[-2:] == ["pause", "checkpoint"]
+    assert "apply" in scene.trainer.calls
+    assert isinstance(scene.stint.rounds.decide(Offer(PeerId("peer"), b"s", scene.stint.standing)), Busy)
+
+
+async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+
+    async def exchange(desk: Desk) -> Ended:
+        await desk.snapshot(Subject())
+        await trio.sleep_forever()
+        raise AssertionError
+
+    scene.swarm.offered = exchange
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause_at, scene, PHASE + 1)
+        assert await scene.train_until_stopped(PHASE + 5) == "stopped"
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 5 + scene.config.grace)
+
+
+async def test_a_node_rests_until_the_gate_opens_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause_at, scene, PHASE + 1, 1000)
+        assert await scene.stint.train(scene.stop) == "paused"
+        assert await scene.stint.rest(scene.stop)
+        assert trio.current_time() - scene.began == pytest.approx(1000)
+    assert [event.state for event in scene.told(StateChanged)][-1] == "paused"
+    assert scene.trainer.calls.count("train") == 1
+    assert await scene.train_until_stopped(PHASE + 1) == "stopped"
+    assert len(scene.told(OuterStep)) == 2
+
+
+async def test_a_rest_ends_with_a_stop_or_the_trainers_death(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.stint.load()
+    scene.reason = PAUSE
+    scene.gate.look()
+
+    async def later(do: Callable[[], None]) -> None:
+        await trio.sleep(10)
+        do()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(later, scene.trainer.die)
+        with pytest.RaisesGroup(TrainerError, flatten_subgroups=True):
+            await scene.stint.rest(scene.stop)
+        nursery.start_soon(later, scene.stop.set)
+        scene.trainer.dead = trio.Event()
+        assert not await scene.stint.rest(scene.stop)
+    assert trio.current_time() - scene.began == pytest.approx(20)
+    assert not await scene.stint.rest(scene.stop), "and at once, if told before"
+
+
+async def test_a_full_disk_at_a_pause_is_told_and_outlived(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.trainer.full_disk = 1
+    await scene.stint.load()
+    scene.reason = PAUSE
+    scene.gate.look()
+    assert await scene.stint.train(scene.stop) == "paused"
+    assert scene.codes == [DiskFullError.entry.code]
+
+
+async def test_who_rests_is_no_partner_no_donor_and_no_measure_of_the_pace(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.swarm.add("resting", 50, "paused")
+    scene.swarm.add("of a later release", 60, "dreaming")
+    await scene.stint.load()
+    assert scene.swarm.asked == []
+    assert not scene.stint.is_behind()
+    members = scene.swarm.live()
+    assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) is None
+    scene.swarm.add("training", 50)
+    assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) == "training"
 
 
 async def test_a_dead_trainer_ends_the_stint_at_once(tmp_path: Path, autojump_clock: object) -> None:
