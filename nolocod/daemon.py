@@ -132,7 +132,7 @@ class Node:
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
         self.emit(StateChanged("starting"))
-        async with open_mesh(self._config, self._identity, self.emit, rng=self._rng) as mesh:
+        async with open_mesh(self._config, self._identity, self.emit, rng=self._rng, meter=self._budget) as mesh:
             try:
                 while await self._one_life(mesh, http):
                     pass

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
     from nolocod.manifest import RunId, Sealed
     from nolocod.p2p.discovery import Contact
+    from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
     from nolocod.terms import Member, Standing
 
@@ -46,13 +47,23 @@ _FAREWELL = 1.5
 
 @asynccontextmanager
 async def open_mesh(
-    config: NodeConfig, identity: Identity, emit: Emit, *, rng: random.Random, timing: Timing | None = None
+    config: NodeConfig,
+    identity: Identity,
+    emit: Emit,
+    *,
+    rng: random.Random,
+    timing: Timing | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Mesh]:
-    """Listen and be ready to find a run. Raises PortTakenError or UsageError."""
+    """Listen and be ready to find a run; what is sent and received goes by `meter`.
+
+    Raises PortTakenError or UsageError.
+    """
     bootstrap = [contact(text) for text in config.bootstrap]
     book = Peerbook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    async with open_host(identity, config.listen, config.announce, emit, HostLimits()) as host, trio.open_nursery() as nursery:
+    host_of = open_host(identity, config.listen, config.announce, emit, HostLimits(), meter)
+    async with host_of as host, trio.open_nursery() as nursery:
         try:
             yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))
         except NolocodError as error:
@@ -113,7 +124,7 @@ class Mesh:
     async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
         """Become a member of the run: gossip, answer newcomers, look for others.
 
-        `own` tells our standing and state ("joining", "training", "finished") for every heartbeat.
+        `own` tells our standing and state ("joining", "training", "paused", "finished") for every heartbeat.
         Returns once a peer has us, or none could be reached in time. Raises VersionError or WrongRunError
         when the manifest or every bootstrap says so.
         """

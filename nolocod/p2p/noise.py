@@ -130,7 +130,7 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         trio.TooSlowError. ConnectionClosedError at the end of the connection, wherever that comes.
         """
         buffer = self._make_room()
-        while (count := self._end.receive_now(buffer[self._stop :])) is None:
+        while (count := self._end.receive_now(self._allowed(buffer))) is None:
             self._let_go(buffer)
             with trio.fail_after(self._progress if due or self._partial else float("inf")):
                 await self._end.receivable()
@@ -139,6 +139,10 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         if not count:
             raise ConnectionClosedError("the connection ended.")
         await self.meter.down(count)
+
+    def _allowed(self, buffer: memoryview) -> memoryview:
+        """The part of the room in `buffer` that may be filled at once: what came has to be paid in one go."""
+        return buffer[self._stop : self._stop + self.meter.piece(len(buffer) - self._stop)]
 
     def _make_room(self) -> memoryview:
         """A buffer with the beginning of the next record at its front."""
