@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RunId = NewType("RunId", str)
+Codec = Literal["float32", "bfloat16", "modulo8", "delta4"]
 
 FORMAT = 1
 """The manifest format that this release reads."""
@@ -35,6 +36,14 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Rate = Annotated[float, Meta(gt=0, lt=10)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1, "delta4": 1}
+
+
+def wire_name(codec: Codec) -> str:
+    """The codec and its version, as partners name it to each other: both must mean the same bytes."""
+    return f"{codec}/{_CODEC_VERSIONS[codec]}"
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -99,6 +108,11 @@ class Outer(Section, frozen=True):
     """Wait at the boundary for the partner, as the paper does, instead of training on."""
     patience: Seconds = 60.0
     """How long to look for a partner, and the most that a blocking step waits, before a solo step."""
+    fragments: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Parts of the model, whole tensors of about equal size in layer order. An outer step is about one of them,
+    in turn, so that each is merged every `fragments` times `inner.steps` inner steps."""
+    refresh: Positive = 8
+    """Codec "delta4" only: the slow weights travel too at least every so many paired outer steps of a fragment."""
 
     def __post_init__(self) -> None:
         bound = 2 * (1 - self.alpha**2)
@@ -132,7 +146,8 @@ class Manifest(Section, frozen=True):
     inner: Inner = Inner()
     outer: Outer = Outer()
     evaluation: Evaluation = Evaluation()
-    codec: Literal["float32", "bfloat16"] = "float32"
+    codec: Codec = "float32"
+    """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or about 0.5 bytes per parameter."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("model_type"), str):

@@ -152,7 +152,7 @@ def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path) -> None:
     assert torch.equal(newcomer.theta, donor.phi)
     assert newcomer.standing == Standing(2, 1000, 2.5)
     newcomer.step()
-    donor.steps_since_outer = 0
+    donor.ages = [0]
     donor.step()
     assert newcomer.rate == donor.rate
 

@@ -49,7 +49,7 @@ LAYERS = {
     "disk": layer("errors"),
     "datadir": layer("config disk errors identity manifest"),
     "outer": layer("manifest", "torch"),
-    "codec": layer("manifest", "torch"),
+    "codec": layer("errors manifest", "torch blake3"),
     "metrics": layer("errors events identity", "prometheus_client"),
     "logs": layer("events identity"),
     "status": layer("config datadir errors events identity logs", "hypercorn msgspec rich trio trio_typing"),

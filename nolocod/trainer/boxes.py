@@ -23,9 +23,13 @@ def anonymous_file(name: str) -> int:
 
 
 class SharedBox:
-    """A `terms.Box` on the descriptor of an anonymous file of `size` bytes (> 0)."""
+    """A `terms.Box` on the descriptor of an anonymous file of `size` bytes (> 0).
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    `kept`: the trainer reads what lies there once more, so `discard` leaves it alone.
+    """
+
+    def __init__(self, descriptor: int, size: int, *, kept: bool = False) -> None:
+        self._kept = kept
         self._map = mmap.mmap(descriptor, size)
         self._whole = memoryview(self._map)
 
@@ -43,3 +47,14 @@ class SharedBox:
         end = min(start + length, self.size)
         if end > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+    def discard(self, start: int, length: int) -> None:
+        """Give the whole pages within back to the system, in both processes; they read as zeros from then on.
+
+        Nothing happens where the box is kept, or the platform cannot do it (memory is then freed with the box).
+        """
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = min(start + length, self.size)
+        end = last if last == self.size else last - last % mmap.PAGESIZE
+        if not self._kept and end > first and hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE, first, end - first)

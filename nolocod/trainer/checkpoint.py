@@ -35,7 +35,7 @@ KEPT = 2
 
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
-_KINDS = {torch.float32: "F32", torch.uint8: "U8"}
+_KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8"}
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     peer_id: str
     standing: Standing
-    steps_since_outer: int
+    ages: tuple[int, ...]
+    """Of each fragment: inner steps since its last outer step, ..."""
+    sparse: tuple[int, ...]
+    """... and paired outer steps since its slow weights travelled."""
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()
@@ -84,7 +87,7 @@ def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Ma
     for tensor in tensors.values():
         flat = tensor.detach().reshape(-1)
         for piece in pieces(flat.numel()):
-            put(bytes_of(flat[piece].cpu()))
+            put(bytes_of(flat[piece].cpu().view(torch.uint8)))
     return digest.hexdigest()
 
 

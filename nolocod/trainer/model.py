@@ -2,12 +2,14 @@
 
 The rule: every node of a run builds the same architecture and, without a donor, the same initial weights:
 they are drawn on the CPU in float32 from the run's seed, whatever the device and the thread count. The flat
-order is that of `named_parameters` sorted by name, tied weights once; it is what travels between peers.
+order is that of `named_parameters` sorted by name, numbers by value so that layers lie in their order, tied
+weights once; it is what travels between peers.
 No code and no weights are fetched by name.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nolocod.codec import encoded_size
+from nolocod.codec import Fragment, fragments_of
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError
 
 if TYPE_CHECKING:
@@ -45,6 +47,13 @@ class Layout:
     def size(self) -> int:
         """Elements in all."""
         return sum(_numel(shape) for shape in self.shapes)
+
+    def fragments(self, count: int) -> tuple[Fragment, ...]:
+        """Cut the flat tensor into `count` parts for outer steps; RunFileError if it has fewer tensors."""
+        try:
+            return fragments_of([_numel(shape) for shape in self.shapes], count)
+        except ValueError as error:
+            raise RunFileError(f"`outer.fragments` = {count} is too much for this model: {error}.") from error
 
     def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter's name and its shaped view into `flat`."""
@@ -118,20 +127,25 @@ def layout_of(config: Any) -> Layout:  # noqa: ANN401 - as above
     with torch.device("meta"):
         model = _from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    names = tuple(sorted(shapes))
+    names = tuple(sorted(shapes, key=_by_number))
     return Layout(names, tuple(shapes[name] for name in names))
 
 
-def check_memory(parameters: int, vocabulary: int, manifest: Manifest, device: torch.device) -> None:
+def _by_number(name: str) -> list[str | int]:
+    """A sort key: "h.2.b" before "h.10.a". Names and numbers alternate, so that like is compared with like."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def check_memory(parameters: int, vocabulary: int, manifest: Manifest, box: int, device: torch.device) -> None:
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
-    An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox, and the logits
-    of one micro-batch; not the other activations.
+    An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox (`box` bytes each),
+    and the logits of one micro-batch; not the other activations.
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
     on_device = _BYTES_ON_DEVICE * parameters + logits
-    on_host = _BYTES_ON_HOST * parameters + 2 * encoded_size(parameters, manifest.codec)
+    on_host = _BYTES_ON_HOST * parameters + 2 * box
     host = psutil.virtual_memory().available
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from nolocod.terms import Applied, Description, Standing  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.terms import Applied, Description, Inspection, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""
@@ -53,7 +53,7 @@ class Pause(Message, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    pass
+    subject: Subject
 
 
 class Inspect(Message, frozen=True):
@@ -62,6 +62,8 @@ class Inspect(Message, frozen=True):
 
 class Apply(Message, frozen=True):
     partner_round: int
+    skipped: bytes
+    """Blocks of our message that the partner could not decode (terms.Inspection)."""
 
 
 class Solo(Message, frozen=True):
@@ -100,17 +102,27 @@ class Progress(msgspec.Struct, frozen=True):
     """Where the replica is; goes with every answer and report."""
 
     standing: Standing
-    steps_since_outer: int
     inner_steps: int
+    ages: tuple[int, ...]
+    """For each fragment, the inner steps since its last outer step."""
+    dense_due: tuple[bool, ...]
+    """For each fragment, whether the slow weights must travel at its next paired outer step."""
+
+    @property
+    def steps_since_outer(self) -> int:
+        """Inner steps since the last outer step, whatever its fragment."""
+        return min(self.ages)
 
 
 class Loaded(Message, frozen=True):
-    """The model stands ready. `box_size` is the bytes of one encoded tensor."""
+    """The model stands ready. `box_size` is the bytes of the largest message of the run."""
 
     standing: Standing
     parameters: int
     box_size: int
     source: Literal["seed", "checkpoint"]
+    keeps_outbox: bool
+    """The trainer reads its own message again: the outbox must not be discarded while it is sent."""
     phase: int
     """Inner steps between outer steps."""
     trouble: tuple[str, ...]
@@ -132,8 +144,8 @@ class Described(Message, frozen=True):
     description: Description
 
 
-class Spread(Message, frozen=True):
-    spread: float
+class Inspected(Message, frozen=True):
+    inspection: Inspection
 
 
 class Stepped(Message, frozen=True):
@@ -158,7 +170,7 @@ class Failed(Message, frozen=True):
     remedy: str
 
 
-Result = Loaded | Dumped | Done | Described | Spread | Stepped | Saved | Loss | Failed
+Result = Loaded | Dumped | Done | Described | Inspected | Stepped | Saved | Loss | Failed
 
 
 class Answer(Message, frozen=True):

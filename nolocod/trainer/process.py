@@ -20,7 +20,7 @@ import trio
 
 from nolocod import errors, events
 from nolocod.errors import LocalError, NolocodError, TrainerError
-from nolocod.terms import Applied, Box, Description, Standing
+from nolocod.terms import Applied, Box, Description, Inspection, Standing, Subject
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
@@ -49,9 +49,10 @@ class TrainerProcess:
 
     def __init__(self, stream: trio.SocketStream, descriptors: tuple[int, int], emit: Emit) -> None:
         self.standing = Standing(0, 0, 0.0)
-        self.steps_since_outer = 0
         self.inner_steps = 0
         self.parameters = 0
+        self._ages: tuple[int, ...] = (0,)
+        self._dense_due: tuple[bool, ...] = (True,)
         self._stream = stream
         self._descriptors = descriptors
         self._emit = emit
@@ -65,6 +66,21 @@ class TrainerProcess:
         self._answered = trio.Event()
         self._dead = trio.Event()
         self._death: LocalError | None = None
+
+    @property
+    def steps_since_outer(self) -> int:
+        """Inner steps since the last outer step, whatever its fragment."""
+        return min(self._ages)
+
+    @property
+    def subject(self) -> Subject:
+        """What the next outer step that we offer is about: the fragment that has waited longest."""
+        fragment = self._ages.index(max(self._ages))
+        return Subject(fragment, self.dense_due(fragment))
+
+    def dense_due(self, fragment: int) -> bool:
+        """Whether the slow weights must travel at the next paired outer step of `fragment`."""
+        return self._dense_due[fragment]
 
     @property
     def outbox(self) -> Box:
@@ -81,7 +97,10 @@ class TrainerProcess:
         """
         loaded = await self._ask(setup, Loaded, _LOAD_SECONDS)
         outbox, inbox = self._descriptors
-        self._boxes = (SharedBox(outbox, loaded.box_size), SharedBox(inbox, loaded.box_size))
+        self._boxes = (
+            SharedBox(outbox, loaded.box_size, kept=loaded.keeps_outbox),
+            SharedBox(inbox, loaded.box_size),
+        )
         self.parameters = loaded.parameters
         self._phase = loaded.phase
         return loaded
@@ -101,20 +120,23 @@ class TrainerProcess:
         """Stop after the inner step under way."""
         await self._ask(pipe.Pause(), pipe.Done)
 
-    async def snapshot(self) -> Description:
-        """Have our message written into the outbox after the inner step under way."""
-        return (await self._ask(pipe.Snapshot(), pipe.Described)).description
+    async def snapshot(self, subject: Subject) -> Description:
+        """Have our message about `subject` written into the outbox after the inner step under way.
 
-    async def inspect(self) -> float:
-        """Have the inbox checked; returns ||s_i - s_j|| / gamma. Raises RejectedTensorError."""
-        return (await self._ask(pipe.Inspect(), pipe.Spread)).spread
+        The message may be smaller than the box.
+        """
+        return (await self._ask(pipe.Snapshot(subject), pipe.Described)).description
 
-    async def apply(self, partner_round: int) -> Applied:
-        """Take the paired outer step with what lies in both boxes."""
-        return (await self._ask(pipe.Apply(partner_round), pipe.Stepped)).applied
+    async def inspect(self) -> Inspection:
+        """Have the inbox checked against our snapshot. Raises RejectedTensorError."""
+        return (await self._ask(pipe.Inspect(), pipe.Inspected)).inspection
+
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+        """Take the paired outer step with the partner's message; `skipped` as the partner's inspection found."""
+        return (await self._ask(pipe.Apply(partner_round, skipped), pipe.Stepped)).applied
 
     async def solo(self) -> Applied:
-        """Take the outer step alone."""
+        """Take the outer step alone, on the fragment that has waited longest."""
         return (await self._ask(pipe.Solo(), pipe.Stepped)).applied
 
     async def discard(self) -> None:
@@ -223,7 +245,8 @@ class TrainerProcess:
 
     def _progress(self, progress: pipe.Progress) -> None:
         self.standing = progress.standing
-        self.steps_since_outer = progress.steps_since_outer
+        self._ages = progress.ages
+        self._dense_due = progress.dense_due
         self.inner_steps = progress.inner_steps
         self._moved, was = trio.Event(), self._moved
         was.set()

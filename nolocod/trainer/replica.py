@@ -1,9 +1,9 @@
 """One replica: the model with its fast weights theta, the slow weights phi, the outer momentum delta.
 
 The rule: theta lives on the device, phi and delta in float32 in main memory, and every outer operation goes
-through them piece by piece, so that no further model-sized tensor is ever needed. With a codec that rounds,
-the outbox does not tell theta exactly; only then a copy of theta is kept while a snapshot is out, in the
-memory that the smaller boxes save.
+through them block by block, so that no further model-sized tensor is made here; what an exchange needs beyond
+the two boxes is in snapshot.py. An outer step is about one fragment: `ages` counts, for each, the inner steps
+since its last one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import blake3
 import torch
 
 from nolocod import outer
-from nolocod.codec import bytes_of, decode, encode, encoded_size, pieces
+from nolocod.codec import BLOCK, box_size
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
-from nolocod.terms import Applied, Description, Standing, describe
+from nolocod.terms import Applied, Description, Inspection, Standing, Subject, describe
 from nolocod.trainer import checkpoint
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
+from nolocod.trainer.snapshot import Plan, Snapshot, Weights, merge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -44,21 +44,28 @@ class Replica:
         self.device = pick_device(device)
         config = read_config(manifest, vocabulary)
         self.layout: Layout = layout_of(config)
-        check_memory(self.layout.size, config.vocab_size, manifest, self.device)
+        fragments = self.layout.fragments(manifest.outer.fragments)
+        self.box_size = box_size(manifest.codec, fragments)
+        """Bytes of the largest message."""
+        check_memory(self.layout.size, config.vocab_size, manifest, self.box_size, self.device)
         self.model = build(config, manifest.seed)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
+        self.weights = Weights.of((self.theta, self.phi, self.delta), manifest.codec, fragments)
+        self.plan = Plan(manifest.codec, manifest.outer, fragments)
         self.inner = Inner(self.model, manifest, self.device)
         self.source = source
         self.standing = Standing(0, 0, 0.0)
-        self.steps_since_outer = 0
+        self.ages = [0] * len(fragments)
+        self.sparse = [0] * len(fragments)
+        """Paired outer steps of each fragment since its slow weights travelled."""
         self.inner_steps = 0
         self.rate = 0.0
         self._run_id = sealed.run_id
         self._rounding = torch.Generator().manual_seed(manifest.seed)
-        self._sent: Tensor | None = None  # theta at the snapshot, where the outbox does not tell it exactly
-        self._snapshot_steps: int | None = None  # inner steps behind the snapshot that is out, if one is
+        self._snapshot: Snapshot | None = None  # the one that is out, if one is ...
+        self._since_snapshot = 0  # ... and the inner steps taken since
         self.model.train()
 
     def draw_as(self, peer_id: str) -> None:
@@ -68,17 +75,30 @@ class Replica:
         self._rounding.manual_seed(int.from_bytes(digest, "big"))
 
     @property
-    def box_size(self) -> int:
-        """Bytes of one encoded tensor."""
-        return encoded_size(self.layout.size, self.manifest.codec)
+    def steps_since_outer(self) -> int:
+        """Inner steps since the last outer step, whatever its fragment."""
+        return min(self.ages)
+
+    @property
+    def snapshot_is_out(self) -> bool:
+        return self._snapshot is not None
+
+    def dense_due(self) -> tuple[bool, ...]:
+        """For each fragment, whether the slow weights must travel at its next paired outer step."""
+        if self.manifest.codec != "delta4":
+            return (True,) * len(self.sparse)
+        return tuple(count + 1 >= self.manifest.outer.refresh for count in self.sparse)
 
     # --- inner
 
     def step(self) -> None:
         """Take one inner step."""
         self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
+        if self._snapshot is not None and not self._since_snapshot:
+            self._snapshot.train_on()
         self.inner.step(self._batch, self.rate)
-        self.steps_since_outer += 1
+        self.ages = [age + 1 for age in self.ages]
+        self._since_snapshot += 1
         self.inner_steps += 1
         tokens = self.standing.tokens + self.manifest.inner.tokens_per_step
         self.standing = Standing(self.standing.round, tokens, self.standing.loss)
@@ -104,84 +124,67 @@ class Replica:
 
     # --- outer
 
-    def snapshot(self, outbox: Tensor) -> Description:
-        """Write our message into `outbox` (uint8, `box_size` long) and hash its chunks."""
-        codec, settings = self.manifest.codec, self.manifest.outer
-        width = encoded_size(1, codec)
-        if codec != "float32":
-            self._sent = self.theta.to("cpu", copy=True)
-        for piece in pieces(self.layout.size):
-            s = outer.message(self.phi[piece], self.theta[piece].cpu(), settings)
-            if not math.isfinite(s.sum().item()):
-                raise TrainerError("the weights are not finite any more.")
-            encode(s, outbox[piece.start * width : piece.stop * width], codec, self._rounding)
-        self._snapshot_steps = self.steps_since_outer
-        return describe(bytes_of(outbox))
+    def snapshot(self, outbox: Tensor, subject: Subject) -> Description:
+        """Write our message about `subject` into `outbox` (uint8, `box_size` long) and hash its chunks."""
+        if subject.fragment >= len(self.ages):
+            raise RejectedTensorError(f"fragment {subject.fragment} is not one of this run's {len(self.ages)}.")
+        self.discard()
+        seed = int(torch.randint(0, 1 << 62, (), generator=self._rounding).item())
+        snapshot = Snapshot(self.plan, self.weights, subject, seed)
+        description = snapshot.write(outbox)
+        self._snapshot, self._since_snapshot = snapshot, 0
+        return description
 
-    def inspect(self, outbox: Tensor, inbox: Tensor) -> float:
-        """Return ||s_i - s_j|| / gamma; RejectedTensorError if the partner's message is not finite."""
-        total = 0.0
-        for own, other in self._messages(outbox, inbox):
-            difference = own - other
-            total += torch.dot(difference, difference).item()
-        if not math.isfinite(total):
-            raise RejectedTensorError("it holds values that are not finite, or beyond all measure.")
-        return math.sqrt(total) / self.manifest.outer.gamma
+    def inspect(self, outbox: Tensor, inbox: Tensor) -> Inspection:
+        """Compare the partner's message with ours; RejectedTensorError if it may not be applied."""
+        return self._out().inspect(outbox, inbox)
 
-    def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int) -> Applied:
-        """Take the paired outer step with the messages in both boxes; merge what was trained meanwhile."""
-        if self._snapshot_steps is None:
-            raise TrainerError("an outer step was asked for without a snapshot.")
+    def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
+        """Take the paired outer step with the messages in both boxes; merge what was trained meanwhile.
+
+        `skipped`: the blocks of our message that the partner could not decode.
+        """
         began = time.perf_counter()
-        settings = self.manifest.outer
-        trained_on = self.steps_since_outer > self._snapshot_steps
-        whole = pieces(self.layout.size)
-        for piece, (own, other) in zip(whole, self._messages(outbox, inbox), strict=True):
-            phi, delta = self.phi[piece], self.delta[piece]
-            was = outer.sent(phi, own, settings) if self._sent is None else self._sent[piece]
-            outer.step(phi, delta, own + other, 2, settings)
-            self._merge(piece, was if trained_on else None)
-        return self._stepped(max(self.standing.round + 1, partner_round), self._snapshot_steps, began)
+        snapshot, since = self._out(), self._since_snapshot
+        snapshot.apply(outbox, inbox, skipped, trained_on=since > 0)
+        subject = snapshot.subject
+        self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
+        return self._stepped(subject.fragment, since, max(self.standing.round + 1, partner_round), began)
 
     def solo(self) -> Applied:
-        """Take the outer step alone, on the weights as they are now."""
+        """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
         began = time.perf_counter()
         settings = self.manifest.outer
-        for piece in pieces(self.layout.size):
-            own = outer.message(self.phi[piece], self.theta[piece].cpu(), settings)
-            outer.step(self.phi[piece], self.delta[piece], own, 1, settings)
-            self._merge(piece, None)
-        return self._stepped(self.standing.round + 1, self.steps_since_outer, began)
+        number = self.ages.index(max(self.ages))
+        scratch = torch.empty(BLOCK)
+        for block in self.plan.fragments[number].blocks:
+            phi = self.phi[block.span]
+            own = outer.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
+            outer.step(phi, self.delta[block.span], own, 1, settings)
+            merge(self.theta[block.span], phi, None)
+        return self._stepped(number, 0, self.standing.round + 1, began)
 
     def pass_boundary(self) -> None:
         """Count a round without an outer step: only the schedule moves on (the baseline without peers)."""
         self.standing = Standing(self.standing.round + 1, self.standing.tokens, self.standing.loss)
-        self.steps_since_outer = 0
+        self.ages = [0] * len(self.ages)
 
     def discard(self) -> None:
         """Drop the snapshot: nothing was applied."""
-        self._snapshot_steps = self._sent = None
+        self._snapshot = None
 
-    def _merge(self, piece: slice, was: Tensor | None) -> None:
-        """Bring theta after the outer step; `was` is theta at the snapshot if training went on since."""
-        theta, phi = self.theta[piece], self.phi[piece]
-        if was is None:
-            theta.copy_(phi)
-        else:
-            outer.correct(theta, phi.to(self.device), was.to(self.device))
+    def _out(self) -> Snapshot:
+        if self._snapshot is None:
+            raise TrainerError("an outer step was asked for without a snapshot.")
+        return self._snapshot
 
-    def _stepped(self, round_number: int, inner_steps: int, began: float) -> Applied:
-        self.steps_since_outer -= inner_steps
+    def _stepped(self, fragment: int, since: int, round_number: int, began: float) -> Applied:
+        """The outer step of `fragment` is taken, on weights of `since` inner steps ago."""
+        inner_steps = self.steps_since_outer - since
+        self.ages[fragment] = since
         self.standing = Standing(round_number, self.standing.tokens, self.standing.loss)
         self.discard()
         return Applied(round_number, inner_steps, None, time.perf_counter() - began)
-
-    def _messages(self, outbox: Tensor, inbox: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        codec = self.manifest.codec
-        width = encoded_size(1, codec)
-        for piece in pieces(self.layout.size):
-            span = slice(piece.start * width, piece.stop * width)
-            yield decode(outbox[span], codec), decode(inbox[span], codec)
 
     # --- files
 
@@ -191,13 +194,15 @@ class Replica:
             run_id=self._run_id,
             peer_id=peer_id,
             standing=self.standing,
-            steps_since_outer=self.steps_since_outer,
+            ages=tuple(self.ages),
+            sparse=tuple(self.sparse),
             inner_steps=self.inner_steps,
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
         )
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors["rng.rounding"] = self._rounding.get_state()
+        tensors |= self.weights.codec_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         for kind, moments in self.inner.moments().items():
@@ -208,7 +213,8 @@ class Replica:
         """Go on exactly where the checkpoint at `path` was written (on the same kind of device)."""
         tensors = checkpoint.tensors_of(path)
         try:
-            for target, name in ((self.phi, "phi"), (self.delta, "delta"), (self.theta, "theta")):
+            own = {"phi": self.phi, "delta": self.delta, "theta": self.theta} | self.weights.codec_state()
+            for name, target in own.items():
                 target.copy_(tensors.pop(name))
             torch.set_rng_state(tensors.pop("rng.cpu"))
             self._rounding.set_state(tensors.pop("rng.rounding"))
@@ -223,7 +229,7 @@ class Replica:
             moments[kind][index] = tensor
         self.inner.restore(moments, state.optimizer_steps)
         self.standing = state.standing
-        self.steps_since_outer = state.steps_since_outer
+        self.ages, self.sparse = list(state.ages), list(state.sparse)
         self.inner_steps = state.inner_steps
         self.source.seek(state.position)
 
@@ -236,7 +242,7 @@ class Replica:
             tensors = checkpoint.read_tensors(path)
         except CheckpointError as error:
             raise RejectedTensorError(f"they are no weights: {error.cause}") from error
-        if sorted(tensors) != list(self.layout.names):
+        if tensors.keys() != set(self.layout.names):
             raise RejectedTensorError("the donor's weights have other names than this run's model.")
         for name, view in self.layout.split(self.phi):
             given = tensors[name]
@@ -246,8 +252,10 @@ class Replica:
             view.copy_(tensors.pop(name))
         self.theta.copy_(self.phi)
         self.delta.zero_()
+        self.weights.forget()
         self.discard()
-        self.steps_since_outer = 0
+        self.ages = [0] * len(self.ages)
+        self.sparse = [0] * len(self.sparse)
         self.standing = standing
 
     def dump(self, path: Path) -> Description:

@@ -105,7 +105,8 @@ class Worker:
         if replica is None or not self._training:
             return None
         settings = replica.manifest
-        if not settings.outer.blocking or replica.steps_since_outer < settings.inner.steps:
+        waits = replica.snapshot_is_out or replica.steps_since_outer >= settings.inner.steps
+        if not (settings.outer.blocking and waits):
             self._held_since = None
             return 0.0
         if self._held_since is None:
@@ -138,7 +139,9 @@ class Worker:
 
     def _progress(self) -> pipe.Progress | None:
         replica = self._replica
-        return pipe.Progress(replica.standing, replica.steps_since_outer, replica.inner_steps) if replica else None
+        if replica is None:
+            return None
+        return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages), replica.dense_due())
 
     def _loaded(self) -> Replica:
         if self._replica is None:
@@ -169,14 +172,15 @@ class Worker:
             case pipe.Pause():
                 self._training = False
                 self._report(time.perf_counter())
-            case pipe.Snapshot():
+            case pipe.Snapshot(subject):
                 self._spread = None
-                return pipe.Described(replica.snapshot(self._boxes[0]))
+                return pipe.Described(replica.snapshot(self._boxes[0], subject))
             case pipe.Inspect():
-                self._spread = replica.inspect(*self._boxes)
-                return pipe.Spread(self._spread)
-            case pipe.Apply(partner_round):
-                return pipe.Stepped(self._with_spread(replica.apply(*self._boxes, partner_round)))
+                inspection = replica.inspect(*self._boxes)
+                self._spread = inspection.spread
+                return pipe.Inspected(inspection)
+            case pipe.Apply(partner_round, skipped):
+                return pipe.Stepped(self._with_spread(replica.apply(*self._boxes, partner_round, skipped)))
             case pipe.Solo():
                 return pipe.Stepped(replica.solo())
             case pipe.Discard():
@@ -223,6 +227,7 @@ class Worker:
             parameters=replica.layout.size,
             box_size=replica.box_size,
             source=came_from,
+            keeps_outbox=replica.plan.keeps_outbox,
             trouble=found.trouble,
             phase=manifest.inner.steps,
         )

@@ -1,0 +1,113 @@
+"""Fragments of the flat tensor, the blocks they consist of, and small helpers on bytes.
+
+The rule: a fragment is whole tensors, a block lies within one tensor; both follow from the tensors' sizes
+alone, so that partners agree on them without a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+BLOCK = 1 << 16
+"""Most elements of a block: 256 KiB of float32, so that a handful of scratch blocks stays in a core's cache."""
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """Elements [start, stop) of the flat tensor; `index` counts within the fragment, `local` starts there."""
+
+    index: int
+    start: int
+    stop: int
+    local: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def span(self) -> slice:
+        """Where it lies in the flat tensor."""
+        return slice(self.start, self.stop)
+
+    @property
+    def within(self) -> slice:
+        """Where it lies in a tensor of the fragment's size."""
+        return slice(self.local, self.local + self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements [start, stop) of the flat tensor and their blocks."""
+
+    start: int
+    stop: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def fragments_of(sizes: Sequence[int], count: int) -> tuple[Fragment, ...]:
+    """Cut tensors of `sizes` elements, in order, into `count` fragments of about equal size.
+
+    Each cut lies at the tensor's end that is nearest to its ideal place. ValueError if there are fewer
+    tensors than fragments.
+    """
+    if count > len(sizes):
+        raise ValueError(f"{len(sizes)} tensors cannot make {count} fragments")
+    ends = [0, *accumulate(sizes)]
+    cuts = [0]
+    for number in range(1, count):
+        ideal = ends[-1] * number / count
+        possible = range(cuts[-1] + 1, len(sizes) - (count - number) + 1)
+        cuts.append(min(possible, key=lambda cut: abs(ends[cut] - ideal)))
+    cuts.append(len(sizes))
+    return tuple(_fragment(ends[first : last + 1]) for first, last in pairwise(cuts))
+
+
+def _fragment(ends: Sequence[int]) -> Fragment:
+    blocks: list[Block] = []
+    for start, stop in pairwise(ends):
+        for first in range(start, stop, BLOCK):
+            blocks.append(Block(len(blocks), first, min(first + BLOCK, stop), first - ends[0]))
+    return Fragment(ends[0], ends[-1], tuple(blocks))
+
+
+def pieces(n: int) -> Iterator[slice]:
+    """Cut n elements into slices of at most a million, so that temporaries stay small."""
+    for start in range(0, n, _PIECE):
+        yield slice(start, min(start + _PIECE, n))
+
+
+def bytes_of(flat: Tensor) -> memoryview:
+    """The bytes of a 1-D tensor on the CPU, without a copy."""
+    array: Any = flat.detach().numpy()  # numpy's own stubs do not call an array a buffer
+    return memoryview(array).cast("B")
+
+
+def to_bitmap(indices: Iterable[int]) -> bytes:
+    """A bit map with the bits `indices` set (bit i is bit i % 8 of byte i // 8), as short as can be."""
+    number = 0
+    for index in indices:
+        number |= 1 << index
+    return number.to_bytes((number.bit_length() + 7) // 8, "little")
+
+
+def is_set(bitmap: bytes, index: int) -> bool:
+    """Whether bit `index` is set; bits beyond the end are not."""
+    return index // 8 < len(bitmap) and bool(bitmap[index // 8] >> (index % 8) & 1)

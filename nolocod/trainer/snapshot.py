@@ -1,0 +1,258 @@
+"""Our side of one exchange: a message about a fragment as it was at the snapshot, and what comes of it.
+
+The rule: no float32 copy of the model is made. Codecs that round keep the change theta - phi of that moment in
+bfloat16 and make the message from phi and that; so what was sent can be made again when the outbox is long
+given back, and the late merge knows what it was. float32 keeps nothing while training waits, makes a copy of
+theta if training goes on after all, and where the run trains during exchanges it reads the outbox again, which
+must then be kept: two model-sized tensors (ours of that moment, and the partner's) are the least that an
+exact exchange needs that may still fail at its last byte.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import blake3
+import torch
+
+from nolocod import outer
+from nolocod.codec import (
+    BLOCK,
+    HEADER,
+    Coder,
+    Fragment,
+    Head,
+    Shared,
+    bytes_of,
+    coder_for,
+    is_set,
+    read_head,
+    to_bitmap,
+    write_head,
+)
+from nolocod.codec.base import Noise, read_head, write_head
+from nolocod.codec.blocks import is_set, to_bitmap
+from nolocod.errors import RejectedTensorError, TrainerError
+from nolocod.terms import CHUNK_SIZE, Description, Inspection, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from nolocod.codec import Block
+    from nolocod.manifest import Codec, Outer
+
+_CHANGE = 0
+"""The noise stream of the kept change."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The replica's own tensors, flat: theta on the device, all others in main memory, float32 but for the
+    residual (bfloat16; empty unless the codec has one). `distance`: per block of all fragments."""
+
+    theta: Tensor
+    phi: Tensor
+    delta: Tensor
+    residual: Tensor
+    distance: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, Tensor, Tensor], codec: Codec, fragments: tuple[Fragment, ...]) -> Weights:
+        """With what `codec` needs beside theta, phi and delta (`tensors`)."""
+        theta, phi, delta = tensors
+        residual = torch.zeros(phi.numel() if codec == "delta4" else 0, dtype=torch.bfloat16)
+        unknown = tuple(torch.full((len(fragment.blocks),), math.nan) for fragment in fragments)
+        return cls(theta, phi, delta, residual, unknown)
+
+    def forget(self) -> None:
+        """Other weights were taken over: what was known about our own is void."""
+        self.residual.zero_()
+        for distances in self.distance:
+            distances.fill_(math.nan)
+
+    def codec_state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold of the codec's state, by name."""
+        named = {f"distance.{index}": distances for index, distances in enumerate(self.distance)}
+        return named | ({"residual": self.residual} if self.residual.numel() else {})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is the same for all snapshots of a run."""
+
+    codec: Codec
+    settings: Outer
+    fragments: tuple[Fragment, ...]
+
+    @property
+    def keeps_outbox(self) -> bool:
+        """Whether our own message is read from the outbox again."""
+        return self.codec == "float32" and not self.settings.blocking
+
+
+class Snapshot:
+    """A fragment of `weights` at this moment; `seed` draws the rounding."""
+
+    def __init__(self, plan: Plan, weights: Weights, subject: Subject, seed: int) -> None:
+        self.subject = subject
+        self.fragment = plan.fragments[subject.fragment]
+        self._plan = plan
+        self._weights = weights
+        self._noise = Noise(seed)
+        residual = weights.residual[self.fragment.span] if weights.residual.numel() else weights.residual
+        shared = Shared(plan.settings, self.fragment, subject.dense, self._noise, weights.distance[subject.fragment], residual)
+        self._coder: Coder = coder_for(plan.codec, shared)
+        self._kept: Tensor | None = None  # the change in bfloat16, or theta in float32; see the module's rule
+        if self._coder.lossy:
+            self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)
+        self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
+        self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
+        self._offsets: list[int] = []  # where our records lie in the outbox
+        self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
+
+    def write(self, outbox: Tensor) -> Description:
+        """Write the message at the start of `outbox` (uint8) and hash its chunks while they are in the caches.
+
+        TrainerError if the weights are not finite.
+        """
+        hasher = _ChunkHasher(outbox)
+        offset = HEADER
+        for block in self.fragment.blocks:
+            phi = self._weights.phi[block.span]
+            change = torch.sub(self._weights.theta[block.span].cpu(), phi, out=self._scratch[: block.size])
+            if not math.isfinite(change.sum().item()):
+                raise TrainerError("the weights are not finite any more.")
+            if self._coder.lossy:
+                assert self._kept is not None  # made above
+                self._kept[block.within].copy_(self._noise.round(change, block, _CHANGE))
+            size = self._coder.encode(block, phi, change, outbox[offset:])
+            self._offsets.append(offset)
+            offset += size
+            hasher.reach(offset)
+        write_head(Head.of(self._plan.codec, self.fragment, self.subject, offset), outbox)
+        return hasher.finish(offset)
+
+    def train_on(self) -> None:
+        """Training goes on with this snapshot out: keep what it was made of, if nothing else does."""
+        if self._kept is None and not self._plan.keeps_outbox:
+            self._kept = self._weights.theta[self.fragment.span].to("cpu", copy=True)
+
+    def inspect(self, outbox: Tensor, inbox: Tensor) -> Inspection:
+        """Compare the partner's message in `inbox` (hostile bytes) with ours.
+
+        RejectedTensorError if it is not a message about our subject, or holds what is not finite.
+        """
+        self._records = self._walk(inbox)
+        total = 0.0
+        apart: list[float | None] = []
+        for block, phi, change, record in self._blocks(inbox, outbox):
+            own = self._own(block, phi, change, outbox)
+            other = self._coder.other(block, phi, change, record, check=True)
+            if other is None:
+                apart.append(None)
+                continue
+            difference = torch.sub(own, other, out=self._total[: block.size])
+            total += torch.dot(difference, difference).item()
+            apart.append(self._coder.apart(difference))
+        if not math.isfinite(total):
+            raise RejectedTensorError("it holds values that are not finite, or beyond all measure.")
+        self._apart = apart
+        skipped = to_bitmap(index for index, one in enumerate(apart) if one is None)
+        return Inspection(math.sqrt(total) / self._plan.settings.gamma, skipped)
+
+    def apply(self, outbox: Tensor, inbox: Tensor, skipped: bytes, *, trained_on: bool) -> None:
+        """Take the paired outer step, a solo step in blocks that either side could not decode.
+
+        `skipped`: those that the partner could not. `trained_on`: inner steps were taken since the snapshot, and
+        are kept. TrainerError without an inspection before.
+        """
+        if self._apart is None:
+            raise TrainerError("an outer step was asked for without an inspection.")
+        settings = self._plan.settings
+        for block, phi, change, record in self._blocks(inbox, outbox):
+            apart = None if is_set(skipped, block.index) else self._apart[block.index]
+            other = None if apart is None else self._coder.other(block, phi, change, record, check=False)
+            if other is None:
+                total, n = self._coder.exact(phi, change), 1
+            else:
+                total, n = torch.add(self._own(block, phi, change, outbox), other, out=self._total[: block.size]), 2
+                self._coder.settle(block, change)
+            self._coder.learn(block, apart)
+            was = change.add_(phi) if trained_on else None
+            outer.step(phi, self._weights.delta[block.span], total, n, settings)
+            merge(self._weights.theta[block.span], phi, was)
+
+    def _walk(self, inbox: Tensor) -> list[slice]:
+        """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""
+        head, records, offset = read_head(inbox), [], HEADER
+        expected = Head.of(self._plan.codec, self.fragment, self.subject, head.size)
+        if head != expected:
+            raise RejectedTensorError(f"it is a message of another kind: {head}, where {expected} was due.")
+        for block in self.fragment.blocks:
+            size = self._coder.length(block, inbox[offset:])
+            records.append(slice(offset, offset + size))
+            offset += size
+        if offset != head.size or offset > inbox.numel():
+            raise RejectedTensorError(f"its records take {offset} bytes, and it says {head.size}.")
+        return records
+
+    def _blocks(self, inbox: Tensor, outbox: Tensor) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
+        """Each block with phi, our change (scratch, float32) and the partner's record."""
+        for block, where in zip(self.fragment.blocks, self._records, strict=True):
+            phi = self._weights.phi[block.span]
+            yield block, phi, self._change(block, phi, outbox), inbox[where]
+
+    def _change(self, block: Block, phi: Tensor, outbox: Tensor) -> Tensor:
+        """theta - phi at the snapshot."""
+        change = self._scratch[: block.size]
+        if self._plan.keeps_outbox:
+            return outer.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
+        if self._kept is None:
+            return torch.sub(self._weights.theta[block.span].cpu(), phi, out=change)
+        kept = self._kept[block.within]
+        return change.copy_(kept) if self._coder.lossy else torch.sub(kept, phi, out=change)
+
+    def _own(self, block: Block, phi: Tensor, change: Tensor, outbox: Tensor) -> Tensor:
+        """Our message as the partner decodes it."""
+        return self._sent(block, outbox) if self._plan.keeps_outbox else self._coder.own(block, phi, change)
+
+    def _sent(self, block: Block, outbox: Tensor) -> Tensor:
+        offset = self._offsets[block.index]
+        return outbox[offset : offset + 4 * block.size].view(torch.float32)
+
+
+def merge(theta: Tensor, phi: Tensor, was: Tensor | None) -> None:
+    """Bring theta after an outer step; `was` is theta at the snapshot if training went on since."""
+    if was is None:
+        theta.copy_(phi)
+    else:
+        outer.correct(theta, phi.to(theta.device), was.to(theta.device))
+
+
+class _ChunkHasher:
+    """Hashes the chunks of `box` as they are filled; the first one last, because it holds the header."""
+
+    def __init__(self, box: Tensor) -> None:
+        self._content = bytes_of(box)
+        self._hashes: list[bytes] = []
+
+    def reach(self, offset: int) -> None:
+        """The bytes before `offset` are written."""
+        while (len(self._hashes) + 1) * CHUNK_SIZE <= offset:
+            self._hash(len(self._hashes), offset)
+
+    def finish(self, size: int) -> Description:
+        """All `size` bytes are written, the header too."""
+        while len(self._hashes) * CHUNK_SIZE < size:
+            self._hash(len(self._hashes), size)
+        first = blake3.blake3(self._content[: min(CHUNK_SIZE, size)]).digest()
+        return Description(size, CHUNK_SIZE, (first, *self._hashes[1:]))
+
+    def _hash(self, index: int, end: int) -> None:
+        start = index * CHUNK_SIZE
+        whole = self._content[start : min(start + CHUNK_SIZE, end)]
+        self._hashes.append(blake3.blake3(whole).digest() if index else b"")
