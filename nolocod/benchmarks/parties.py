@@ -111,15 +111,22 @@ class Pair:
 @contextmanager
 def pair(commands: Sequence[Sequence[str]]) -> Iterator[Pair]:
     """Start two processes, in a network of their own if the system allows it."""
-    with ExitStack() as stack:
-        network = stack.enter_context(private_network())
+    with private_network() as network:
         inside = [] if network is None else enter(network)
+        with started([[*inside, *command] for command in commands]) as (first, second):
+            yield Pair((first, second), network)
+
+
+@contextmanager
+def started(commands: Sequence[Sequence[str]]) -> Iterator[list[Party]]:
+    """Start a process per command; at the end all are killed."""
+    with ExitStack() as stack:
         parties = []
         for command in commands:
             stderr = stack.enter_context(tempfile.TemporaryFile())
-            parties.append(Party([*inside, *command], stderr))
+            parties.append(Party(command, stderr))
             stack.callback(parties[-1].end)
-        yield Pair((parties[0], parties[1]), network)
+        yield parties
 
 
 @contextmanager

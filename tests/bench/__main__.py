@@ -1,0 +1,69 @@
+"""`python -m tests.bench`: ours beside the neighbours, and our own benches; writes docs/benchmarks.md and .json.
+
+The rule: a part that is measured again replaces its old figures, and the page is always made from all that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nolocod.benchmarks import MEASUREMENTS, Options, parse_parameters
+from nolocod.errors import NolocodError
+from tests.bench import contest, report, wan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+_PARTS = ("exchange", "transport", "training", "wan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)} (all)")
+    parser.add_argument("--values", default="100m", metavar="N", help="float32 values that are exchanged")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", metavar="NAMES", help=f"of {', '.join(one.name for one in contest.CONTESTANTS)}")
+    parser.add_argument("--into", type=Path, default=_DOCS, metavar="DIR", help="where benchmarks.md and .json are")
+    options = parser.parse_args()
+    unknown = set(options.parts) - set(_PARTS)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: no such part")
+    try:
+        run(options, _say)
+    except NolocodError as error:
+        sys.exit(str(error))
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> None:
+    """Measure the parts that were asked for, and write the page after each."""
+    kept = options.into / "benchmarks.json"
+    table: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    for part in options.parts or _PARTS:
+        table["machine"] = report.machine()
+        match part:
+            case "exchange":
+                only = frozenset(filter(None, options.only.split(",")))
+                found = contest.run(parse_parameters(options.values), options.rounds, only, say)
+                table[part] = found.to_table()
+            case "wan":
+                table[part] = wan.measure(options.rounds, say).to_table()
+            case _:
+                result = MEASUREMENTS[part](Options(pairs=options.rounds, threads=1), say)
+                table[part] = {"text": result.to_text(), "figures": json.loads(result.to_json())}
+        options.into.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        (options.into / "benchmarks.md").write_text(report.to_markdown(table), encoding="utf-8")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Ours and the neighbours, on a tensor of the same size, in turn.
+
+The rule: a contestant's processes are fresh in every round, alone on the machine and in a network of their own; one
+exchange warms up, one is timed, one is watched for memory. One that fails is told as failed, with its error, and
+the others go on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nolocod.benchmarks import exchange, probe
+from nolocod.benchmarks.base import BenchError, Options
+from nolocod.benchmarks.parties import Pair, pair
+from tests.bench import venvs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WORKERS = Path(__file__).resolve().parent / "workers"
+_PREPARE_SECONDS = 120.0
+_CONNECT_SECONDS = 60.0
+_GO_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to exchange a tensor. `environment` "" is ours."""
+
+    name: str
+    title: str
+    environment: str = ""
+    what: str = ""
+    """Our codec, or what the neighbour's worker is to do."""
+    warm_ups: int = 1
+
+
+CONTESTANTS = (
+    Contestant("gloo", "raw gloo send/recv both ways at once (plaintext)", "gloo", "float32"),
+    Contestant("ours-float32", "nolocod float32", what="float32"),
+    Contestant("hivemind", "hivemind 1.1.12 all-reduce, uncompressed", "hivemind", "none"),
+    Contestant("ours-bfloat16", "nolocod bfloat16", what="bfloat16"),
+    Contestant("hivemind-fp16", "hivemind 1.1.12 all-reduce, fp16", "hivemind", "fp16"),
+    # its blocks travel in 8 bits once both have learnt how far apart they are
+    Contestant("ours-modulo8", "nolocod modulo8", what="modulo8", warm_ups=3),
+    Contestant("torchft", "torchft-nightly DiLoCo outer step (plaintext gloo)", "torchft", "diloco"),
+    Contestant("lattica", "lattica 1.0.21 RPC both ways", "lattica", "rpc"),
+    Contestant("reference", "the paper's pattern in gloo: two tensors to a root and back", "gloo", "reference"),
+)
+
+
+@dataclass
+class Figures:
+    """One contestant's figures, round by round. Seconds; bytes on the wire of both; memory in float32 tensors."""
+
+    seconds: list[float] = field(default_factory=list)
+    """Until the exchange is over: for ours, until both inboxes are verified."""
+    step: list[float] = field(default_factory=list)
+    """Ours only: until both have new weights."""
+    wire: list[int] = field(default_factory=list)
+    extra: list[float] = field(default_factory=list)
+    """The most memory that a node held beyond what it held before it was connected."""
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Contest:
+    values: int
+    rounds: int
+    figures: dict[str, Figures]
+
+    def to_table(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(values: int, rounds: int, only: frozenset[str], say: Callable[[str], None]) -> Contest:
+    """Let all contestants (or those named in `only`) run, `rounds` times in turn."""
+    chosen = [one for one in CONTESTANTS if not only or one.name in only]
+    contest = Contest(values, rounds, {one.name: Figures() for one in chosen})
+    for number in range(1, rounds + 1):
+        for one in chosen:
+            figures = contest.figures[one.name]
+            try:
+                _one_round(one, values, figures)
+            except BenchError as error:
+                figures.failures.append(error.cause)
+                say(f"round {number}: {one.title}: failed: {error.cause}")
+            else:
+                wire, extra = figures.wire[-1] / 1e6, figures.extra[-1]
+                say(f"round {number}: {one.title}: {figures.seconds[-1]:.3f} s, {wire:.0f} MB, memory +{extra:.2f}")
+    return contest
+
+
+def _one_round(one: Contestant, values: int, figures: Figures) -> None:
+    if one.environment:
+        python = str(venvs.ensure(one.environment))
+        worker = str(_WORKERS / f"with_{one.environment}.py")
+        with pair([[python, worker, str(rank), one.what] for rank in (0, 1)]) as nodes:
+            nodes.ask("prepare", _PREPARE_SECONDS, values=values)
+            before = _memory(nodes)
+            addresses = [answer["address"] for answer in nodes.ask("listen", _CONNECT_SECONDS)]
+            nodes.ask("connect", _CONNECT_SECONDS, addresses=addresses)
+            _measure(nodes, one, values, before, figures)
+        return
+    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
+        folders = [Path(folder) / f"node-{rank}" for rank in (0, 1)]
+        exchange.found(Options(parameters=values, codec=one.what), folders)
+        with pair([exchange.node_command(rank, path) for rank, path in enumerate(folders)]) as nodes:
+            nodes.ask("prepare", _PREPARE_SECONDS, training=False)
+            before = _memory(nodes)
+            exchange.connect(nodes)
+            _measure(nodes, one, values, before, figures)
+
+
+def _measure(nodes: Pair, one: Contestant, values: int, before: list[int], figures: Figures) -> None:
+    for _ in range(one.warm_ups):
+        _go(nodes)
+    carried = nodes.carried()
+    answers = _go(nodes)
+    carried = nodes.carried() - carried
+    peaks = exchange.peaks(nodes)
+    began = min(answer["began"] for answer in answers)
+    last = max(answer["ended"] for answer in answers) - began
+    if "verified" in answers[0]:
+        figures.step.append(last)
+        last = max(answer["verified"] for answer in answers) - began
+    figures.seconds.append(last)
+    figures.wire.append(carried)
+    figures.extra.append(max(peak - was for peak, was in zip(peaks, before, strict=True)) / (4 * values))
+
+
+def _go(nodes: Pair) -> list[dict[str, Any]]:
+    nodes.ask("arm", _CONNECT_SECONDS)
+    answers = nodes.ask("go", _GO_SECONDS)
+    if not all(answer["right"] for answer in answers):
+        raise BenchError("the exchange ended without an error, and with wrong values.")
+    return answers
+
+
+def _memory(nodes: Pair) -> list[int]:
+    return [probe.memory(party.pid) for party in nodes.parties]
