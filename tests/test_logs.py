@@ -18,9 +18,11 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    Paused,
     PeerConnected,
     PeerLost,
     PeerSeen,
+    Resumed,
     Started,
     StateChanged,
     Troubled,
@@ -159,6 +161,30 @@ def test_a_state_is_told_once_and_a_peer_too(log: Log) -> None:
     follow(StateChanged("training"), StateChanged("training", "a partner"), StateChanged("training"))
     follow(PeerSeen(BOB, 3, 1, 2.0, "training"), PeerSeen(BOB, 4, 2, 1.9, "training"))
     assert len(log.lines) == 2
+
+
+def test_a_pause_and_its_end_are_a_line_each(log: Log) -> None:
+    follower = LogFollower()
+    log.set_up()
+    for event in (
+        StateChanged("training"),
+        Paused("hours", "outside of --hours 22:00-07:00", 9000.0),
+        StateChanged("stopping", "the exchange under way"),
+        StateChanged("paused"),
+        Paused("hours", "outside of --hours 22:00-07:00", 5400.0),  # the clock was set
+        Paused("battery", "the machine runs on battery: plug it in", None),
+        Resumed(),
+        StateChanged("training"),
+    ):
+        follower.follow(event)
+    assert log.lines == [
+        "info training",
+        "info paused, outside of --hours 22:00-07:00; goes on in 2.5 h",
+        "info stopping, waiting for the exchange under way",
+        "info paused, the machine runs on battery: plug it in",
+        "info resumed",
+        "info training",
+    ]
 
 
 def test_repeats_are_folded_into_a_count(log: Log) -> None:

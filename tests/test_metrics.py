@@ -168,6 +168,22 @@ def test_only_committed_exchanges_are_timed(metrics: Metrics, registry: Collecto
     assert registry.get_sample_value("nolocod_errors_total", {"code": "NLC-202"}) == 1
 
 
+def test_a_pause_has_one_reason_and_traffic_only_grows(metrics: Metrics, registry: CollectorRegistry) -> None:
+    def paused() -> dict[str, float | None]:
+        return {one: registry.get_sample_value("nolocod_paused", {"reason": one}) for one in get_args(events.PauseReason)}
+
+    assert paused() == {"hours": 0, "battery": 0, "budget": 0}
+    follow(metrics, Paused("hours", "x", 1.0), Paused("budget", "y", 2.0))
+    assert paused() == {"hours": 0, "battery": 0, "budget": 1}
+    follow(metrics, Resumed())
+    assert paused() == {"hours": 0, "battery": 0, "budget": 0}
+    for total in (100, 100, 250):
+        follow(metrics, Traffic(total, 2 * total, 0.0, 0.0, "2025-06", total, total))
+    assert registry.get_sample_value("nolocod_wire_bytes_total", {"direction": "sent"}) == 250
+    assert registry.get_sample_value("nolocod_wire_bytes_total", {"direction": "received"}) == 500
+    assert registry.get_sample_value("nolocod_month_limit_bytes") == math.inf
+
+
 def test_exactly_one_state_is_on(metrics: Metrics, registry: CollectorRegistry) -> None:
     for state in get_args(events.NodeState):
         follow(metrics, StateChanged(state))

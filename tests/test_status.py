@@ -21,6 +21,7 @@ from nolocod import __version__
 from nolocod.config import Address
 from nolocod.errors import PortTakenError, UsageError
 from nolocod.events import (
+    Allowed,
     Checkpointed,
     Evaluated,
     Event,
@@ -28,12 +29,15 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Resumed,
     Started,
     StateChanged,
+    Traffic,
     Troubled,
     WeightsFetched,
     WeightsLoaded,
@@ -201,6 +205,34 @@ def test_traffic_counts_exchanges_and_weights(node: Node) -> None:
     )
     report = node.report()
     assert (report.sent, report.received, report.round) == (110, 1020, 9)
+
+
+def test_what_the_owner_allows_and_what_is_used(node: Node) -> None:
+    assert (node.report().allowance.max_upload, node.report().allowance.paused) == (None, "")
+    node.follow(
+        Allowed(2_500_000, None, 200_000_000_000, ("22:00-07:00", "12:00-13:00"), on_battery=False),
+        Traffic(5_000_000, 7_000_000, 1_200_000.0, 300_000.0, "2025-06", 10_000_000_000, 2_340_000_000),
+        Paused("hours", "outside of --hours 22:00-07:00, 12:00-13:00", 10_000.0),
+    )
+    node.now += 1000
+    found = node.report().allowance
+    assert (found.sent, found.received, found.month, found.month_used) == (5_000_000, 7_000_000, "2025-06", 12_340_000_000)
+    assert (found.max_upload, found.max_download, found.monthly_budget) == (2_500_000, None, 200_000_000_000)
+    assert (found.hours, found.pause_on_battery) == (("22:00-07:00", "12:00-13:00"), True)
+    assert (found.paused, found.resumes_in) == ("hours", 9000.0)
+    facts = [" ".join(line.split()) for line in rendered(node_table(node.report()), 80)]
+    for fact in (
+        "line 1.2 MB/s of 2.5 MB/s up, 300 kB/s down",
+        "month 12.3 GB of 200 GB",
+        "trains 22:00-07:00, 12:00-13:00 (local time), not on battery",
+        "paused outside of --hours 22:00-07:00, 12:00-13:00 (goes on in 2.5 h)",
+    ):
+        assert fact in facts
+    node.follow(Paused("battery", "unplugged", None))
+    assert node.report().allowance.resumes_in is None
+    node.follow(Resumed())
+    assert (node.report().allowance.paused, node.report().allowance.paused_why) == ("", "")
+    assert not any(line.startswith("paused") for line in rendered(node_table(node.report()), 80))
 
 
 def test_the_report_goes_through_json_and_has_no_nan(node: Node) -> None:
