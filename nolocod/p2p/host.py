@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 from libp2p import new_host
 from libp2p.abc import INotifee
+from libp2p.connection_types import ConnectionType
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -34,6 +35,7 @@ from nolocod.p2p.addresses import announced, claim, dialable, transport, with_pe
 from nolocod.p2p.libp2p_streams import FOREIGN, LibStream, already_gone, map_exceptions, shielded
 from nolocod.p2p.metering import Unmetered
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
@@ -211,13 +213,14 @@ class Host:
     # --- connections ------------------------------------------------------------------------------
 
     def peers(self) -> dict[PeerId, Reach]:
-        """Who is connected, and whether we dialled ("direct") or they did ("inbound")."""
+        """Who is connected, and how: we dialled ("direct"), they did ("inbound"), or only through a relay ("relayed")."""
         found: dict[PeerId, Reach] = {}
         for peer, connections in self._swarm.connections.items():
             live = [connection for connection in connections if not connection.is_closed]
             if live:
-                ours = any(connection.direction == Direction.OUTBOUND for connection in live)
-                found[PeerId(str(peer))] = "direct" if ours else "inbound"
+                straight = [connection for connection in live if not _relayed(connection)]
+                ours = any(connection.direction == Direction.OUTBOUND for connection in straight)
+                found[PeerId(str(peer))] = "relayed" if not straight else "direct" if ours else "inbound"
         return found
 
     def connected(self, peer: PeerId) -> bool:
@@ -264,6 +267,26 @@ class Host:
             kind = PeerTooSlowError if all(isinstance(cause, PeerTooSlowError) for cause in causes) else PeerUnavailableError
             raise kind(" ".join(cause.cause for cause in causes) or f"{short(peer)} hung up.")
         self._swarm.unblock_peer(_id(peer))  # the DHT's dials go by libp2p's own memory of failures
+
+    async def adopt_circuit(self, stream: Stream, target: PeerId) -> None:
+        """Have a connection to `target` over `stream`, which a relay has joined to it."""
+        address = _circuit(stream.remote, target)
+        raw = RawConnection(Circuit(cast("LibStream", stream).muxed), True, ConnectionType.RELAYED, [address])
+        try:
+            with map_exceptions(target, f"dialling through {short(stream.remote)}"), trio.fail_after(self.limits.connect):
+                await self._swarm.upgrade_outbound_raw_conn(raw, _id(target))
+        except BaseException:
+            await stream.reset()
+            raise
+
+    async def accept_circuit(self, stream: Stream, source: PeerId) -> None:
+        """Serve a connection from `source` over `stream`, until it ends."""
+        address = _circuit(stream.remote, source)
+        raw = RawConnection(Circuit(cast("LibStream", stream).muxed), False, ConnectionType.RELAYED, [address])
+        with map_exceptions(source, f"answering through {short(stream.remote)}"):
+            with trio.fail_after(self.limits.connect):
+                muxed = await self._swarm.upgrade_inbound_raw_conn(raw, address)
+            await muxed.event_closed.wait()
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`."""
@@ -359,6 +382,14 @@ class _Watch(INotifee):  # type: ignore[misc]  # libp2p has no types that mypy f
 
 def _id(peer: PeerId) -> ID:
     return ID.from_string(peer)
+
+
+def _relayed(connection: INetConn) -> bool:
+    return bool(connection.muxed_conn.get_connection_type() == ConnectionType.RELAYED)
+
+
+def _circuit(relay: PeerId, peer: PeerId) -> Multiaddr:
+    return Multiaddr(f"/p2p/{relay}/p2p-circuit/p2p/{peer}")
 
 
 def _address(found: Multiaddr) -> Address:

@@ -99,7 +99,7 @@ class LibStream:
     def __init__(self, raw: NetStream, remote: PeerId, progress: float) -> None:
         self._raw = raw
         # Past NetStream, which knows no deadlines and copies what it reads.
-        self._muxed: YamuxStream = raw.muxed_stream
+        self.muxed: YamuxStream = raw.muxed_stream
         self._remote = remote
         self._progress = progress
 
@@ -114,11 +114,15 @@ class LibStream:
 
     async def read_into(self, view: memoryview) -> None:
         with map_exceptions(self._remote, "reading"):
-            await self._muxed.read_into(view.cast("B"), self._progress)
+            await self.muxed.read_into(view.cast("B"), self._progress)
+
+    async def read_available(self) -> bytearray:
+        with map_exceptions(self._remote, "reading"):
+            return await self.muxed.take(self._progress)
 
     async def write(self, data: bytes | memoryview) -> None:
         with map_exceptions(self._remote, "writing"):
-            await self._muxed.write_all(data, self._progress)
+            await self.muxed.write_all(data, self._progress)
 
     async def close(self) -> None:
         # NetStream.close only ends our side of a yamux stream; close_write would leave the stream in the
@@ -137,6 +141,6 @@ class LibStream:
         """
         await self.close()
         with trio.move_on_after(patience):
-            await self._muxed.ended.wait()
-        if not self._muxed.closed:
+            await self.muxed.ended.wait()
+        if not self.muxed.closed:
             await self.reset()

@@ -16,6 +16,8 @@ from libp2p.network.connection.raw_connection import RawConnection
 if TYPE_CHECKING:
     from libp2p.abc import IRawConnection
 
+    from nolocod.p2p.yamux_stream import YamuxStream
+
 
 class End(Protocol):
     """Our end of a connection; failures are OSError, trio's or libp2p's own."""
@@ -97,8 +99,58 @@ class StreamEnd:
         raise trio.TooSlowError
 
 
+class Circuit:
+    """A stream to a relay, as what libp2p takes for a raw connection's stream (ReadWriteCloser)."""
+
+    def __init__(self, muxed: YamuxStream) -> None:
+        self.muxed = muxed
+
+    async def read(self, n: int | None = None) -> bytes:
+        return await self.muxed.read_some(n)
+
+    async def write(self, data: bytes) -> None:
+        await self.muxed.write_all(data)
+
+    async def close(self) -> None:
+        await self.muxed.reset()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+
+class CircuitEnd:
+    """On a stream to a relay."""
+
+    def __init__(self, muxed: YamuxStream) -> None:
+        self._muxed = muxed
+        self._arrived: memoryview | None = None
+
+    def receive_now(self, view: memoryview) -> int | None:
+        if self._arrived is None:
+            return None
+        count = min(len(view), len(self._arrived))
+        view[:count] = self._arrived[:count]
+        if count:  # nothing taken is the end, and stays so
+            self._arrived = self._arrived[count:] if count < len(self._arrived) else None
+        return count
+
+    async def receivable(self) -> None:
+        if self._arrived is None:
+            self._arrived = memoryview(await self._muxed.take())
+
+    async def send_some(self, view: memoryview, patience: float) -> int:
+        # A cancelled write of many pieces does not tell how many were sent: one that the peer has given no
+        # room for is given up before its first byte, and the rest goes whole.
+        piece = view[: await self._muxed.room(patience)]
+        with trio.CancelScope(shield=True):
+            await self._muxed.write_all(piece, patience)
+        return len(piece)
+
+
 def end_of(raw: IRawConnection) -> End:
     """The quickest end for `raw`."""
+    if isinstance(raw, RawConnection) and isinstance(raw.stream, Circuit):
+        return CircuitEnd(raw.stream.muxed)
     if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
         inner = raw.stream.stream
         if isinstance(inner, trio.SocketStream):

@@ -71,6 +71,22 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         finally:
             self._reading = False
 
+    async def take(self, patience: float = _FOREVER) -> bytearray:
+        """All that has arrived, at least one byte, without a copy; empty at the clean end of the stream."""
+        await trio.lowlevel.checkpoint()
+        self._begin_reading()
+        try:
+            while not self._buffer:
+                if self.recv_closed and self._broken is None:
+                    return bytearray()
+                self._check_readable()
+                await self._arrival(patience)
+            taken, self._buffer = self._buffer, bytearray()
+            self._give_back(len(taken))
+            return taken
+        finally:
+            self._reading = False
+
     async def read_into(self, view: memoryview, patience: float = _FOREVER) -> None:
         """Fill `view` (of bytes). MuxedStreamEOF if the stream ends before."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -147,6 +163,12 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
                 await self._more_credit(patience)
             sent = await self.muxed_conn.send(self, view)
             view = view[sent:]
+
+    async def room(self, patience: float = _FOREVER) -> int:
+        """How many bytes may be sent, at least one: waits for that."""
+        self.check_writable()
+        await self._more_credit(patience)
+        return self.credit
 
     async def _more_credit(self, patience: float) -> None:
         while not self.credit:

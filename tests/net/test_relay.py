@@ -1,0 +1,158 @@
+"""Circuits through a third node, on real sockets: what is carried, what is refused, what ends with what."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.config import Address
+from nolocod.errors import PeerUnavailableError, RefusedError
+from nolocod.identity import Identity
+from nolocod.p2p.host import open_host
+from nolocod.p2p.relay import HOP, Relay, RelayClient, RelayLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.streams import Stream
+
+ECHO = "/test/echo"
+SINK = "/test/sink"
+PIECE = 1 << 20
+
+
+class End:
+    """A node that reaches others only through the relay."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.client = RelayClient(host)
+        self.client.serve()
+        self.received: list[bytes] = []
+        self.fed = trio.Event()
+        host.serve(ECHO, self.echo)
+        host.serve(SINK, self.sink)
+
+    async def echo(self, stream: Stream) -> None:
+        while data := await stream.read_available():
+            await stream.write(memoryview(data))
+
+    async def sink(self, stream: Stream) -> None:
+        digest = hashlib.sha256()
+        while data := await stream.read_available():
+            digest.update(data)
+        self.received.append(digest.digest())
+        self.fed.set()
+
+
+@asynccontextmanager
+async def node(seed: int) -> AsyncIterator[Host]:
+    identity = Identity.from_secret(bytes([seed]) * 32)
+    async with open_host(identity, Address("127.0.0.1", 0), (), lambda _: None) as host:
+        yield host
+
+
+@asynccontextmanager
+async def three(limits: RelayLimits | None = None) -> AsyncIterator[tuple[Relay, Host, End, End]]:
+    """A relay and two ends that are connected to it, and hold no reservation."""
+    async with node(1) as middle, node(2) as first, node(3) as second:
+        relay = Relay(middle, limits)
+        relay.serve()
+        for end in (first, second):
+            await end.connect(middle.own, middle.addresses)
+        yield relay, middle, End(first), End(second)
+
+
+async def test_a_circuit_carries_streams_both_ways_sealed_between_its_ends() -> None:
+    async with three() as (relay, middle, alice, bob):
+        assert 3500 < await bob.client.reserve(middle.own) <= 3600
+        await alice.client.connect(middle.own, bob.host.own)
+        assert alice.host.peers()[bob.host.own] == bob.host.peers()[alice.host.own] == "relayed"
+        content = random.Random(1).randbytes(3 * PIECE + 7)
+        stream = await alice.host.open_stream(bob.host.own, SINK)
+        await stream.write(content)
+        await stream.close()
+        with trio.fail_after(20):
+            await bob.fed.wait()
+        assert bob.received == [hashlib.sha256(content).digest()]
+        back = await bob.host.open_stream(alice.host.own, ECHO)
+        await back.write(b"from behind")
+        assert await back.read_exactly(11) == b"from behind"
+        assert relay.carried.bytes > len(content), "what the relay carries is sealed, and so a little longer"
+
+
+async def test_without_a_reservation_nobody_is_reached() -> None:
+    async with three() as (relay, middle, alice, bob):
+        with pytest.raises(RefusedError, match="NO_RESERVATION"):
+            await alice.client.connect(middle.own, bob.host.own)
+        assert relay.carried.refused == 1
+        assert bob.host.own not in alice.host.peers()
+
+
+async def test_a_reservation_ends_with_its_holders_connection_and_makes_room() -> None:
+    async with three(RelayLimits(reservations=1)) as (_, middle, alice, bob):
+        await bob.client.reserve(middle.own)
+        with pytest.raises(RefusedError, match="RESERVATION_REFUSED"):
+            await alice.client.reserve(middle.own)
+        await bob.client.reserve(middle.own)  # its own again: renewed
+        await bob.host.disconnect(middle.own)
+        with trio.fail_after(5):
+            while middle.connected(bob.host.own):  # noqa: ASYNC110 - libp2p tells nobody
+                await trio.sleep(0.01)
+        assert await alice.client.reserve(middle.own) > 0
+
+
+async def test_one_circuits_end_is_not_another_ones() -> None:
+    async with three() as (_, middle, alice, bob), node(4) as third:
+        carol = End(third)
+        await third.connect(middle.own, middle.addresses)
+        await bob.client.reserve(middle.own)
+        for end in (alice, carol):
+            await end.client.connect(middle.own, bob.host.own)
+        await alice.host.disconnect(bob.host.own)
+        stream = await carol.host.open_stream(bob.host.own, ECHO)
+        await stream.write(b"still here")
+        assert await stream.read_exactly(10) == b"still here"
+
+
+async def test_a_circuit_over_its_bytes_ends_and_the_connection_to_the_relay_stays() -> None:
+    async with three(RelayLimits(circuit_bytes=PIECE)) as (_, middle, alice, bob):
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        stream = await alice.host.open_stream(bob.host.own, SINK)
+        with pytest.raises(PeerUnavailableError), trio.fail_after(20):
+            await stream.write(bytes(64 * PIECE))
+        assert bob.received == []
+        assert alice.host.connected(middle.own)
+        assert bob.host.connected(middle.own)
+
+
+async def test_no_more_circuits_than_allowed() -> None:
+    async with three(RelayLimits(circuits_per_peer=1)) as (_, middle, alice, bob), node(4) as third:
+        carol = End(third)
+        await third.connect(middle.own, middle.addresses)
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        with pytest.raises(RefusedError, match="RESOURCE_LIMIT_EXCEEDED"):
+            await carol.client.connect(middle.own, bob.host.own)
+
+
+GARBAGE = [b"\xff\xff\xff\xff\xff", b"\x85\x40" + bytes(64), b"\x03\xff\xff\xff", b"\x04\x08\x01\x12\x00"]
+"""A length without end, one too long, no protobuf, a circuit to nobody."""
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_garbage_costs_a_stream_and_no_more(garbage: bytes) -> None:
+    async with three() as (_, middle, alice, _):
+        stream = await alice.host.open_stream(middle.own, HOP)
+        await stream.write(garbage)
+        with pytest.raises(PeerUnavailableError), trio.fail_after(10):
+            await stream.read_exactly(1)
+        assert middle.faults == 1
+        assert await alice.client.reserve(middle.own) > 0
