@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.benchmarks import exchange, probe
+from nolocod.benchmarks import probe
 from nolocod.benchmarks.base import BenchError, Options
+from nolocod.benchmarks.exchange import connect, found, node_command, peaks
 from nolocod.benchmarks.parties import Pair, pair
 from tests.bench import venvs
 
@@ -107,11 +108,11 @@ def _one_round(one: Contestant, values: int, figures: Figures) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
         folders = [Path(folder) / f"node-{rank}" for rank in (0, 1)]
-        exchange.found(Options(parameters=values, codec=one.what), folders)
-        with pair([exchange.node_command(rank, path) for rank, path in enumerate(folders)]) as nodes:
+        found(Options(parameters=values, codec=one.what), folders)
+        with pair([node_command(rank, path) for rank, path in enumerate(folders)]) as nodes:
             nodes.ask("prepare", _PREPARE_SECONDS, training=False)
             before = _memory(nodes)
-            exchange.connect(nodes)
+            connect(nodes)
             _measure(nodes, one, values, before, figures)
 
 
@@ -121,7 +122,7 @@ def _measure(nodes: Pair, one: Contestant, values: int, before: list[int], figur
     carried = nodes.carried()
     answers = _go(nodes)
     carried = nodes.carried() - carried
-    peaks = exchange.peaks(nodes)
+    highest = peaks(nodes)
     began = min(answer["began"] for answer in answers)
     last = max(answer["ended"] for answer in answers) - began
     if "verified" in answers[0]:
@@ -129,7 +130,7 @@ def _measure(nodes: Pair, one: Contestant, values: int, before: list[int], figur
         last = max(answer["verified"] for answer in answers) - began
     figures.seconds.append(last)
     figures.wire.append(carried)
-    figures.extra.append(max(peak - was for peak, was in zip(peaks, before, strict=True)) / (4 * values))
+    figures.extra.append(max(peak - was for peak, was in zip(highest, before, strict=True)) / (4 * values))
 
 
 def _go(nodes: Pair) -> list[dict[str, Any]]:
