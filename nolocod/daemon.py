@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod import datadir, identity
-from nolocod.errors import ClockError, DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError, TrainerError
+from nolocod.errors import (
+    AllowanceError,
+    ClockError,
+    DataDirError,
+    DiskFullError,
+    LocalError,
+    NolocodError,
+    PeerBusyError,
+    TrainerError,
+)
 from nolocod.events import OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.metrics import Metrics
-from nolocod.p2p.budget import Budget, Ledger
+from nolocod.p2p.budget import Budget, Ledger, shortfalls
 from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.mesh import Mesh, open_mesh
@@ -92,6 +101,7 @@ class Node:
         self._trainer: TrainerProcess | None = None
         self._served: ServedSnapshot | None = None
         self._dumping = trio.Lock()
+        self._warned: set[str] = set()
         self._pausable: set[trio.CancelScope] = set()
         self._failures = 0
 
@@ -168,6 +178,7 @@ class Node:
         await stint.load()
         if self._exchanger is not None:
             self._exchanger.box_size = trainer.outbox.size
+            self._mind(trainer.outbox.size, self._exchanger.patience)
         self._reception.rounds = stint.rounds
         while (reason := await stint.train(self._stop)) in ("behind", "paused"):
             if reason == "paused" and not await stint.rest(self._stop):
@@ -177,6 +188,14 @@ class Node:
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
+
+    def _mind(self, size: int, patience: float) -> None:
+        """Keep back the bytes of an exchange, and tell once what the owner's limits make impossible."""
+        self._budget.keep_back(size)
+        for cause in shortfalls(self._config.allowance, size, patience):
+            if cause not in self._warned:
+                self._warned.add(cause)
+                self.emit(Troubled(AllowanceError.entry.code, cause))
 
     # --- joining ------------------------------------------------------------------------------------
 

@@ -167,6 +167,10 @@ class PowerUnknownError(LocalError):
     entry = _entry("NLC-127", "power supply not known", "Leave --pause-on-battery out where the system tells of no battery.")
 
 
+class AllowanceError(LocalError):
+    entry = _entry("NLC-128", "allowance too small for this run", "Allow more, or join a run with a smaller model.")
+
+
 class NotRunningError(LocalError):
     entry = _entry("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 

@@ -124,7 +124,8 @@ class Gate:
     def look(self) -> None:
         """Ask the checks, and tell what changed."""
         before = self.pause
-        self.pause = next((pause for pause in (check() for check in self._checks) if pause is not None), None)
+        found = [check() for check in self._checks]  # all of them: one may have something to tell
+        self.pause = next((pause for pause in found if pause is not None), None)
         ends = trio.current_time() + (self.pause.seconds or 0.0) if self.pause else 0.0
         same = self.pause is not None and before is not None and self.pause.reason == before.reason
         if same and abs(ends - self._ends) < _DRIFT:

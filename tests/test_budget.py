@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nolocod.config import Allowance
 from nolocod.errors import DataDirError
 from nolocod.events import Event, Traffic, Troubled
-from nolocod.p2p.budget import Bucket, Budget, Ledger
+from nolocod.p2p.budget import Bucket, Budget, Ledger, shortfalls
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,6 +184,31 @@ async def test_the_reserve_is_for_heartbeats_and_beyond_the_budget_nothing_is_se
         await scene.budget.up(MB + 1)
     assert scope.cancelled_caught
     assert scene.ledger.total == 99 * MB
+
+
+async def test_no_exchange_begins_that_the_month_would_not_let_us_finish(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, Allowance(monthly=100 * MB))
+    scene.budget.keep_back(10 * MB)
+    await scene.budget.up(79 * MB - 1)
+    assert not scene.budget.spent
+    await scene.budget.up(1)
+    assert scene.budget.spent, "21 MB are 10 MB each way, and what sealing adds"
+    scene.budget.keep_back(1)
+    assert scene.budget.spent, "the greater reserve stays"
+
+
+@pytest.mark.parametrize(
+    ("allowance", "says"),
+    [
+        (Allowance(), []),
+        (Allowance(up=2 * MB, down=2 * MB, monthly=1000 * MB), []),
+        (Allowance(up=MB, down=2 * MB), ["at --max-upload an exchange takes 400 s, and partners wait 300 s: 11.2Mbit do."]),
+        (Allowance(down=MB), ["at --max-download an exchange takes 400 s, and partners wait 300 s: 11.2Mbit do."]),
+        (Allowance(monthly=839 * MB), ["--monthly-budget is less than one exchange, 0.84 GB: this node only rests."]),
+    ],
+)
+def test_limits_in_which_no_exchange_fits_are_told(allowance: Allowance, says: list[str]) -> None:
+    assert shortfalls(allowance, 400 * MB, 300.0) == says
 
 
 async def test_with_the_month_the_wait_ends(tmp_path: Path, autojump_clock: object) -> None:

@@ -384,3 +384,13 @@ async def test_a_newcomer_that_rests_can_be_stopped(
         assert trio.current_time() - began == pytest.approx(50.0)
         nursery.cancel_scope.cancel()
     assert scene.trainers[0].calls == []
+
+
+async def test_limits_that_no_exchange_fits_in_are_told_once(scene: Scene, autojump_clock: object) -> None:
+    scene.lives = [PHASE + 1]
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(monthly=8))
+        nursery.start_soon(scene.run, 3 * PHASE)
+        await trio.sleep(4 * PHASE)
+        nursery.cancel_scope.cancel()
+    assert [event.code for event in scene.told(Troubled)].count("NLC-128") == 1

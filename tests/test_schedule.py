@@ -180,6 +180,13 @@ async def test_the_first_reason_counts_and_another_one_keeps_the_gate_closed(aut
     assert scene.events == [HOURS, BATTERY, Resumed()]
 
 
+async def test_a_closed_gate_still_hears_what_its_other_checks_have_to_tell(autojump_clock: object) -> None:
+    events: list[Event] = []
+    gate = Gate([lambda: HOURS, on_battery(events.append, lambda: None)], events.append)
+    gate.look()
+    assert [type(event) for event in events] == [Troubled, Paused]
+
+
 async def test_a_pause_is_told_again_only_if_its_end_moved(autojump_clock: object) -> None:
     scene = Scene()
     scene.first = HOURS

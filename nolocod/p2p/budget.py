@@ -37,6 +37,8 @@ _ROUNDING = 1e-9
 """Seconds too short to be slept: what additions of floats leave over."""
 _RESERVE = 0.02
 """Share of the month's bytes kept for heartbeats, when exchanges have used up the rest."""
+_OVERHEAD = 1.05
+"""Bytes on the wire per byte of a message: sealing, frames, hashes."""
 _SAVE_SECONDS = 60.0
 _SAVE_BYTES = 16 << 20
 _TICK = 1.0
@@ -160,6 +162,20 @@ def _read(path: Path) -> dict[str, _Month]:
         raise DataDirError(cause, remedy="Put it right, or remove it to begin the count anew.") from error
 
 
+def shortfalls(allowance: Allowance, size: int, patience: float) -> list[str]:
+    """Why exchanges of `size` bytes each way, for which partners have `patience` seconds, cannot work; one line each."""
+    found = []
+    for flag, rate in (("--max-upload", allowance.up), ("--max-download", allowance.down)):
+        if rate is not None and size * _OVERHEAD > rate * patience:
+            least = size * _OVERHEAD * 8 / patience / 1e6
+            found.append(
+                f"at {flag} an exchange takes {size / rate:.0f} s, and partners wait {patience:.0f} s: {least:.1f}Mbit do."
+            )
+    if allowance.monthly is not None and 2 * size * _OVERHEAD > allowance.monthly:
+        found.append(f"--monthly-budget is less than one exchange, {2 * size * _OVERHEAD / 1e9:.3g} GB: this node only rests.")
+    return found
+
+
 class Budget:
     """What an allowance leaves (metering.Meter), counted in `ledger`. One per node; `run` does what is due."""
 
@@ -169,6 +185,7 @@ class Budget:
         self._ledger = ledger
         self._emit = emit
         self._monthly = allowance.monthly
+        self._reserve = (allowance.monthly or 0) * _RESERVE
         self._up = Bucket(allowance.up, now)
         self._down = Bucket(allowance.down, now)
         self._sending, self._receiving = trio.Lock(), trio.Lock()
@@ -221,7 +238,11 @@ class Budget:
     @property
     def spent(self) -> bool:
         """Whether what is left of the month's bytes is for heartbeats alone."""
-        return self._monthly is not None and self._ledger.total >= self._monthly * (1 - _RESERVE)
+        return self._monthly is not None and self._ledger.total >= self._monthly - self._reserve
+
+    def keep_back(self, size: int) -> None:
+        """Begin no exchange (`size` bytes each way) that the month's bytes would not let us finish."""
+        self._reserve = max(self._reserve, 2 * size * _OVERHEAD)
 
     @property
     def seconds_left(self) -> float:

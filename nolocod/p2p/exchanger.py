@@ -70,6 +70,11 @@ class Exchanger:
     def box_size(self, size: int) -> None:
         self._context = replace(self._context, box_size=size)
 
+    @property
+    def patience(self) -> float:
+        """Seconds that an exchange may take."""
+        return self._context.limits.whole(self._context.box_size)
+
     # --- offering -----------------------------------------------------------------------------------
 
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
