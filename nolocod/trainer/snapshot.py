@@ -27,10 +27,6 @@ from nolocod.codec import (
     Shared,
     bytes_of,
     coder_for,
-    is_set,
-    read_head,
-    to_bitmap,
-    write_head,
 )
 from nolocod.codec.base import Noise, read_head, write_head
 from nolocod.codec.blocks import is_set, to_bitmap
