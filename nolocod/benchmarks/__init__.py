@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nolocod.benchmarks.base import Options, Result
 from nolocod.benchmarks.exchange import exchange, parse_parameters
 from nolocod.benchmarks.node import node
+from nolocod.benchmarks.relay import relay
 from nolocod.benchmarks.training import training
 from nolocod.benchmarks.transport import transport
 
@@ -17,6 +18,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "training": training,
     "exchange": exchange,
     "transport": transport,
+    "relay": relay,
     "node": node,
 }
 

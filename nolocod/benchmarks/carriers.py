@@ -23,6 +23,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
+from nolocod.benchmarks.relayed import RelayedHost, relay_process
 from nolocod.config import Address
 from nolocod.identity import PeerId, load_or_create
 from nolocod.p2p.host import open_host, quiet_libraries
@@ -70,6 +71,8 @@ async def open_end(carrier: str, accepted: Callable[[Pipe], Awaitable[None]], ho
                 yield await stack.enter_async_context(_sockets(carrier == TLS, accepted, host, folder))
             case "stock":
                 yield await stack.enter_async_context(_stock(accepted, host))
+            case "relayed":
+                yield await stack.enter_async_context(_relayed(accepted, host, folder))
             case _:
                 yield await stack.enter_async_context(_ours(accepted, host, folder))
 
@@ -237,6 +240,30 @@ async def _ours(accepted: Callable[[Pipe], Awaitable[None]], host: str, folder: 
     async with open_host(load_or_create(folder / "identity.key"), Address(host, 0), (), _nothing) as opened:
         opened.serve(_PROTOCOL, serve)
         yield _OurEnd(opened)
+
+
+class _RelayedEnd:
+    def __init__(self, host: RelayedHost) -> None:
+        self._host = host
+        self.address = host.address
+
+    async def dial(self, address: str) -> Pipe:
+        return _OurPipe(await self._host.open_stream(address, _PROTOCOL))
+
+
+@asynccontextmanager
+async def _relayed(accepted: Callable[[Pipe], Awaitable[None]], host: str, folder: Path) -> AsyncIterator[_RelayedEnd]:
+    """Each end starts a relay, and waits at it for the other."""
+
+    async def serve(stream: Stream) -> None:
+        await accepted(_OurPipe(stream))
+
+    identity = load_or_create(folder / "identity.key")
+    async with relay_process(host) as relay, open_host(identity, Address(host, 0), (), _nothing) as opened:
+        opened.serve(_PROTOCOL, serve)
+        ends = RelayedHost(opened, relay)
+        await ends.wait()
+        yield _RelayedEnd(ends)
 
 
 def _nothing(_: Event) -> None:
