@@ -69,7 +69,7 @@ def pack(kind: Kind, flags: int, stream: int, length: int) -> bytes:
     return _HEADER.pack(0, kind, flags, stream, length)
 
 
-def unpack(raw: bytes | bytearray) -> Frame:
+def unpack(raw: bytes) -> Frame:
     """Read a header; FrameError if it makes no sense."""
     version, kind, flags, stream, length = _HEADER.unpack(raw)
     if version:
@@ -115,7 +115,8 @@ class Deframer:
             self._head += plain[at : at + missing]
             at += missing
             if len(self._head) == HEADER_SIZE:
-                frame = unpack(self._head)
+                head = bytes(self._head)
                 self._head.clear()
+                frame = unpack(head)
                 self.body = frame.length if frame.kind == Kind.DATA else 0
                 yield frame

@@ -7,6 +7,7 @@ class, which receives twice and sends once per record, and copies each one four 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -43,6 +44,15 @@ _GARBAGE = (InvalidTag, NoiseValueError, ValueError)
 """What the handshake lets through when the other side sends nonsense."""
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all connections of a host share."""
+
+    progress: float
+    meter: Meter
+    pool: Pool
+
+
 class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """/noise for `new_host(sec_opt=...)`; one per host, whose connections share its meter and buffers.
 
@@ -52,9 +62,7 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
     def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None) -> None:
         self._keys = keys
         self._static = create_new_key_pair().private_key
-        self._progress = progress
-        self._meter = meter or Unmetered()
-        self._pool = Pool()
+        self._shared = Shared(progress, meter or Unmetered(), Pool())
 
     async def secure_inbound(self, conn: IRawConnection) -> SecureChannel:
         return await self._secure(conn, None)
@@ -72,21 +80,21 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
                 session = await pattern.handshake_outbound(raw, dialled)
         except _GARBAGE as error:
             raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
-        return SecureChannel(session, end_of(raw), self._progress, self._meter, self._pool)
+        ciphers = cast("NoiseTransportReadWriter", session.conn).noise_state.noise_protocol
+        keys = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
+        return SecureChannel(session, end_of(raw), *keys, self._shared)
 
 
 class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """Sealed records both ways. `read` and `write` are libp2p's interface; the muxer uses the rest."""
 
-    def __init__(self, session: SecureSession, end: End, progress: float, meter: Meter, pool: Pool) -> None:
-        packets = cast("NoiseTransportReadWriter", session.conn)
-        ciphers = packets.noise_state.noise_protocol
+    def __init__(self, session: SecureSession, end: End, sealer: Sealer, opener: Opener, shared: Shared) -> None:
         self._session = session
         self._end = end
-        self._progress = progress
-        self._pool = pool
-        self._sealer = Sealer(ciphers.cipher_state_encrypt.k)
-        self._opener = Opener(ciphers.cipher_state_decrypt.k)
+        self._sealer = sealer
+        self._opener = opener
+        self._progress = shared.progress
+        self._pool = shared.pool
         self._in: memoryview | None = None
         self._start = self._stop = 0
         self._partial = b""
@@ -96,7 +104,7 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         self._plain = memoryview(b"")
         """Opened for `read` and not taken yet."""
         self._writing = trio.Lock()
-        self.meter = meter
+        self.meter = shared.meter
         self.is_initiator = session.is_initiator
 
     # --- receiving --------------------------------------------------------------------------------
@@ -180,12 +188,11 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         assert len(content) <= BATCH_PLAIN
         out = self._out = self._out or self._pool.take()
         self._sent = 0
-        small = len(front) + len(content) <= MOST_PLAIN
-        plain = b"".join((front, content)) if small else front
-        at = self._sealer.seal_into(plain, len(plain), out)
-        for start in () if small else range(0, len(content), MOST_PLAIN):
-            piece = content[start : start + MOST_PLAIN]
-            at += self._sealer.seal_into(piece, len(piece), out[at:])
+        if len(front) + len(content) <= MOST_PLAIN:
+            front, content = b"".join((front, content)), content[:0]
+        at = self._sealer.seal_into(front, out) if front else 0  # libp2p takes an empty record for the end
+        for start in range(0, len(content), MOST_PLAIN):
+            at += self._sealer.seal_into(content[start : start + MOST_PLAIN], out[at:])
         self._sealed = at
 
     async def flush(self) -> None:

@@ -48,9 +48,9 @@ class _Key:
 class Sealer(_Key):
     """Our direction."""
 
-    def seal_into(self, plain: bytes | memoryview, size: int, out: memoryview) -> int:
-        """Write `plain` (of `size` bytes, at most MOST_PLAIN) as one record to the front of `out`; its size there."""
-        sealed = size + TAG
+    def seal_into(self, plain: bytes | memoryview, out: memoryview) -> int:
+        """Write `plain` (bytes, at most MOST_PLAIN of them) as one record to the front of `out`; its size there."""
+        sealed = len(plain) + TAG
         out[0] = sealed >> 8
         out[1] = sealed & 0xFF
         self._cipher.encrypt_into(self._next(), plain, None, out[HEAD : HEAD + sealed])
@@ -61,7 +61,10 @@ class Opener(_Key):
     """The peer's direction."""
 
     def open_into(self, sealed: memoryview, out: memoryview) -> None:
-        """Decrypt what follows a record's length into `out`, which has its exact size. RecordError if altered."""
+        """Decrypt what follows a record's length into `out`, which has its exact size.
+
+        RecordError if it was altered; what is in `out` then is worthless.
+        """
         try:
             self._cipher.decrypt_into(self._next(), sealed, None, out)
         except InvalidTag as error:
