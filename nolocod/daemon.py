@@ -26,7 +26,7 @@ from nolocod.errors import (
     PeerBusyError,
     TrainerError,
 )
-from nolocod.events import OuterStep, Paused, Started, StateChanged, Troubled
+from nolocod.events import ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.metrics import Metrics
 from nolocod.p2p.budget import Budget, Ledger, shortfalls
 from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
@@ -116,6 +116,8 @@ class Node:
             follow(event)
         if self._stint is not None:
             self._stint.follow(event)
+        if isinstance(event, ExchangeEnded):
+            self._gate.look()  # before the next one begins, which the month may have no bytes for
 
     async def watch_signals(self, everything: trio.CancelScope, task_status: TaskStatus[None]) -> None:
         """First signal: stop in order, if there is something to put in order. Second: stop at once."""

@@ -196,8 +196,9 @@ class LogFollower:
 
     def _follow_state(self, event: StateChanged) -> None:
         # Waiting for a partner comes and goes with every round: a new state is news, a new wait is detail.
-        # That it is paused was told with its reason.
-        level = logging.INFO if event.state not in (self._state, "paused") else logging.DEBUG
+        # That it is paused was told with its reason; the last exchange ends as if training went on.
+        told = event.state == self._state or (self._paused and event.state in ("paused", "training"))
+        level = logging.DEBUG if told else logging.INFO
         self._state = event.state
         waiting = f", waiting for {event.waiting_for}" if event.waiting_for else ""
         _log.log(level, "%s%s", event.state, waiting)

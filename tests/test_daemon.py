@@ -16,7 +16,7 @@ from nolocod.cli import _find
 from nolocod.config import Allowance, Hours, NodeConfig
 from nolocod.daemon import MeshSwarm, Node, Reception
 from nolocod.errors import ClockError, DiskFullError, PeerBusyError, TrainerError
-from nolocod.events import Checkpointed, Emit, Event, OuterStep, Paused, Resumed, Troubled
+from nolocod.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, seal
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
@@ -394,3 +394,14 @@ async def test_limits_that_no_exchange_fits_in_are_told_once(scene: Scene, autoj
         await trio.sleep(4 * PHASE)
         nursery.cancel_scope.cancel()
     assert [event.code for event in scene.told(Troubled)].count("NLC-128") == 1
+
+
+async def test_the_month_is_looked_at_before_another_exchange_begins(scene: Scene, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(monthly=1_000_000))
+        await trio.sleep(0.5)  # between two looks
+        await scene.node._budget.up(990_000)
+        assert scene.told(Paused) == []
+        scene.node.emit(ExchangeEnded(PEER, "s", True, "committed", 1, 1, 1.0))
+        assert [event.reason for event in scene.told(Paused)] == ["budget"]
+        nursery.cancel_scope.cancel()

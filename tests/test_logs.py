@@ -170,6 +170,7 @@ def test_a_pause_and_its_end_are_a_line_each(log: Log) -> None:
         StateChanged("training"),
         Paused("hours", "outside of --hours 22:00-07:00", 9000.0),
         StateChanged("stopping", "the exchange under way"),
+        StateChanged("training"),  # what an exchange that ends says
         StateChanged("paused"),
         Paused("hours", "outside of --hours 22:00-07:00", 5400.0),  # the clock was set
         Paused("battery", "the machine runs on battery: plug it in", None),
