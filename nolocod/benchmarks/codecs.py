@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from nolocod import presets
 
 if TYPE_CHECKING:
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
     from nolocod.trainer.rehearsal import Outcome
 
 REPLICAS = 4
-ROUNDS = 40
+ROUNDS = 30
 INNER_STEPS = 20
+LEARNING_RATE = 1e-3
+"""At the testnet's 3e-3 the same run with other rounding ends as much as 1 % away, which would hide all else."""
 SEEDS = (1, 2, 3)
 REFERENCE = "float32, blocking"
 
@@ -107,11 +111,14 @@ def codecs(options: Options, tell: Callable[[str], None]) -> CodecsResult:
 
 
 def _key(row: dict[str, object], seed: int) -> str:
-    return json.dumps([row, seed, REPLICAS, ROUNDS, INNER_STEPS], sort_keys=True)
+    return json.dumps([row, seed, REPLICAS, ROUNDS, INNER_STEPS, LEARNING_RATE], sort_keys=True)
 
 
 def _rehearse(row: Row, seed: int, cache: Path) -> Outcome:
     from nolocod.trainer.rehearsal import Rehearsal, Variant
 
-    manifest = presets.local_run(presets.MODELS["tiny"], rounds=ROUNDS, inner_steps=INNER_STEPS, seed=seed, own_text=False)
+    model = presets.MODELS["tiny"]
+    manifest = presets.local_run(model, rounds=ROUNDS, inner_steps=INNER_STEPS, seed=seed, own_text=False)
+    slower = msgspec.structs.replace(manifest.inner, learning_rate=LEARNING_RATE)
+    manifest = msgspec.structs.replace(manifest, inner=slower)
     return Rehearsal(manifest, Variant(row.name, row.codec, row.late, row.fragments), REPLICAS, cache).run()

@@ -133,7 +133,9 @@ class TrainerProcess:
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         """Take the paired outer step with the partner's message; `skipped` as the partner's inspection found."""
-        return (await self._ask(pipe.Apply(partner_round, skipped), pipe.Stepped)).applied
+        applied = (await self._ask(pipe.Apply(partner_round, skipped), pipe.Stepped)).applied
+        self._empty()
+        return applied
 
     async def solo(self) -> Applied:
         """Take the outer step alone, on the fragment that has waited longest."""
@@ -142,6 +144,12 @@ class TrainerProcess:
     async def discard(self) -> None:
         """Drop the snapshot; nothing is applied."""
         await self._ask(pipe.Discard(), pipe.Done)
+        self._empty()
+
+    def _empty(self) -> None:
+        """Give back what an exchange that is over left in the boxes, or the next one would need it twice."""
+        for box in self._mapped():
+            box.discard(0, box.size)
 
     async def checkpoint(self) -> events.Checkpointed:
         """Write a checkpoint. Raises DiskFullError; older checkpoints are then untouched."""
