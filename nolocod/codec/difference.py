@@ -93,7 +93,7 @@ class Delta4(Coder):
         values[: block.size].copy_(self._residual[block.within]).add_(change)
         values[block.size :].zero_()
         levels = values.view(groups, GROUP)
-        scale = torch.linalg.vector_norm(levels, float("inf"), dim=1).div_(_LEVELS)
+        scale = torch.amax(torch.abs(levels), dim=1).div_(_LEVELS)
         bits = scale.view(torch.int32)
         bits.add_(0xFFFF).bitwise_and_(-0x10000)  # up to the next bfloat16: the largest value keeps its place
         scale.mul_(scale > _LEAST)

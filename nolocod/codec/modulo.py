@@ -98,7 +98,7 @@ class Modulo8(Coder):
         return decoded.mul_(bound / 128)
 
     def apart(self, difference: Tensor) -> float:
-        return float(torch.linalg.vector_norm(difference, math.inf))
+        return _largest(difference)
 
     def learn(self, block: Block, apart: float | None) -> None:
         known = self._distance[block.index].item()
@@ -110,8 +110,8 @@ class Modulo8(Coder):
         known = self._distance[block.index].item()
         if block.size < SMALLEST or not known >= 0:
             return 0.0
-        moved = self.settings.beta * torch.linalg.vector_norm(change, math.inf).item()
-        least = torch.linalg.vector_norm(s, math.inf).item() * 128 / _EXACT
+        moved = self.settings.beta * _largest(change)
+        least = _largest(s) * 128 / _EXACT
         bound = max(MARGIN * known + OWN * moved, least, _SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
         most = FINER * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
@@ -121,6 +121,12 @@ class Modulo8(Coder):
         """Of what eight bits leave out of the integers `whole` (which are shifted in place)."""
         high = self._high[: whole.numel()].copy_(whole.bitwise_right_shift_(8))
         return blake3.blake3(bytes_of(high)).digest(8)
+
+
+def _largest(values: Tensor) -> float:
+    """The largest absolute value. The norm of that name is thirty times slower."""
+    least, most = torch.aminmax(values)
+    return max(-least.item(), most.item())
 
 
 def _read(record: Tensor) -> tuple[int, float, bytes]:
