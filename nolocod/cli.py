@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["training", "exchange", "transport", "relay", "node"])
+    add("what", choices=["training", "exchange", "transport", "relay", "node", "codecs"])
     add("--model", default="small", metavar="NAME|FILE", help="of training and node")
     add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
     add("--pairs", type=int, default=5, help="how often each is measured, in turn")

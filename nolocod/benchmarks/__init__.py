@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nolocod.benchmarks.base import Options, Result
+from nolocod.benchmarks.codecs import codecs
 from nolocod.benchmarks.exchange import exchange, parse_parameters
 from nolocod.benchmarks.node import node
 from nolocod.benchmarks.relay import relay
@@ -20,6 +21,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "transport": transport,
     "relay": relay,
     "node": node,
+    "codecs": codecs,
 }
 
 __all__ = ["MEASUREMENTS", "Options", "parse_parameters"]

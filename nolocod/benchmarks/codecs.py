@@ -2,11 +2,12 @@
 
 Several replicas of a tiny model on real text, in one process and in memory, made of the product's own parts; every
 variant of a seed trains on the same tokens from the same weights, so that differences are the variant's.
-Finished runs are kept as JSON lines and not done again.
+Finished runs are kept as JSON lines beside docs/codecs.md, into which the table is written, and not done again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nolocod import presets
+from nolocod.benchmarks.base import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +32,15 @@ ROUNDS = 30
 INNER_STEPS = 20
 LEARNING_RATE = 1e-3
 """At the testnet's 3e-3 the same run with other rounding ends as much as 1 % away, which would hide all else."""
-SEEDS = (1, 2, 3)
-REFERENCE = "float32, blocking"
+_PAGE, _KEPT, _MARK = Path("docs/codecs.md"), Path("docs/codecs.jsonl"), "<!-- measured -->\n"
+
+
+_SETTING = f"""\
+{REPLICAS} replicas of the `tiny` model (0.1 M parameters over bytes) on the sources of Python's standard library,
+{ROUNDS} outer steps of {INNER_STEPS} inner ones (4 sequences of 128 bytes, learning rate {LEARNING_RATE:g}), `[outer]` as in the
+testnet's run file, pairs drawn anew for each. The first row is the reference; all rows of a seed train on the same
+tokens from the same weights. Loss in nats per byte, of the mean of the replicas' weights; replicas' own: the mean of
+theirs. Skipped: blocks beyond their bound."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Row:
 
 
 ROWS = (
-    Row(REFERENCE, "float32"),
+    Row("float32, blocking", "float32"),
     Row("float32, merged 2 inner steps late", "float32", late=2),
     Row("modulo8, blocking", "modulo8"),
     Row("modulo8, merged 2 inner steps late", "modulo8", late=2),
@@ -58,29 +67,29 @@ ROWS = (
 
 @dataclass(frozen=True)
 class CodecsResult:
-    """Outcomes by row and seed, in the order of ROWS and SEEDS."""
+    """Outcomes by row and seed, in the order of ROWS; the first row is the reference."""
 
     outcomes: list[list[Outcome]]
 
-    def difference(self, row: int, seed: int) -> float:
-        """Loss of the mean weights against the reference's of the same seed, in percent."""
-        return 100 * (self.outcomes[row][seed].averaged / self.outcomes[0][seed].averaged - 1)
-
     def to_text(self) -> str:
         """A table in Markdown."""
-        seeds = range(len(self.outcomes[0]))
         lines = [
-            "| variant | bytes per parameter | held-out loss | against the reference | each seed | replicas' own |",
-            "|---|---|---|---|---|---|",
+            "| variant | bytes per parameter | held-out loss | against the reference | each seed | replicas' own | skipped |",
+            "|---|---|---|---|---|---|---|",
         ]
-        for index, (row, outcomes) in enumerate(zip(ROWS, self.outcomes, strict=True)):
-            differences = [self.difference(index, seed) for seed in seeds]
-            bytes_each = statistics.mean(one.bytes_per_parameter for one in outcomes)
-            loss, own = (statistics.mean(getattr(one, key) for one in outcomes) for key in ("averaged", "mean"))
-            each = ", ".join(f"{one:+.2f} %" for one in differences)
-            lines.append(
-                f"| {row.name} | {bytes_each:.3f} | {loss:.4f} | {statistics.mean(differences):+.2f} % | {each} | {own:.4f} |"
-            )
+        for row, outcomes in zip(ROWS, self.outcomes, strict=True):
+            pairs = zip(outcomes, self.outcomes[0], strict=True)
+            differences = [100 * (one.averaged / reference.averaged - 1) for one, reference in pairs]
+            cells = [
+                row.name,
+                f"{statistics.mean(one.bytes_per_parameter for one in outcomes):.3f}",
+                f"{statistics.mean(one.averaged for one in outcomes):.4f}",
+                f"{statistics.mean(differences):+.2f} %",
+                ", ".join(f"{one:+.2f} %" for one in differences),
+                f"{statistics.mean(one.mean for one in outcomes):.4f}",
+                f"{100 * statistics.mean(one.skipped for one in outcomes):.2f} %",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -88,26 +97,33 @@ class CodecsResult:
 
 
 def codecs(options: Options, tell: Callable[[str], None]) -> CodecsResult:
-    """Rehearse every row with every seed; what `codecs.jsonl` in the working directory holds already is not done again."""
+    """Rehearse every row with as many seeds as `options.pairs`, and write the table into docs/codecs.md.
+
+    BenchError outside of the source tree's root.
+    """
     import torch  # the network process imports this module's package
 
     from nolocod.trainer.rehearsal import Outcome
 
+    if not _PAGE.exists():
+        raise BenchError(f"there is no {_PAGE} here.", remedy="Run it in the root of the source tree.")
     torch.set_num_threads(options.threads or 1)
-    kept = Path("codecs.jsonl")
-    lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    lines = [json.loads(line) for line in _KEPT.read_text().splitlines()] if _KEPT.exists() else []
     done = {_key(line["row"], line["seed"]): Outcome(**line["outcome"]) for line in lines}
+    seeds = range(1, options.pairs + 1)
     with tempfile.TemporaryDirectory() as cache:
-        for seed in SEEDS:
-            for row in ROWS:
-                if _key(asdict(row), seed) in done:
-                    continue
-                outcome = _rehearse(row, seed, Path(cache))
-                tell(f"seed {seed}, {row.name}: {outcome.averaged:.4f}, {outcome.bytes_per_parameter:.3f} bytes per parameter")
-                done[_key(asdict(row), seed)] = outcome
-                with kept.open("a") as handle:
-                    handle.write(json.dumps({"row": asdict(row), "seed": seed, "outcome": asdict(outcome)}) + "\n")
-    return CodecsResult([[done[_key(asdict(row), seed)] for seed in SEEDS] for row in ROWS])
+        for seed, row in itertools.product(seeds, ROWS):
+            key = _key(asdict(row), seed)
+            if key in done:
+                continue
+            outcome = done[key] = _rehearse(row, seed, Path(cache))
+            tell(f"seed {seed}, {row.name}: {outcome.averaged:.4f}, {outcome.bytes_per_parameter:.3f} bytes per parameter")
+            with _KEPT.open("a") as handle:
+                handle.write(json.dumps({"row": asdict(row), "seed": seed, "outcome": asdict(outcome)}) + "\n")
+    result = CodecsResult([[done[_key(asdict(row), seed)] for seed in seeds] for row in ROWS])
+    head, _, _ = _PAGE.read_text(encoding="utf-8").partition(_MARK)
+    _PAGE.write_text(f"{head}{_MARK}\n{_SETTING}\n\n{result.to_text()}\n", encoding="utf-8")
+    return result
 
 
 def _key(row: dict[str, object], seed: int) -> str:
