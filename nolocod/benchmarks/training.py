@@ -1,8 +1,9 @@
-"""`nolocod bench training`: what the daemon costs its own training.
+"""`nolocod bench training`: what the daemon costs its own training, alone and while it exchanges all the time.
 
-A bare PyTorch loop and one whole daemon (network process, trainer, solo outer steps, checkpoints) run the
-same model, data and batch on the same number of threads, in turn, pair by pair, each in a fresh process, so
-that a slow minute of the machine hits both.
+A bare PyTorch loop, a whole daemon without peers (solo outer steps, checkpoints), and a daemon of which an exchange
+is always under way, run the same model, data and batch on one thread, in turn, each in fresh processes. Where there
+are two cores, what is measured trains on one of them, and everything else has the other: its network process, and
+the whole partner. The rate of uploads is set such that one exchange takes about one phase of inner steps.
 """
 
 from __future__ import annotations
@@ -12,115 +13,254 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import psutil
+
 from nolocod import datadir, presets
-from nolocod.benchmarks.base import BenchError
+from nolocod.benchmarks.base import BenchError, spread
+from nolocod.benchmarks.parties import python
 from nolocod.config import DataDir
 from nolocod.errors import NotRunningError
-from nolocod.manifest import read_run_file
 from nolocod.status import client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nolocod.benchmarks.base import Options
+    from nolocod.manifest import Manifest
+    from nolocod.status.state import StatusReport
 
 _START_SECONDS = 120.0
+_PHASES_SECONDS = 600.0
 _INNER_STEPS = 50
 """Between outer steps, as in the paper."""
-_LOOKS = 20
 _WARM_UP = 10
 """Inner steps before the daemon's clock starts; as many as the bare loop's."""
+_LOOK_SECONDS = 0.25
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
+"""Per parameter on the wire, about."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Tokens per second of each pair, and what follows from them."""
+    """Tokens per second of each repetition, and what follows from them."""
 
+    pinned: bool
+    """Whether training had a core of its own."""
     bare: list[float]
-    daemon: list[float]
+    idle: list[float]
+    exchanging: list[float]
+    busy: list[float]
+    """The share of the time in which an exchange was under way."""
 
-    @property
-    def ratio(self) -> float:
-        """Median over pairs of daemon / bare."""
-        return statistics.median(daemon / bare for bare, daemon in zip(self.bare, self.daemon, strict=True))
+    def ratios(self, of: list[float]) -> list[float]:
+        return [one / bare for one, bare in zip(of, self.bare, strict=True)]
 
     def to_text(self) -> str:
-        return f"daemon / bare, median of {len(self.bare)} pairs: {self.ratio:.3f}"
+        cores = "training on a core of its own" if self.pinned else "all on the same cores"
+        return "\n".join(
+            (
+                f"tokens/s over those of a bare loop, medians of {len(self.bare)}, {cores}:",
+                f"  daemon without peers           {spread(self.ratios(self.idle))}",
+                f"  daemon exchanging all the time {spread(self.ratios(self.exchanging))}"
+                f"   (an exchange under way {statistics.median(self.busy):.0%} of the time)",
+            )
+        )
 
     def to_json(self) -> str:
-        return json.dumps({"bare_tokens_per_second": self.bare, "daemon_tokens_per_second": self.daemon, "ratio": self.ratio})
+        return json.dumps(asdict(self) | {"ratio": statistics.median(self.ratios(self.exchanging))})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One measurement's run, and where its processes may run: cores of its training, and of all else."""
+
+    run_file: Path
+    folder: Path
+    seconds: float
+    own: frozenset[int]
+    others: frozenset[int]
+
+    @property
+    def pinned(self) -> bool:
+        return self.own != self.others
 
 
 def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
-    """Measure `options.pairs` pairs. Raises BenchError if one of the two does not run."""
-    bare: list[float] = []
-    daemon: list[float] = []
+    """Measure `options.pairs` repetitions. Raises BenchError if one of the processes does not run."""
+    run = _run_of(options)
+    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
+        folder = Path(name)
+        run_file = folder / "run.toml"
+        run_file.write_text(presets.to_toml(run), encoding="utf-8")
+        setting = Setting(run_file, folder, options.seconds, *_cores())
+        result = TrainingResult(setting.pinned, [], [], [], [])
+        size = _parameters(run) * _BYTES[run.codec]
+        for number in range(1, options.pairs + 1):
+            result.idle.append(_alone(setting, number))
+            result.bare.append(_bare(setting, run, result.idle[-1]))
+            phase = _INNER_STEPS * run.inner.tokens_per_step / result.bare[-1]
+            rate, busy = _paired(setting, number, size / phase)
+            result.exchanging.append(rate)
+            result.busy.append(busy)
+            bare, idle = result.bare[-1], result.idle[-1]
+            say(f"{number}: bare {bare:,.0f}, daemon {idle:,.0f}, exchanging {rate:,.0f} tokens/s ({busy:.0%} of the time)")
+    return result
+
+
+def _run_of(options: Options) -> Manifest:
     model = presets.model(options.model, Path())
     run = presets.local_run(model, rounds=0, inner_steps=_INNER_STEPS, seed=0, own_text=False)
-    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
-        run_file = Path(folder) / "run.toml"
-        run_file.write_text(presets.to_toml(run), encoding="utf-8")
-        for number in range(1, options.pairs + 1):
-            daemon.append(_daemon(DataDir(Path(folder) / f"node-{number}"), run_file, options))
-            bare.append(_bare(run_file, daemon[-1], options))
-            ratio = daemon[-1] / bare[-1]
-            say(f"pair {number}: bare {bare[-1]:,.0f}, daemon {daemon[-1]:,.0f} tokens/s, ratio {ratio:.3f}")
-    return TrainingResult(bare, daemon)
+    return msgspec.structs.replace(
+        run,
+        codec=options.codec,
+        outer=msgspec.structs.replace(run.outer, blocking=False),
+        evaluation=msgspec.structs.replace(run.evaluation, every=1_000_000),  # it is no part of training
+    )
 
 
-def _bare(run_file: Path, expected: float, options: Options) -> float:
-    """Tokens per second of a plain loop in a process of its own, for about as long as the daemon was measured."""
-    steps = max(10, round(expected * options.seconds / read_run_file(run_file).inner.tokens_per_step))
-    command = [sys.executable, "-m", "nolocod.trainer.bare", str(run_file)]
-    command += ["--steps", str(steps), "--threads", str(options.threads)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS + 2 * options.seconds, check=False)
+def _parameters(run: Manifest) -> int:
+    from nolocod.trainer.data import make_tokenizer  # torch is imported here, after the command line was checked
+    from nolocod.trainer.model import layout_of, read_config
+
+    return layout_of(read_config(run, make_tokenizer(run.data).vocabulary)).size
+
+
+def _cores() -> tuple[frozenset[int], frozenset[int]]:
+    """The core for training, and those for all else; the same where there is only one."""
+    first, *rest = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    return frozenset([first]), frozenset(rest or [first])
+
+
+# --- the three ------------------------------------------------------------------------------------------
+
+
+def _bare(setting: Setting, run: Manifest, expected: float) -> float:
+    """Tokens per second of a plain loop, for about as long as the daemon was measured."""
+    steps = max(10, round(expected * setting.seconds / run.inner.tokens_per_step))
+    command = python("nolocod.trainer.bare", str(setting.run_file), "--steps", str(steps), "--threads", "1")
+    with _bound_to(setting.own if setting.pinned else None):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_START_SECONDS + 4 * setting.seconds, check=False
+        )
     if done.returncode != 0:
         raise BenchError(f"the bare loop ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
     return float(done.stdout)
 
 
-def _daemon(paths: DataDir, run_file: Path, options: Options) -> float:
+def _alone(setting: Setting, number: int) -> float:
     """Tokens per second of a whole daemon that has no peers."""
-    datadir.found(paths, run_file)
-    command = [sys.executable, "-m", "nolocod", "start", "--data-dir", str(paths.root), "--listen", "127.0.0.1:0"]
-    command += ["--threads", str(options.threads), "--log-level", "error"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    paths = DataDir(setting.folder / f"alone-{number}")
+    datadir.found(paths, setting.run_file)
+    with _daemon(setting, paths, "start") as process:
+        _wait(paths, process, lambda report: report.inner_steps >= _WARM_UP)
+        _give_core(setting, process)
+        return _rate(paths, setting.seconds)[0]
+
+
+def _paired(setting: Setting, number: int, bytes_per_second: float) -> tuple[float, float]:
+    """Tokens per second of a daemon that exchanges with another all the time, and the share of that time."""
+    first, second = (DataDir(setting.folder / f"{name}-{number}") for name in ("measured", "partner"))
+    datadir.found(first, setting.run_file)
+    limit = ["--max-upload", f"{max(1, round(bytes_per_second / 1000))}kB"]
+    with ExitStack() as stack:
+        process = stack.enter_context(_daemon(setting, first, "start", *limit))
+        _wait(first, process, lambda report: report.inner_steps > 0)
+        address = datadir.find_running(first).addresses[0]
+        stack.enter_context(_daemon(setting, second, "join", "--bootstrap", address, *limit))
+        _give_core(setting, process)
+        _wait(first, process, lambda report: report.outer_paired > 0)
+        return _rate(first, setting.seconds)
+
+
+@contextmanager
+def _daemon(setting: Setting, paths: DataDir, command: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    line = python("nolocod", command, "--data-dir", str(paths.root), "--listen", "127.0.0.1:0", "--threads", "1")
+    with _bound_to(setting.others if setting.pinned else None):
+        process = subprocess.Popen(
+            [*line, "--log-level", "error", *arguments], stdout=subprocess.DEVNULL, start_new_session=True
+        )
     try:
-        _wait_training(paths, process)
-        first = _progress(paths)
-        time.sleep(options.seconds)
-        last = _progress(paths)
-        return (last[1] - first[1]) / (last[0] - first[0])
+        yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)  # its trainer ends with it
         process.wait()
 
 
-def _progress(paths: DataDir) -> tuple[float, int]:
-    """(time, tokens) at the daemon's next report, so that no part of a report is counted."""
-    before = client.read(datadir.find_running(paths)).tokens
-    deadline = time.monotonic() + _START_SECONDS
+@contextmanager
+def _bound_to(cores: frozenset[int] | None) -> Iterator[None]:
+    """What is started in the block runs on `cores`: a process inherits them."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _give_core(setting: Setting, process: subprocess.Popen[bytes]) -> None:
+    """Move the trainer of a daemon, with all of its threads, to the core for training."""
+    if not setting.pinned:
+        return
+    for trainer in psutil.Process(process.pid).children():
+        for thread in trainer.threads():
+            os.sched_setaffinity(thread.id, setting.own)
+
+
+# --- watching -------------------------------------------------------------------------------------------
+
+
+def _rate(paths: DataDir, seconds: float) -> tuple[float, float]:
+    """Tokens per second from one outer step to the first one after `seconds`, and the share of it in exchanges."""
+    began, first, _ = _next_outer_step(paths)
+    looks: list[bool] = []
+    while True:
+        ended, last, seen = _next_outer_step(paths)
+        looks += seen
+        if ended - began >= seconds:
+            return (last.tokens - first.tokens) / (ended - began), statistics.fmean(looks)
+
+
+def _next_outer_step(paths: DataDir) -> tuple[float, StatusReport, list[bool]]:
+    """(time, report) when the node has taken one more outer step; and whether it exchanged, look by look."""
+    looks: list[bool] = []
+    before = _outer_steps(_read(paths))
+    deadline = time.monotonic() + _PHASES_SECONDS
     while time.monotonic() < deadline:
-        now, tokens = time.monotonic(), client.read(datadir.find_running(paths)).tokens
-        if tokens != before:
-            return now, tokens
-        time.sleep(0.01)
-    raise BenchError("the daemon does not train.")
+        time.sleep(_LOOK_SECONDS / 5)
+        report = _read(paths)
+        looks.append(report.exchanging_with is not None)
+        if _outer_steps(report) != before:
+            return time.monotonic(), report, looks
+    raise BenchError(f"the daemon took no outer step in {_PHASES_SECONDS:.0f} s.")
 
 
-def _wait_training(paths: DataDir, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+def _outer_steps(report: StatusReport) -> int:
+    return report.outer_paired + report.outer_solo
+
+
+def _read(paths: DataDir) -> StatusReport:
+    try:
+        return client.read(datadir.find_running(paths))
+    except NotRunningError as error:
+        raise BenchError(f"a daemon went away: {error.cause}") from error
+
+
+def _wait(paths: DataDir, process: subprocess.Popen[bytes], condition: Callable[[StatusReport], bool]) -> None:
+    deadline = time.monotonic() + _PHASES_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(NotRunningError):  # until it has come up
-            if client.read(datadir.find_running(paths)).inner_steps >= _WARM_UP:
+            if condition(client.read(datadir.find_running(paths))):
                 return
         time.sleep(0.1)
-    raise BenchError(f"the daemon did not train within {_START_SECONDS:.0f} s (exit status {process.poll()}).")
+    raise BenchError(f"the daemon did not get that far within {_PHASES_SECONDS:.0f} s (exit status {process.poll()}).")
