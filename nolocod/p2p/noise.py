@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from nolocod.p2p.wire_ends import End
 
 NOISE_PROTOCOL = TProtocol("/noise")
-BATCH_PLAIN = BATCH * MOST_PLAIN
-"""Bytes of content that are sealed and sent at once."""
 _GARBAGE = (InvalidTag, NoiseValueError, ValueError)
 """What the handshake lets through when the other side sends nonsense."""
 
@@ -178,14 +176,14 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         return self._sent < self._sealed
 
     def seal(self, front: bytes, content: memoryview) -> None:
-        """Seal `front` and at most BATCH_PLAIN bytes of `content`, to be sent by `flush`.
+        """Seal `front` and at most BATCH bytes of `content`, to be sent by `flush`.
 
         What is large is not copied: `front` then has a record of its own, so that the receiver's records
         hold content alone, and it can open them where they are wanted.
         """
         assert not self.unsent, "what is sealed is sent first"
         assert len(front) <= MOST_PLAIN
-        assert len(content) <= BATCH_PLAIN
+        assert len(content) <= BATCH
         out = self._out = self._out or self._pool.take()
         self._sent = 0
         if len(front) + len(content) <= MOST_PLAIN:
@@ -225,7 +223,7 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            piece, view = view[:BATCH_PLAIN], view[BATCH_PLAIN:]
+            piece, view = view[:BATCH], view[BATCH:]
             async with self._writing:
                 await self.flush()
                 await self.meter.up(sealed_size(len(piece)))

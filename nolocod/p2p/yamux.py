@@ -19,6 +19,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
+from nolocod.p2p.buffers import BATCH
 from nolocod.p2p.frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -32,7 +33,6 @@ from nolocod.p2p.frames import (
     Kind,
     pack,
 )
-from nolocod.p2p.noise import BATCH_PLAIN, SecureChannel
 from nolocod.p2p.records import sealed_size
 from nolocod.p2p.yamux_stream import YamuxStream
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from libp2p.connection_types import ConnectionType
     from libp2p.peer.id import ID
     from multiaddr import Multiaddr
+
+    from nolocod.p2p.noise import SecureChannel
 
 PROTOCOL = TProtocol("/yamux/1.0.0")
 _MOST_CONTROL = 32 << 10
@@ -194,7 +196,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
     async def send(self, stream: YamuxStream, view: memoryview) -> int:
         """Send a part of `view`, as much as credit and the meter allow at once; its size."""
         async with self._turn():
-            size = min(len(view), stream.credit, self._channel.meter.piece(BATCH_PLAIN), BATCH_PLAIN)
+            size = min(len(view), stream.credit, self._channel.meter.piece(BATCH), BATCH)
             if not size:
                 return 0  # another writer of the stream was quicker
             await self._channel.meter.up(sealed_size(len(self._control) + HEADER_SIZE) + sealed_size(size))

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.io.utils import read_exactly
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from multiaddr import Multiaddr
 
 from nolocod.config import Address
 from nolocod.errors import (
@@ -26,6 +32,8 @@ from nolocod.p2p.host import Host, HostLimits, open_host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from libp2p.abc import INetStream
 
     from nolocod.p2p.streams import Stream
 
@@ -91,6 +99,37 @@ async def test_streams_carry_bytes_both_ways_and_leave_nothing_behind() -> None:
         await until(lambda: books(ann) == books(bob) == 0)
         assert ann.peers() == {bob.own: "direct"}
         assert bob.peers() == {ann.own: "inbound"}
+
+
+async def test_libp2p_as_it_is_shipped_on_the_other_side() -> None:
+    content = random.Random(9).randbytes(400_000)
+
+    async def stock_echo(stream: INetStream) -> None:
+        size = int.from_bytes(await read_exactly(stream, 4), "big")
+        await stream.write(await read_exactly(stream, size))
+        await stream.close()
+
+    stock = new_host(key_pair=create_new_key_pair(Identity.generate().secret))
+    async with hosts(1) as (ann,), stock.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        ann.serve(ECHO, echo)
+        stock.set_stream_handler(ECHO, stock_echo)
+        address = str(stock.get_transport_addrs()[0])
+        stream = await ann.open_stream(PeerId(str(stock.get_id())), ECHO, [address])
+        assert await roundtrip(stream, content) == content
+        await ann.disconnect(PeerId(str(stock.get_id())))
+        await until(lambda: not stock.get_network().connections)
+        await stock.connect(info_from_p2p_addr(Multiaddr(ann.addresses[0])))
+        raw = await stock.new_stream(ID.from_string(ann.own), [ECHO])
+        await raw.write(len(content).to_bytes(4, "big") + content)
+        assert await read_exactly(raw, len(content)) == content
+        await raw.close()
+
+
+async def test_nothing_is_offered_but_noise_and_yamux() -> None:
+    async with hosts(1) as (ann,):
+        upgrader = ann.basic.get_network().upgrader
+        assert list(upgrader.security_multistream.transports) == ["/noise"]
+        assert list(upgrader.muxer_multistream.transports) == ["/yamux/1.0.0"]
 
 
 async def test_many_streams_at_once() -> None:

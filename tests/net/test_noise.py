@@ -18,13 +18,14 @@ from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from wires import OURS, PROGRESS, STOCK, Stack, channels, raw, socket_pair, transport
 
-from nolocod.p2p.buffers import SIZE
+from nolocod.p2p.buffers import BATCH, SIZE
 from nolocod.p2p.libp2p_streams import FOREIGN
-from nolocod.p2p.noise import BATCH_PLAIN, SecureChannel
 from nolocod.p2p.records import HEAD, LAST_NONCE, MOST_PLAIN, RECORD, TAG, Opener, RecordError, Sealer, pending, sealed_size
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
+
+    from nolocod.p2p.noise import SecureChannel
 
 KEY = bytes(range(32))
 HIDDEN = Stack(through_libp2p=True)
@@ -112,7 +113,7 @@ async def test_bytes_in_any_pieces_both_ways(dialler: Stack, listener: Stack) ->
     async def send(channel: SecureChannel, content: bytes) -> None:
         at, pieces = 0, random.Random(6)
         while at < len(content):
-            size = pieces.choice([1, 1000, MOST_PLAIN, MOST_PLAIN + 1, 400_000, BATCH_PLAIN + 1])
+            size = pieces.choice([1, 1000, MOST_PLAIN, MOST_PLAIN + 1, 400_000, BATCH + 1])
             await channel.write(content[at : at + size])
             at += size
 
@@ -145,7 +146,7 @@ async def test_a_cancelled_flush_is_continued_by_the_next() -> None:
         while not received.endswith(b"and the end"):
             received += await bob.channel.read()
     assert content.startswith(received.removesuffix(b"and the end"))
-    assert len(received) % BATCH_PLAIN == len(b"and the end")
+    assert len(received) % BATCH == len(b"and the end")
 
 
 async def test_a_dead_writer_is_an_error_and_not_an_end() -> None:
@@ -229,9 +230,9 @@ async def test_every_sealed_byte_is_metered_on_both_sides() -> None:
     assert meters[0].sent == 0, "what was cancelled while it waited for leave is not counted"
     meters[0].leave.set()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ann.channel.write, bytes(1_000_000))
-        assert await read_exactly(bob.channel, 1_000_000) == bytes(1_000_000)
-    assert meters[0].sent == meters[1].received == sealed_size(BATCH_PLAIN) + sealed_size(1_000_000 - BATCH_PLAIN)
+        nursery.start_soon(ann.channel.write, bytes(2_000_000))
+        assert await read_exactly(bob.channel, 2_000_000) == bytes(2_000_000)
+    assert meters[0].sent == meters[1].received == sealed_size(BATCH) + sealed_size(2_000_000 - BATCH)
 
 
 # --- the handshake --------------------------------------------------------------------------------
