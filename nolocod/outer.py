@@ -48,9 +48,10 @@ def sent(phi: Tensor, s: Tensor, settings: Outer, out: Tensor | None = None) -> 
     return theta.div_(settings.beta).add_(phi)
 
 
-def correct(theta: Tensor, phi: Tensor, theta_sent: Tensor) -> None:
-    """Merge late, in place: theta <- theta + (phi - theta_sent), `phi` being the slow weights after the step.
+def correct(theta: Tensor, delta: Tensor, change: Tensor) -> None:
+    """Merge late, in place: theta <- theta + (phi_new - theta_sent), which is theta + delta - change.
 
-    What training did since the snapshot stays in `theta`; overwriting it would throw those steps away.
+    `delta` is the outer momentum after the step, `change` theta - phi at the snapshot. What training did since
+    stays in `theta`; overwriting it would throw those steps away.
     """
-    theta.add_(phi).sub_(theta_sent)
+    theta.add_(delta).sub_(change)

@@ -116,8 +116,9 @@ def test_late_merge_keeps_what_was_trained_meanwhile() -> None:
     theta_sent = torch.tensor([1.0, -2.0])
     progress = torch.tensor([0.25, 0.5])
     phi_new = torch.tensor([3.0, 3.0])
+    phi = torch.tensor([0.5, 2.5])
     theta = theta_sent + progress
-    outer.correct(theta, phi_new, theta_sent)
+    outer.correct(theta, phi_new - phi, theta_sent - phi)
     assert torch.equal(theta, phi_new + progress)
 
 

@@ -24,7 +24,7 @@ from nolocod.terms import Applied, Description, Inspection, Standing, Subject, d
 from nolocod.trainer import checkpoint
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
-from nolocod.trainer.snapshot import Plan, Snapshot, Weights, merge
+from nolocod.trainer.snapshot import Plan, Snapshot, Weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,14 +126,22 @@ class Replica:
 
     def snapshot(self, outbox: Tensor, subject: Subject) -> Description:
         """Write our message about `subject` into `outbox` (uint8, `box_size` long) and hash its chunks."""
+        self.capture(subject)
+        return self.write(outbox)
+
+    def capture(self, subject: Subject) -> None:
+        """The first part of `snapshot`, between two inner steps. TrainerError if the weights are not finite."""
         if subject.fragment >= len(self.ages):
             raise RejectedTensorError(f"fragment {subject.fragment} is not one of this run's {len(self.ages)}.")
         self.discard()
         seed = int(torch.randint(0, 1 << 62, (), generator=self._rounding).item())
         snapshot = Snapshot(self.plan, self.weights, subject, seed)
-        description = snapshot.write(outbox)
+        snapshot.capture()
         self._snapshot, self._since_snapshot = snapshot, 0
-        return description
+
+    def write(self, outbox: Tensor) -> Description:
+        """The second part; beside training if `plan.writes_aside`."""
+        return self._out().write(outbox)
 
     def inspect(self, outbox: Tensor, inbox: Tensor) -> Inspection:
         """Compare the partner's message with ours; RejectedTensorError if it may not be applied."""
@@ -145,8 +153,17 @@ class Replica:
         `skipped`: the blocks of our message that the partner could not decode.
         """
         began = time.perf_counter()
+        self.take_step(outbox, inbox, skipped)
+        return self.merge(outbox, partner_round, began)
+
+    def take_step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
+        """The first part of `apply`, on phi and delta alone; beside training if `plan.steps_aside`."""
+        self._out().step(outbox, inbox, skipped)
+
+    def merge(self, outbox: Tensor, partner_round: int, began: float) -> Applied:
+        """The second part, between two inner steps. `began`: when the first one did (time.perf_counter)."""
         snapshot, since = self._out(), self._since_snapshot
-        snapshot.apply(outbox, inbox, skipped, trained_on=since > 0)
+        snapshot.merge(outbox, trained_on=since > 0)
         subject = snapshot.subject
         self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
         return self._stepped(subject.fragment, since, max(self.standing.round + 1, partner_round), began)
@@ -161,7 +178,7 @@ class Replica:
             phi = self.phi[block.span]
             own = outer.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
             outer.step(phi, self.delta[block.span], own, 1, settings)
-            merge(self.theta[block.span], phi, None)
+            self.theta[block.span].copy_(phi)
         return self._stepped(number, 0, self.standing.round + 1, began)
 
     def pass_boundary(self) -> None:

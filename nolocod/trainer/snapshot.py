@@ -89,6 +89,16 @@ class Plan:
         """Whether our own message is read from the outbox again."""
         return self.codec == "float32" and not self.settings.blocking
 
+    @property
+    def writes_aside(self) -> bool:
+        """Whether training may go on while a message is written: it is made from what `capture` kept."""
+        return self.codec != "float32"
+
+    @property
+    def steps_aside(self) -> bool:
+        """Whether training may go on between `capture` and `merge`: theta as it is meanwhile is not looked at."""
+        return self.writes_aside or self.keeps_outbox
+
 
 class Snapshot:
     """A fragment of `weights` at this moment; `seed` draws the rounding."""
@@ -110,6 +120,14 @@ class Snapshot:
         self._offsets: list[int] = []  # where our records lie in the outbox
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
 
+    def capture(self) -> None:
+        """Keep the change of theta, if the codec does that. TrainerError if the weights are not finite."""
+        if self._kept is None:
+            return
+        for block in self.fragment.blocks:
+            change = self._moved(block, self._weights.phi[block.span])
+            self._kept[block.within].copy_(self._noise.round(change, block, _CHANGE))
+
     def write(self, outbox: Tensor) -> Description:
         """Write the message at the start of `outbox` (uint8) and hash its chunks while they are in the caches.
 
@@ -119,18 +137,20 @@ class Snapshot:
         offset = HEADER
         for block in self.fragment.blocks:
             phi = self._weights.phi[block.span]
-            change = torch.sub(self._weights.theta[block.span].cpu(), phi, out=self._scratch[: block.size])
-            if not math.isfinite(change.sum().item()):
-                raise TrainerError("the weights are not finite any more.")
-            if self._coder.lossy:
-                assert self._kept is not None  # made above
-                self._kept[block.within].copy_(self._noise.round(change, block, _CHANGE))
+            change = self._moved(block, phi) if self._kept is None else self._change(block, phi, outbox)
             size = self._coder.encode(block, phi, change, outbox[offset:])
             self._offsets.append(offset)
             offset += size
             hasher.reach(offset)
         write_head(Head.of(self._plan.codec, self.fragment, self.subject, offset), outbox)
         return hasher.finish(offset)
+
+    def _moved(self, block: Block, phi: Tensor) -> Tensor:
+        """theta - phi now (scratch)."""
+        change = torch.sub(self._weights.theta[block.span].cpu(), phi, out=self._scratch[: block.size])
+        if not math.isfinite(change.sum().item()):
+            raise TrainerError("the weights are not finite any more.")
+        return change
 
     def train_on(self) -> None:
         """Training goes on with this snapshot out: keep what it was made of, if nothing else does."""
@@ -160,11 +180,10 @@ class Snapshot:
         skipped = to_bitmap(index for index, one in enumerate(apart) if one is None)
         return Inspection(math.sqrt(total) / self._plan.settings.gamma, skipped)
 
-    def apply(self, outbox: Tensor, inbox: Tensor, skipped: bytes, *, trained_on: bool) -> None:
-        """Take the paired outer step, a solo step in blocks that either side could not decode.
+    def step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
+        """Take the paired outer step on phi and delta, a solo step in blocks that either side could not decode.
 
-        `skipped`: those that the partner could not. `trained_on`: inner steps were taken since the snapshot, and
-        are kept. TrainerError without an inspection before.
+        `skipped`: those that the partner could not. TrainerError without an inspection before.
         """
         if self._apart is None:
             raise TrainerError("an outer step was asked for without an inspection.")
@@ -178,9 +197,19 @@ class Snapshot:
                 total, n = torch.add(self._own(block, phi, change, outbox), other, out=self._total[: block.size]), 2
                 self._coder.settle(block, change)
             self._coder.learn(block, apart)
-            was = change.add_(phi) if trained_on else None
             outer.step(phi, self._weights.delta[block.span], total, n, settings)
-            merge(self._weights.theta[block.span], phi, was)
+
+    def merge(self, outbox: Tensor, *, trained_on: bool) -> None:
+        """Bring theta after `step`. `trained_on`: inner steps were taken since the snapshot, and are kept."""
+        if not trained_on:
+            self._weights.theta[self.fragment.span].copy_(self._weights.phi[self.fragment.span])
+            return
+        for block in self.fragment.blocks:
+            delta = self._weights.delta[block.span]
+            before = torch.sub(self._weights.phi[block.span], delta, out=self._total[: block.size])
+            theta = self._weights.theta[block.span]
+            change = self._change(block, before, outbox)
+            outer.correct(theta, delta.to(theta.device), change.to(theta.device))
 
     def _walk(self, inbox: Tensor) -> list[slice]:
         """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""
@@ -219,14 +248,6 @@ class Snapshot:
     def _sent(self, block: Block, outbox: Tensor) -> Tensor:
         offset = self._offsets[block.index]
         return outbox[offset : offset + 4 * block.size].view(torch.float32)
-
-
-def merge(theta: Tensor, phi: Tensor, was: Tensor | None) -> None:
-    """Bring theta after an outer step; `was` is theta at the snapshot if training went on since."""
-    if was is None:
-        theta.copy_(phi)
-    else:
-        outer.correct(theta, phi.to(theta.device), was.to(theta.device))
 
 
 class _ChunkHasher:

@@ -1,7 +1,9 @@
 """The trainer's own process: takes inner steps, and between two of them does what it is told.
 
-The rule: this process never waits for the network. It ends by itself when its parent is gone, leaves
-Ctrl-C to the parent, and tells of its own failures in the catalogue's codes.
+The rule: this process never waits for the network, and training waits for an exchange only while theta is
+copied or merged: the rest is done in a thread beside it (torch lets go of the interpreter while it computes).
+It ends by itself when its parent is gone, leaves Ctrl-C to the parent, and tells of its own failures in the
+catalogue's codes.
 Started as `python -m nolocod.trainer.worker SOCKET OUTBOX INBOX` with three inherited descriptors.
 """
 
@@ -17,20 +19,25 @@ import socket
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
 from nolocod.manifest import unseal
-from nolocod.terms import Applied
+from nolocod.terms import Applied, Inspection
 from nolocod.trainer import pipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     from torch import Tensor
 
     from nolocod.trainer.replica import Replica
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 _REPORT_SECONDS = 0.5
 
@@ -66,6 +73,22 @@ class Link:
             raise EOFError from error
 
 
+class Aside:
+    """A command's work in a thread, and what is to follow between two inner steps."""
+
+    def __init__(self, future: Future[Any], end: Callable[[Any], pipe.Result]) -> None:
+        self._future = future
+        self._end = end
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def end(self) -> pipe.Result:
+        """Wait for the thread; raises what it raised."""
+        return self._end(self._future.result())
+
+
 class Worker:
     """Serves one parent."""
 
@@ -83,21 +106,43 @@ class Worker:
         self._computing = 0.0
         self._evaluated_round = 0
         self._spread: float | None = None
+        self._helper = ThreadPoolExecutor(1, initializer=_one_thread)
+        self._aside: Aside | None = None
+        self._aside_id = 0
 
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
         while True:
-            request = self._link.receive(self._patience())
+            patience = self._patience()
+            if self._aside is not None and (patience != 0 or self._aside.done):
+                self._answer_aside()
+                continue
+            request = self._link.receive(patience)
             if request is None:
                 with _memory_errors():
                     self._train()
                 continue
+            if self._aside is not None:
+                self._answer_aside()  # whoever asked for it waits no more, or would not ask for more
             if isinstance(request.command, pipe.Stop):
                 return
-            self._link.send(pipe.Answer(request.id, self._execute(request.command), self._progress()))
-            if self._held_since is not None:
-                self._held_since = time.monotonic()  # an exchange is under way: the wait begins anew
-            self._evaluate_if_due()
+            result = self._execute(request.command)
+            if isinstance(result, Aside):
+                self._aside, self._aside_id = result, request.id
+            else:
+                self._answer(request.id, result)
+
+    def _answer(self, number: int, result: pipe.Result) -> None:
+        self._link.send(pipe.Answer(number, result, self._progress()))
+        if self._held_since is not None:
+            self._held_since = time.monotonic()  # an exchange is under way: the wait begins anew
+        self._evaluate_if_due()
+
+    def _answer_aside(self) -> None:
+        """Wait for the job beside training, and answer with what came of it."""
+        job, self._aside = self._aside, None
+        assert job is not None  # asked for only when there is one
+        self._answer(self._aside_id, _told(job.end))
 
     def _patience(self) -> float | None:
         """How long to wait for a command before the next inner step; None for ever."""
@@ -150,18 +195,15 @@ class Worker:
 
     # --- commands
 
-    def _execute(self, command: pipe.Command) -> pipe.Result:
-        try:
-            with _memory_errors():
-                return self._dispatch(command)
-        except NolocodError as error:
-            return _failed(error)
+    def _execute(self, command: pipe.Command) -> pipe.Result | Aside:
+        return _told(lambda: self._dispatch(command))
 
-    def _dispatch(self, command: pipe.Command) -> pipe.Result:
+    def _dispatch(self, command: pipe.Command) -> pipe.Result | Aside:
         if isinstance(command, pipe.Setup):
             return self._load(command)
         replica = self._loaded()
         assert self._boxes is not None  # mapped when the replica was loaded
+        outbox, inbox = self._boxes
         match command:
             case pipe.Adopt(weights, standing):
                 replica.adopt(weights, standing)
@@ -174,13 +216,17 @@ class Worker:
                 self._report(time.perf_counter())
             case pipe.Snapshot(subject):
                 self._spread = None
-                return pipe.Described(replica.snapshot(self._boxes[0], subject))
+                replica.capture(subject)
+                return self._beside(replica.plan.writes_aside, lambda: replica.write(outbox), pipe.Described)
             case pipe.Inspect():
-                inspection = replica.inspect(*self._boxes)
-                self._spread = inspection.spread
-                return pipe.Inspected(inspection)
+                return self._beside(replica.plan.steps_aside, lambda: replica.inspect(outbox, inbox), self._inspected)
             case pipe.Apply(partner_round, skipped):
-                return pipe.Stepped(self._with_spread(replica.apply(*self._boxes, partner_round, skipped)))
+                began = time.perf_counter()
+
+                def merge(_: None) -> pipe.Result:
+                    return pipe.Stepped(self._with_spread(replica.merge(outbox, partner_round, began)))
+
+                return self._beside(replica.plan.steps_aside, lambda: replica.take_step(outbox, inbox, skipped), merge)
             case pipe.Solo():
                 return pipe.Stepped(replica.solo())
             case pipe.Discard():
@@ -192,6 +238,17 @@ class Worker:
             case pipe.Evaluate():
                 return pipe.Loss(self._evaluate())
         return pipe.Done()
+
+    def _beside(self, possible: bool, job: Callable[[], T], end: Callable[[T], pipe.Result]) -> pipe.Result | Aside:
+        """Do `job` in a thread while training goes on, and then `end` between two inner steps; both at once if
+        it is not `possible`, or training does not go on."""
+        if not (possible and self._patience() == 0):
+            return end(job())
+        return Aside(self._helper.submit(job), end)
+
+    def _inspected(self, inspection: Inspection) -> pipe.Result:
+        self._spread = inspection.spread
+        return pipe.Inspected(inspection)
 
     def _with_spread(self, applied: Applied) -> Applied:
         return Applied(applied.round, applied.inner_steps, self._spread, applied.seconds)
@@ -251,6 +308,22 @@ class Worker:
         self._evaluated_round = replica.standing.round
         self._link.send(pipe.EvaluatedReport(replica.standing.round, loss, time.perf_counter() - began))
         return loss
+
+
+def _told(work: Callable[[], R]) -> R | pipe.Failed:
+    """What `work` returns, or what it failed of."""
+    try:
+        with _memory_errors():
+            return work()
+    except NolocodError as error:
+        return _failed(error)
+
+
+def _one_thread() -> None:
+    """What is done beside training takes one core, and leaves the others to it."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @contextmanager
