@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
 from nolocod.identity import Identity
-from nolocod.manifest import MAX_MANIFEST_BYTES, Manifest, Sealed, read_run_file, seal, unseal
+from nolocod.manifest import MAX_MANIFEST_BYTES, Codec, Manifest, Sealed, read_run_file, seal, unseal, wire_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +60,12 @@ def test_a_run_file_gives_a_manifest_with_defaults(tmp_path: Path) -> None:
     assert (manifest.data.source, manifest.codec, manifest.owner) == ("stdlib", "float32", "")
 
 
+def test_every_codec_has_a_name_with_its_version() -> None:
+    names = {wire_name(codec) for codec in get_args(Codec)}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"[a-z0-9]{1,13}/\d", name) for name in names), "a message's header holds sixteen bytes of it"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "where"),
     [
@@ -69,6 +76,8 @@ def test_a_run_file_gives_a_manifest_with_defaults(tmp_path: Path) -> None:
         ('name = "demo"', 'name = "a b"', "line 1, key `name`"),
         ('name = "demo"', 'name = "demo"\ncodec = "int1"', "line 2, key `codec`"),
         ('name = "demo"', 'name = "demo"\nflavour = 1', "line 2, key `flavour`"),
+        ("gamma = 0.75", "fragments = 65", "line 11, key `outer.fragments`"),
+        ("gamma = 0.75", "refresh = 0", "line 11, key `outer.refresh`"),
         ("[inner]", "[innner]", "line 6"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,14 @@ from hypothesis import strategies as st
 from trainer_parts import MODEL, make_replica, sealed_run, write_text
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
-from nolocod.manifest import Inner, Manifest, Outer
+from nolocod.manifest import Data, Inner, Manifest, Outer
 from nolocod.terms import Subject
 from nolocod.trainer import pipe
 from nolocod.trainer.bare import tokens_per_second
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.inner import learning_rate
 from nolocod.trainer.model import build, layout_of, pick_device, read_config
+from nolocod.trainer.rehearsal import Rehearsal, Variant
 
 if TYPE_CHECKING:
     from nolocod.trainer.replica import Replica
@@ -48,7 +50,7 @@ def pair(folder: Path, **changes: object) -> tuple[Replica, Replica]:
 # --- replica
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8", "delta4"])
 def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: str) -> None:
     alice, bob = pair(tmp_path, codec=codec)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
@@ -83,6 +85,89 @@ def test_what_is_trained_during_an_exchange_is_kept(tmp_path: Path, codec: str) 
     assert progress.abs().max() > 1e-3
     rounding = 0 if codec == "float32" else 2**-7 * change.abs().max()  # of the change as it is kept
     assert (alice.theta - (alice.phi + progress)).abs().max() <= 1e-6 + rounding
+
+
+def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path: Path) -> None:
+    alice, bob = pair(tmp_path, codec="bfloat16", outer=Outer(rounds=100, fragments=3))
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    assert len(a_out) < 2 * alice.layout.size / 2, "a message is about one fragment"
+    taken = []
+    for number in range(4):
+        fragment = alice.ages.index(max(alice.ages))
+        taken.append(fragment)
+        span = alice.plan.fragments[fragment].span
+        others = torch.ones(alice.layout.size, dtype=torch.bool)
+        others[span] = False
+        before = alice.theta.clone(), alice.phi.clone()
+        alice.snapshot(a_out, Subject(fragment))
+        bob.snapshot(b_out, Subject(fragment))
+        steps = alice.steps_since_outer
+        alice.inspect(a_out, b_out)
+        bob.inspect(b_out, a_out)
+        if number == 1:
+            train(alice, 2)
+            before = alice.theta.clone(), alice.phi.clone()
+        applied = alice.apply(a_out, b_out, 0)
+        bob.apply(b_out, a_out, 0)
+        assert (applied.round, applied.inner_steps) == (number + 1, steps)
+        assert torch.equal(alice.phi[span], bob.phi[span])
+        assert torch.equal(alice.theta[others], before[0][others])
+        assert torch.equal(alice.phi[others], before[1][others])
+        train(alice, 4)
+        train(bob, 4)
+    assert taken == [0, 1, 2, 0]
+    assert alice.ages == [4, 14, 8]
+    assert alice.solo().inner_steps == 4
+    assert alice.ages == [4, 0, 8], "the solo step is about the one that has waited longest"
+
+
+def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
+    alice, _ = pair(tmp_path)
+    with pytest.raises(RejectedTensorError, match="fragment 1"):
+        alice.snapshot(boxes(alice)[0], Subject(1))
+    with pytest.raises(RunFileError, match=r"outer\.fragments.*64 fragments"):
+        make_replica(sealed_run(outer=Outer(fragments=64)), tmp_path)
+
+
+def test_slow_weights_are_due_every_so_many_paired_steps_of_a_fragment(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="delta4", outer=Outer(fragments=2, refresh=3))
+    alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    seen = []
+    for _ in range(5):
+        subject = Subject(0, alice.dense_due()[0])
+        seen.append(subject.dense)
+        alice.snapshot(a_out, subject)
+        bob.snapshot(b_out, subject)
+        alice.inspect(a_out, b_out)
+        alice.apply(a_out, b_out, 0)
+    assert seen == [False, False, True, False, False]
+    assert alice.dense_due() == (True, False)
+    assert make_replica(sealed_run(codec="modulo8"), tmp_path).dense_due() == (True,)
+
+
+def test_a_partner_that_did_not_mean_the_same_is_rejected(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="delta4", outer=Outer(fragments=2))
+    alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    alice.snapshot(a_out, Subject(0, dense=True))
+    for subject in (Subject(0, dense=False), Subject(1, dense=True)):
+        bob.snapshot(b_out, subject)
+        with pytest.raises(RejectedTensorError, match="another kind"):
+            alice.inspect(a_out, b_out)
+
+
+def test_replicas_rehearse_an_exchange_with_every_codec(tmp_path: Path) -> None:
+    manifest = sealed_run(data=Data(), inner=Inner(steps=4, batch=2, sequence=32), outer=Outer(rounds=3)).manifest
+    manifest = msgspec.structs.replace(manifest, owner="")
+    (tmp_path / "cache").mkdir()
+    plain = Rehearsal(manifest, Variant("a", "float32"), 2, tmp_path / "cache").run()
+    again = Rehearsal(manifest, Variant("a", "float32"), 2, tmp_path / "cache").run()
+    late = Rehearsal(manifest, Variant("b", "modulo8", late=1, fragments=2), 2, tmp_path / "cache").run()
+    assert plain == again
+    assert plain.bytes_per_parameter > 4 > 3 > late.bytes_per_parameter
+    assert late.averaged == pytest.approx(plain.averaged, rel=0.05)
+    assert late.averaged != plain.averaged
 
 
 def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
@@ -209,7 +294,13 @@ def test_tied_weights_travel_once(tmp_path: Path) -> None:
     embedding, head = tied.model.get_input_embeddings().weight, tied.model.get_output_embeddings().weight
     assert embedding.data_ptr() == head.data_ptr()
     assert tied.theta.data_ptr() <= head.data_ptr() < tied.theta.data_ptr() + 4 * tied.layout.size
-    assert list(tied.layout.names) == sorted(tied.layout.names)
+
+
+def test_layers_lie_in_their_order() -> None:
+    config = read_config(Manifest(name="x", model={**MODEL, "num_hidden_layers": 11}), 256)
+    numbers = [int(name.split(".")[2]) for name in layout_of(config).names if name.startswith("model.layers.")]
+    assert numbers == sorted(numbers)
+    assert max(numbers) == 10
 
 
 @pytest.mark.parametrize(
@@ -286,6 +377,29 @@ def test_a_box_is_shared_and_gives_its_pages_back() -> None:
     ours.release(1, size - 1)
     assert process.memory_info().rss - before < size // 4
     assert bytes(ours.view(size - 3, 3)) == b"xyz"
+    os.close(descriptor)
+
+
+def test_what_a_box_discards_is_given_back_in_both_processes() -> None:
+    descriptor = anonymous_file("test")
+    size = 32 << 20
+    os.ftruncate(descriptor, size)
+    ours, theirs = SharedBox(descriptor, size), SharedBox(descriptor, size)
+    kept = SharedBox(descriptor, size, kept=True)
+    ours.view(0, size)[:] = b"x" * size
+    held = os.fstat(descriptor).st_blocks
+    kept.discard(0, size)
+    assert os.fstat(descriptor).st_blocks == held, "the trainer reads it again"
+    ours.discard(1, (16 << 20) - 1)
+    assert os.fstat(descriptor).st_blocks * 512 <= size - (16 << 20) + mmap.PAGESIZE
+    assert bytes(theirs.view(0, 2)) == b"xx", "the first page was not all ours to give"
+    assert bytes(theirs.view(16 << 20, 2)) == b"xx"
+    assert bytes(theirs.view(1 << 20, 2)) == b"\0\0"
+    ours.discard(16 << 20, 16 << 20)
+    ours.discard(5, 7)  # less than a page
+    assert os.fstat(descriptor).st_blocks * 512 <= 2 * mmap.PAGESIZE, "what was looked at is there again, as zeros"
+    theirs.view(1 << 20, 2)[:] = b"ab"
+    assert bytes(ours.view(1 << 20, 2)) == b"ab", "and is used again"
     os.close(descriptor)
 
 

@@ -91,6 +91,30 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         assert [event.tokens for event in steps[:3]] == [64, 64, 128]
 
 
+async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="delta4", outer=Outer(rounds=100, blocking=True, fragments=2, refresh=2))
+    async with loaded(sealed, tmp_path, "alice") as alice:
+        assert alice.subject == Subject(0, dense=False)
+        await alice.train()
+        await alice.wait_boundary()
+        first = await alice.snapshot(alice.subject)
+        copy_box(alice)
+        await alice.inspect()
+        assert (await alice.apply(0, b"")).inner_steps == 4
+        assert (alice.steps_since_outer, alice.dense_due(0), alice.dense_due(1)) == (0, True, False)
+        assert alice.subject == Subject(1, dense=False)
+        await alice.solo()
+        assert alice.subject.fragment == 0
+        dense = await alice.snapshot(Subject(0, dense=True))
+        assert 4 * first.size < dense.size <= alice.outbox.size
+        await alice.discard()
+
+
+def copy_box(trainer: TrainerProcess) -> None:
+    """The trainer is its own partner."""
+    trainer.inbox.view(0, trainer.inbox.size)[:] = trainer.outbox.view(0, trainer.outbox.size)
+
+
 async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
     """One child, three loads: a node that checkpoints, itself resumed, a newcomer with its weights."""
     sealed = sealed_run()

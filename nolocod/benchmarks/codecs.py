@@ -37,8 +37,8 @@ _PAGE, _KEPT, _MARK = Path("docs/codecs.md"), Path("docs/codecs.jsonl"), "<!-- m
 
 _SETTING = f"""\
 {REPLICAS} replicas of the `tiny` model (0.1 M parameters over bytes) on the sources of Python's standard library,
-{ROUNDS} outer steps of {INNER_STEPS} inner ones (4 sequences of 128 bytes, learning rate {LEARNING_RATE:g}), `[outer]` as in the
-testnet's run file, pairs drawn anew for each. The first row is the reference; all rows of a seed train on the same
+{ROUNDS} outer steps of {INNER_STEPS} inner ones (4 sequences of 128 bytes, learning rate {LEARNING_RATE:g}), `[outer]` as in
+the testnet's run file, pairs drawn anew for each. The first row is the reference; all rows of a seed train on the same
 tokens from the same weights. Loss in nats per byte, of the mean of the replicas' weights; replicas' own: the mean of
 theirs. Skipped: blocks beyond their bound."""
 

@@ -76,9 +76,8 @@ class Delta4(Coder):
         s = self._other[: block.size].add_(phi, alpha=self.settings.gamma)
         if self._dense:
             second = first + _codes(block.size)
-            s.sub_(self._rounded(block, phi), alpha=self.settings.gamma)
             theirs = self._slow[: block.size].copy_(record[second : second + 2 * block.size].view(torch.bfloat16))
-            s.add_(theirs, alpha=self.settings.gamma)
+            s.add_(theirs.sub_(self._rounded(block, phi)), alpha=self.settings.gamma)
         return s
 
     def settle(self, block: Block, change: Tensor) -> None:
