@@ -72,7 +72,7 @@ LAYERS = {
         "trio trio_typing",
     ),
     # The one measurement that needs stock py-libp2p, and a certificate, to have something beside ours.
-    "benchmarks.carriers": layer("config identity p2p", "cryptography libp2p multiaddr trio"),
+    "benchmarks.carriers": layer("benchmarks.relayed config identity p2p", "cryptography libp2p multiaddr trio"),
 }
 TOP = frozenset({"cli", "__main__", "terminal", "testnet", "benchmarks"})
 """What people call: it may import anything of ours. Only `cli` prints."""

@@ -89,9 +89,11 @@ def watched(root: int, every: float = 0.02) -> Iterator[Peak]:
     peak, over = Peak(), threading.Event()
 
     def look() -> None:
-        while not over.wait(every):
+        while True:  # at least once, however short the block
             peak.highest = max(peak.highest, memory(root))
             peak.samples += 1
+            if over.wait(every):
+                return
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()

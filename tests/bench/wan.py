@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SOURCE = Path(__file__).resolve().parent / "wan.c"
-_CARRIERS = ("raw", "ours", "stock")
+CARRIERS = ("raw", "ours", "stock")
 _HOSTS = ("10.80.0.1", "10.80.0.2")
 _MTU = 1500
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -71,14 +71,16 @@ class WanResult:
         return {"text": self.to_text(), "figures": self.rates, "control": self.control}
 
 
-def measure(rounds: int, say: Callable[[str], None], paths: dict[Way, int] | None = None) -> WanResult:
-    """Measure all carriers on all paths in turn. Raises BenchError where the paths cannot be had."""
+def measure(
+    rounds: int, say: Callable[[str], None], paths: dict[Way, int] = PATHS, carriers: tuple[str, ...] = CARRIERS
+) -> WanResult:
+    """Measure `carriers` on all `paths` in turn. Raises BenchError where the paths cannot be had."""
     program = compiled()
     rates: dict[str, dict[str, list[float]]] = {}
-    for way, megabytes in (paths or PATHS).items():
-        found: dict[str, list[float]] = {carrier: [] for carrier in _CARRIERS}
+    for way, megabytes in paths.items():
+        found: dict[str, list[float]] = {carrier: [] for carrier in carriers}
         for number in range(1, rounds + 1):
-            for carrier in _CARRIERS:
+            for carrier in carriers:
                 with laid(way, program) as networks, _ends(carrier, networks) as ends:
                     connect(ends)
                     found[carrier].append(rate(ends, [0, megabytes << 20]))
