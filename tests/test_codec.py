@@ -21,7 +21,7 @@ SIZES = (1500, 3, BLOCK + 4000, 130)
 PHI = 0.02
 CHANGE = 1e-3
 OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9, blocking=True)
-many = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Node:
@@ -47,7 +47,12 @@ class Node:
     def write(self, seed: int, subject: Subject = Subject()) -> Description:  # noqa: B008 - frozen
         self.subject = subject
         self.snapshot = Snapshot(self.plan, self.weights, subject, seed)
+        self.snapshot.capture()
         return self.snapshot.write(self.outbox)
+
+    def apply(self, skipped: bytes, *, trained_on: bool) -> None:
+        self.snapshot.step(self.outbox, self.inbox, skipped)
+        self.snapshot.merge(self.outbox, trained_on=trained_on)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
@@ -91,8 +96,8 @@ def exchange(alice: Node, bob: Node, seed: int = 0, subject: Subject = Subject()
         node.write(2 * seed + number, subject)
     swap(alice, bob)
     a, b = (node.snapshot.inspect(node.outbox, node.inbox) for node in (alice, bob))
-    alice.snapshot.apply(alice.outbox, alice.inbox, b.skipped, trained_on=False)
-    bob.snapshot.apply(bob.outbox, bob.inbox, a.skipped, trained_on=False)
+    alice.apply(b.skipped, trained_on=False)
+    bob.apply(a.skipped, trained_on=False)
     return a, b
 
 
@@ -164,7 +169,7 @@ def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec
         if codec == "delta4":
             residuals.append((weights, weights.residual.double() + weights.theta - weights.phi - one))
     for node in nodes:
-        node.snapshot.apply(node.outbox, node.inbox, b"", trained_on=False)
+        node.apply(b"", trained_on=False)
     mean = (alice.weights.delta.double() + bob.weights.delta.double()) / 2
     assert (mean - sum(deltas) / 2).abs().max() <= 3e-8
     for weights, residual in residuals:
@@ -182,7 +187,7 @@ def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
         if number:
             nodes[0].outbox.fill_(255)
         inspection = nodes[0].snapshot.inspect(nodes[0].outbox, nodes[0].inbox)
-        nodes[0].snapshot.apply(nodes[0].outbox, nodes[0].inbox, inspection.skipped, trained_on=False)
+        nodes[0].apply(inspection.skipped, trained_on=False)
     assert torch.equal(pairs[0][0].weights.phi, pairs[1][0].weights.phi)
 
 
@@ -202,7 +207,7 @@ def test_training_may_go_on_while_a_snapshot_is_out(codec: Codec, blocking: bool
     alice.train()
     progress = alice.weights.theta - at_snapshot
     alice.snapshot.inspect(alice.outbox, alice.inbox)
-    alice.snapshot.apply(alice.outbox, alice.inbox, b"", trained_on=True)
+    alice.apply(b"", trained_on=True)
     assert (alice.weights.phi - waiting.weights.phi).abs().max() <= 2e-8, "training on changes nothing of the outer step"
     kept = alice.weights.theta - alice.weights.phi - progress  # what rounding the change left out stays in theta
     assert (kept.abs() <= 3e-8 + (0 if codec == "float32" else 2**-7 * change.abs())).all()
@@ -268,7 +273,7 @@ def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> N
     swap(alice, bob)
     for node, told in ((alice, to_bitmap([1])), (bob, b"")):
         assert node.snapshot.inspect(node.outbox, node.inbox).skipped == b""
-        node.snapshot.apply(node.outbox, node.inbox, told, trained_on=False)
+        node.apply(told, trained_on=False)
     assert [node.weights.distance[0].isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
     one = alice.blocks()[1]
     assert not torch.equal(alice.weights.phi[one.span], bob.weights.phi[one.span])
@@ -298,7 +303,7 @@ def test_error_feedback_tells_everything_in_the_end() -> None:
         alice.snapshot.inspect(alice.outbox, alice.inbox)
         meant += alice.weights.theta - alice.weights.phi
         told += (alice.read()[0] - alice.slow) / OUTER.beta
-        alice.snapshot.apply(alice.outbox, alice.inbox, b"", trained_on=False)
+        alice.apply(b"", trained_on=False)
     once = 5 * CHANGE * 2 / 14
     assert (meant - told).abs().max() <= once, "no more than one rounding is missing after six"
     assert (meant - told - alice.weights.residual).abs().max() <= 1e-2 * once * 6
@@ -335,7 +340,7 @@ def test_hostile_bytes_are_rejected_or_read_never_worse(codec: Codec, position: 
     except RejectedTensorError:
         return
     assert math.isfinite(inspection.spread)
-    alice.snapshot.apply(alice.outbox, alice.inbox, inspection.skipped, trained_on=False)
+    alice.apply(inspection.skipped, trained_on=False)
     assert alice.weights.phi.isfinite().all()
 
 
@@ -357,7 +362,7 @@ def test_a_message_of_another_kind_is_rejected(codec: Codec) -> None:
         with pytest.raises(RejectedTensorError, match=says):
             alice.snapshot.inspect(alice.outbox, alice.inbox)
     with pytest.raises(TrainerError, match="without an inspection"):
-        alice.snapshot.apply(alice.outbox, alice.inbox, b"", trained_on=False)
+        alice.apply(b"", trained_on=False)
 
 
 @pytest.mark.parametrize(("bound", "mode"), [(math.nan, 2), (math.inf, 2), (-1.0, 2), (0.0, 2), (1.0, 0), (1.0, 3)])
