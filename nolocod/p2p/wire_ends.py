@@ -36,7 +36,7 @@ class End(Protocol):
 
 
 class SocketEnd:
-    """Straight on the socket: a system call per half megabyte, no copy, no task switch unless there is need to wait."""
+    """Straight on the socket: a system call per megabyte, no copy, no task switch unless there is need to wait."""
 
     def __init__(self, socket: trio.socket.SocketType) -> None:
         self._socket = socket

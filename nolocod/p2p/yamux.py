@@ -188,6 +188,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
 
     def control(self, frame: bytes) -> None:
         """Send a header soon, after all that was written before."""
+        if self._cause is not None:
+            return
         self._control += frame
         self._wake.set()
         if len(self._control) > _MOST_CONTROL:
