@@ -102,13 +102,11 @@ def codecs(options: Options, tell: Callable[[str], None]) -> CodecsResult:
 
     BenchError outside of the source tree's root.
     """
-    import torch  # the network process imports this module's package
-
-    from nolocod.trainer.rehearsal import Outcome
+    from nolocod.trainer.rehearsal import Outcome, use_threads  # torch: the package is imported without it
 
     if not _PAGE.exists():
         raise BenchError(f"there is no {_PAGE} here.", remedy="Run it in the root of the source tree.")
-    torch.set_num_threads(options.threads or 1)
+    use_threads(options.threads or 1)
     lines = [json.loads(line) for line in _KEPT.read_text().splitlines()] if _KEPT.exists() else []
     done = {json.dumps(line["run"]): Outcome(**line["outcome"]) for line in lines}
     seeds = range(1, options.pairs + 1)

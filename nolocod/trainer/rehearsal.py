@@ -50,6 +50,11 @@ class Outcome:
     skipped: float
 
 
+def use_threads(count: int) -> None:
+    """Let torch compute on so many threads in this process."""
+    torch.set_num_threads(count)
+
+
 class Rehearsal:
     """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
 
