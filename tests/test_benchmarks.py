@@ -15,7 +15,7 @@ from nolocod.benchmarks import Options, parse_parameters, probe
 from nolocod.benchmarks.base import BenchError, spread
 from nolocod.benchmarks.exchange import exchange, model_of
 from nolocod.benchmarks.parties import Pair, pair, started
-from nolocod.benchmarks.training import TrainingResult, _bound_to
+from nolocod.benchmarks.training import TrainingResult, bound_to
 from nolocod.benchmarks.transport import CARRIERS, TransportResult, transport
 from nolocod.errors import RunFileError, UsageError
 from tests.bench import contest, report, venvs, wan
@@ -201,10 +201,10 @@ def test_training_is_told_as_ratios_of_the_bare_loop() -> None:
     assert "0.955 (0.940-0.970)   (an exchange under way 95% of the time)" in result.to_text()
 
 
-def test_what_is_started_in_the_block_is_bound_to_its_cores() -> None:
+def test_what_is_started_in_the_block_isbound_to_its_cores() -> None:
     before = os.sched_getaffinity(0)
     core = min(before)
-    with _bound_to(frozenset([core])):
+    with bound_to(frozenset([core])):
         told = subprocess.check_output([sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], text=True)
     assert told.strip() == f"{{{core}}}"
     assert os.sched_getaffinity(0) == before

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 120.0
 _PHASES_SECONDS = 600.0
-_INNER_STEPS = 50
+INNER_STEPS = 50
 """Between outer steps, as in the paper."""
-_WARM_UP = 10
+WARM_UP = 10
 """Inner steps before the daemon's clock starts; as many as the bare loop's."""
-_LOOK_SECONDS = 0.25
-_BYTES = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
+_LOOK_SECONDS = 0.05
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
 """Per parameter on the wire, about."""
 
 
@@ -87,6 +87,8 @@ class Setting:
     seconds: float
     own: frozenset[int]
     others: frozenset[int]
+    host: str = "127.0.0.1"
+    """Where the daemons listen for peers."""
 
     @property
     def pinned(self) -> bool:
@@ -95,29 +97,30 @@ class Setting:
 
 def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
     """Measure `options.pairs` repetitions. Raises BenchError if one of the processes does not run."""
-    run = _run_of(options)
+    run = run_of(options)
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
         folder = Path(name)
         run_file = folder / "run.toml"
         run_file.write_text(presets.to_toml(run), encoding="utf-8")
-        setting = Setting(run_file, folder, options.seconds, *_cores())
+        setting = Setting(run_file, folder, options.seconds, *cores())
         result = TrainingResult(setting.pinned, [], [], [], [])
-        size = _parameters(run) * _BYTES[run.codec]
+        size = parameters_of(run) * BYTES[run.codec]
         for number in range(1, options.pairs + 1):
             result.idle.append(_alone(setting, number))
-            result.bare.append(_bare(setting, run, result.idle[-1]))
-            phase = _INNER_STEPS * run.inner.tokens_per_step / result.bare[-1]
-            rate, busy = _paired(setting, number, size / phase)
-            result.exchanging.append(rate)
-            result.busy.append(busy)
+            result.bare.append(bare_rate(setting, run, result.idle[-1]))
+            phase = INNER_STEPS * run.inner.tokens_per_step / result.bare[-1]
+            seen = _paired(setting, number, size / phase)
+            result.exchanging.append(seen.tokens_per_second)
+            result.busy.append(seen.busy)
             bare, idle = result.bare[-1], result.idle[-1]
-            say(f"{number}: bare {bare:,.0f}, daemon {idle:,.0f}, exchanging {rate:,.0f} tokens/s ({busy:.0%} of the time)")
+            told = f"exchanging {seen.tokens_per_second:,.0f} tokens/s ({seen.busy:.0%} of the time)"
+            say(f"{number}: bare {bare:,.0f}, daemon {idle:,.0f}, {told}")
     return result
 
 
-def _run_of(options: Options) -> Manifest:
+def run_of(options: Options) -> Manifest:
     model = presets.model(options.model, Path())
-    run = presets.local_run(model, rounds=0, inner_steps=_INNER_STEPS, seed=0, own_text=False)
+    run = presets.local_run(model, rounds=0, inner_steps=INNER_STEPS, seed=0, own_text=False)
     return msgspec.structs.replace(
         run,
         codec=options.codec,
@@ -126,14 +129,14 @@ def _run_of(options: Options) -> Manifest:
     )
 
 
-def _parameters(run: Manifest) -> int:
+def parameters_of(run: Manifest) -> int:
     from nolocod.trainer.data import make_tokenizer  # torch is imported here, after the command line was checked
     from nolocod.trainer.model import layout_of, read_config
 
     return layout_of(read_config(run, make_tokenizer(run.data).vocabulary)).size
 
 
-def _cores() -> tuple[frozenset[int], frozenset[int]]:
+def cores() -> tuple[frozenset[int], frozenset[int]]:
     """The core for training, and those for all else; the same where there is only one."""
     first, *rest = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     return frozenset([first]), frozenset(rest or [first])
@@ -142,11 +145,11 @@ def _cores() -> tuple[frozenset[int], frozenset[int]]:
 # --- the three ------------------------------------------------------------------------------------------
 
 
-def _bare(setting: Setting, run: Manifest, expected: float) -> float:
+def bare_rate(setting: Setting, run: Manifest, expected: float) -> float:
     """Tokens per second of a plain loop, for about as long as the daemon was measured."""
     steps = max(10, round(expected * setting.seconds / run.inner.tokens_per_step))
     command = python("nolocod.trainer.bare", str(setting.run_file), "--steps", str(steps), "--threads", "1")
-    with _bound_to(setting.own if setting.pinned else None):
+    with bound_to(setting.own if setting.pinned else None):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_START_SECONDS + 4 * setting.seconds, check=False
         )
@@ -159,31 +162,31 @@ def _alone(setting: Setting, number: int) -> float:
     """Tokens per second of a whole daemon that has no peers."""
     paths = DataDir(setting.folder / f"alone-{number}")
     datadir.found(paths, setting.run_file)
-    with _daemon(setting, paths, "start") as process:
-        _wait(paths, process, lambda report: report.inner_steps >= _WARM_UP)
-        _give_core(setting, process)
-        return _rate(paths, setting.seconds)[0]
+    with daemon(setting, paths, "start") as process:
+        wait(paths, process, lambda report: report.inner_steps >= WARM_UP)
+        give_core(setting, process)
+        return rate(paths, setting.seconds).tokens_per_second
 
 
-def _paired(setting: Setting, number: int, bytes_per_second: float) -> tuple[float, float]:
-    """Tokens per second of a daemon that exchanges with another all the time, and the share of that time."""
+def _paired(setting: Setting, number: int, bytes_per_second: float) -> Seen:
+    """A daemon that exchanges with another all the time."""
     first, second = (DataDir(setting.folder / f"{name}-{number}") for name in ("measured", "partner"))
     datadir.found(first, setting.run_file)
     limit = ["--max-upload", f"{max(1, round(bytes_per_second / 1000))}kB"]
     with ExitStack() as stack:
-        process = stack.enter_context(_daemon(setting, first, "start", *limit))
-        _wait(first, process, lambda report: report.inner_steps > 0)
+        process = stack.enter_context(daemon(setting, first, "start", *limit))
+        wait(first, process, lambda report: report.inner_steps > 0)
         address = datadir.find_running(first).addresses[0]
-        stack.enter_context(_daemon(setting, second, "join", "--bootstrap", address, *limit))
-        _give_core(setting, process)
-        _wait(first, process, lambda report: report.outer_paired > 0)
-        return _rate(first, setting.seconds)
+        stack.enter_context(daemon(setting, second, "join", "--bootstrap", address, *limit))
+        give_core(setting, process)
+        wait(first, process, lambda report: report.outer_paired > 0)
+        return rate(first, setting.seconds)
 
 
 @contextmanager
-def _daemon(setting: Setting, paths: DataDir, command: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    line = python("nolocod", command, "--data-dir", str(paths.root), "--listen", "127.0.0.1:0", "--threads", "1")
-    with _bound_to(setting.others if setting.pinned else None):
+def daemon(setting: Setting, paths: DataDir, command: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    line = python("nolocod", command, "--data-dir", str(paths.root), "--listen", f"{setting.host}:0", "--threads", "1")
+    with bound_to(setting.others if setting.pinned else None):
         process = subprocess.Popen(
             [*line, "--log-level", "error", *arguments], stdout=subprocess.DEVNULL, start_new_session=True
         )
@@ -195,7 +198,7 @@ def _daemon(setting: Setting, paths: DataDir, command: str, *arguments: str) -> 
 
 
 @contextmanager
-def _bound_to(cores: frozenset[int] | None) -> Iterator[None]:
+def bound_to(cores: frozenset[int] | None) -> Iterator[None]:
     """What is started in the block runs on `cores`: a process inherits them."""
     if cores is None:
         yield
@@ -208,7 +211,7 @@ def _bound_to(cores: frozenset[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _give_core(setting: Setting, process: subprocess.Popen[bytes]) -> None:
+def give_core(setting: Setting, process: subprocess.Popen[bytes]) -> None:
     """Move the trainer of a daemon, with all of its threads, to the core for training."""
     if not setting.pinned:
         return
@@ -220,33 +223,46 @@ def _give_core(setting: Setting, process: subprocess.Popen[bytes]) -> None:
 # --- watching -------------------------------------------------------------------------------------------
 
 
-def _rate(paths: DataDir, seconds: float) -> tuple[float, float]:
-    """Tokens per second from one outer step to the first one after `seconds`, and the share of it in exchanges."""
-    began, first, _ = _next_outer_step(paths)
+@dataclass(frozen=True)
+class Seen:
+    """What a daemon did from one outer step to a later one."""
+
+    tokens_per_second: float
+    busy: float
+    """The share of the time in which an exchange was under way."""
+    seconds: float
+    paired: int
+    """Paired outer steps."""
+
+
+def rate(paths: DataDir, seconds: float, *, paired: bool = False) -> Seen:
+    """Watch the daemon from one (paired) outer step to the first one that ends after `seconds`."""
+    began, first, _ = _next_outer_step(paths, paired)
     looks: list[bool] = []
     while True:
-        ended, last, seen = _next_outer_step(paths)
+        ended, last, seen = _next_outer_step(paths, paired)
         looks += seen
         if ended - began >= seconds:
-            return (last.tokens - first.tokens) / (ended - began), statistics.fmean(looks)
+            tokens = (last.tokens - first.tokens) / (ended - began)
+            return Seen(tokens, statistics.fmean(looks), ended - began, last.outer_paired - first.outer_paired)
 
 
-def _next_outer_step(paths: DataDir) -> tuple[float, StatusReport, list[bool]]:
-    """(time, report) when the node has taken one more outer step; and whether it exchanged, look by look."""
+def _next_outer_step(paths: DataDir, paired: bool) -> tuple[float, StatusReport, list[bool]]:
+    """(time, report) when the node has taken one more (paired) outer step; and whether it exchanged, look by look."""
     looks: list[bool] = []
-    before = _outer_steps(_read(paths))
+    before = _outer_steps(_read(paths), paired)
     deadline = time.monotonic() + _PHASES_SECONDS
     while time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS / 5)
+        time.sleep(_LOOK_SECONDS)
         report = _read(paths)
         looks.append(report.exchanging_with is not None)
-        if _outer_steps(report) != before:
+        if _outer_steps(report, paired) != before:
             return time.monotonic(), report, looks
     raise BenchError(f"the daemon took no outer step in {_PHASES_SECONDS:.0f} s.")
 
 
-def _outer_steps(report: StatusReport) -> int:
-    return report.outer_paired + report.outer_solo
+def _outer_steps(report: StatusReport, paired: bool) -> int:
+    return report.outer_paired + (0 if paired else report.outer_solo)
 
 
 def _read(paths: DataDir) -> StatusReport:
@@ -256,7 +272,7 @@ def _read(paths: DataDir) -> StatusReport:
         raise BenchError(f"a daemon went away: {error.cause}") from error
 
 
-def _wait(paths: DataDir, process: subprocess.Popen[bytes], condition: Callable[[StatusReport], bool]) -> None:
+def wait(paths: DataDir, process: subprocess.Popen[bytes], condition: Callable[[StatusReport], bool]) -> None:
     deadline = time.monotonic() + _PHASES_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(NotRunningError):  # until it has come up

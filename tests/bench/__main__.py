@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from nolocod.benchmarks import MEASUREMENTS, Options, parse_parameters
 from nolocod.errors import NolocodError
-from tests.bench import contest, report, wan
+from tests.bench import contest, report, utilisation, wan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-_PARTS = ("exchange", "transport", "training", "wan")
+_PARTS = ("exchange", "transport", "training", "wan", "utilisation")
 
 
 def main() -> None:
@@ -52,6 +52,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> None:
                 table[part] = found.to_table()
             case "wan":
                 table[part] = wan.measure(options.rounds, say).to_table()
+            case "utilisation":
+                table[part] = utilisation.measure(Options(pairs=options.rounds), say).to_table()
             case _:
                 result = MEASUREMENTS[part](Options(pairs=options.rounds, threads=1), say)
                 table[part] = {"text": result.to_text(), "figures": json.loads(result.to_json())}

@@ -80,6 +80,7 @@ def to_markdown(table: Table) -> str:
         ("transport", "One stream, in bulk", "nolocod bench transport"),
         ("training", "What it costs training", "nolocod bench training"),
         ("wan", "A long way", "python -m tests.bench.wan"),
+        ("utilisation", "Utilisation over a long way", "python -m tests.bench.utilisation"),
     ):
         if name in table:
             parts.append(f"## {title}\n\nAs `{command}` prints it:\n\n```\n{table[name]['text']}\n```\n")

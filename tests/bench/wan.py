@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SOURCE = Path(__file__).resolve().parent / "wan.c"
 CARRIERS = ("raw", "ours", "stock")
-_HOSTS = ("10.80.0.1", "10.80.0.2")
+HOSTS = ("10.80.0.1", "10.80.0.2")
 _MTU = 1500
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _COMMAND_SECONDS = 30.0
@@ -93,7 +93,7 @@ def measure(
 @contextmanager
 def _ends(carrier: str, networks: tuple[int, int]) -> Iterator[Pair]:
     commands = [
-        [*enter(network), *python("nolocod.benchmarks.transport_end", carrier, str(rank), _HOSTS[rank])]
+        [*enter(network), *python("nolocod.benchmarks.transport_end", carrier, str(rank), HOSTS[rank])]
         for rank, network in enumerate(networks)
     ]
     with started(commands) as (first, second):
@@ -104,7 +104,7 @@ def _ends(carrier: str, networks: tuple[int, int]) -> Iterator[Pair]:
 def laid(way: Way, program: Path) -> Iterator[tuple[int, int]]:
     """Two networks with `way` between them, as the ids of processes in them; their hosts are 10.80.0.1 and .2."""
     with ExitStack() as stack:
-        first, second = (stack.enter_context(private_network()) for _ in _HOSTS)
+        first, second = (stack.enter_context(private_network()) for _ in HOSTS)
         if first is None or second is None:
             raise BenchError("this system gives no network namespaces.")
         command = [str(program), str(first), str(second), str(way.rtt / 2), str(way.rate), str(way.loss), str(way.queue)]
@@ -114,7 +114,7 @@ def laid(way: Way, program: Path) -> Iterator[tuple[int, int]]:
         assert forwarder.stderr is not None
         if forwarder.stdout.readline() != b"up\n":
             raise BenchError(f"the forwarder did not start: {forwarder.stderr.read().decode().strip()}.")
-        for network, host in zip((first, second), _HOSTS, strict=True):
+        for network, host in zip((first, second), HOSTS, strict=True):
             _do([*enter(network), "ip", "addr", "add", f"{host}/24", "dev", "wan0"])
             _do([*enter(network), "ip", "link", "set", "wan0", "mtu", str(_MTU), "txqueuelen", "1000", "up"])
         yield first, second
