@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nolocod.status.state import StatusReport
 
 _START_SECONDS = 120.0
-_PHASES_SECONDS = 600.0
+_PHASES_SECONDS = 300.0
 INNER_STEPS = 50
 """Between outer steps, as in the paper."""
 WARM_UP = 10

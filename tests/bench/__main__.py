@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> None:
             case "wan":
                 table[part] = wan.measure(options.rounds, say).to_table()
             case "utilisation":
-                table[part] = utilisation.measure(Options(pairs=options.rounds), say).to_table()
+                table[part] = utilisation.measure(Options(model="10m", codec="bfloat16", pairs=min(3, options.rounds)), say).to_table()
             case _:
                 result = MEASUREMENTS[part](Options(pairs=options.rounds, threads=1), say)
                 table[part] = {"text": result.to_text(), "figures": json.loads(result.to_json())}

@@ -31,7 +31,7 @@ _FULL_RATE = 100.0
 """Mbit/s up."""
 _STEP_SECONDS = (0.5, 1.0, 2.0)
 """Inner steps for which the full size is modelled."""
-_WAIT_SECONDS = 900.0
+_WAIT_SECONDS = 400.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
 
 
 def main() -> None:
-    rounds, model, codec = (*sys.argv[1:], *("5", "small", "float32")[len(sys.argv) - 1 :])
+    rounds, model, codec = (*sys.argv[1:], *("3", "10m", "bfloat16")[len(sys.argv) - 1 :])
     try:
         sys.stdout.write(measure(Options(model=model, pairs=int(rounds), codec=codec), wan.say).to_text() + "\n")
     except NolocodError as error:
