@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import trio
 from google.protobuf.message import DecodeError
@@ -36,10 +36,12 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import PeerId, short
+from nolocod.p2p.libp2p_streams import map_exceptions
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
     from nolocod.p2p.host import Host
+    from nolocod.p2p.libp2p_streams import LibStream
     from nolocod.p2p.streams import Stream
 
 M = TypeVar("M", HopMessage, StopMessage)
@@ -159,18 +161,19 @@ class Relay:
     async def _reach(self, circuit: _Circuit) -> Stream | None:
         """Ask the target; None if it cannot be reached or does not want."""
         source, target = circuit.ends
+        onward: Stream | None = None
+        willing = False
         try:
             with deadline(self.limits.answer_seconds, "the answer of a circuit's target"):
                 onward = await self._host.open_stream(target, STOP)
                 request = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=_id_bytes(source)), limit=self._limit())
                 await _send(onward, request)
-                answer = await _receive(onward, StopMessage)
+                willing = (await _receive(onward, StopMessage)).status == OK
         except RemoteError:
-            return None
-        if answer.status != OK:
+            willing = False
+        if onward is not None and not willing:
             await onward.reset()
-            return None
-        return onward
+        return onward if willing else None
 
     async def _carry(self, circuit: _Circuit, one: Stream, other: Stream) -> None:
         """Both ways until both ends have closed, one fails, or a limit is reached; then neither stream is of use."""
@@ -178,7 +181,7 @@ class Relay:
 
         async def way(source: Stream, sink: Stream) -> None:
             try:
-                while data := await source.read_available():
+                while data := await _arrived(source):
                     circuit.left -= len(data)
                     if circuit.left < 0:
                         raise RefusedError(
@@ -196,8 +199,8 @@ class Relay:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(way, one, other)
                 nursery.start_soon(way, other, one)
-        if circuit.scope.cancelled_caught:
-            await one.reset()
+        if failures or circuit.scope.cancelled_caught:
+            await one.reset()  # also if this way had ended in order: what the other end did not send is no clean end
 
     async def _refuse(self, stream: Stream, status: Status.ValueType) -> None:
         self.carried.refused += 1
@@ -261,6 +264,12 @@ class RelayClient:
         return answer
 
 
+async def _arrived(source: Stream) -> bytearray:
+    """What has arrived, without a deadline on progress: the ends of a circuit may be silent for as long as it lives."""
+    with map_exceptions(source.remote, "reading"):
+        return await cast("LibStream", source).muxed.take()
+
+
 # --- messages: a varint length, then protobuf -----------------------------------------------------------
 
 
@@ -302,7 +311,12 @@ def _peer(wire: WirePeer) -> PeerId:
     """ProtocolError for what is no peer id."""
     if not 0 < len(wire.id) <= _ID_BYTES:
         raise ProtocolError("a relay message names no peer.")
-    return PeerId(str(ID(wire.id)))
+    peer = PeerId(str(ID(wire.id)))
+    try:
+        Multiaddr(f"/p2p/{peer}")
+    except ValueError as error:
+        raise ProtocolError("a relay message names a peer that cannot be.") from error
+    return peer
 
 
 def _id_bytes(peer: PeerId) -> bytes:

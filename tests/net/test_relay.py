@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import OK, HopMessage, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
 
 from nolocod.config import Address
 from nolocod.errors import PeerUnavailableError, RefusedError
 from nolocod.identity import Identity
-from nolocod.p2p.host import open_host
-from nolocod.p2p.relay import HOP, Relay, RelayClient, RelayLimits
+from nolocod.p2p.host import HostLimits, open_host
+from nolocod.p2p.relay import HOP, STOP, Relay, RelayClient, RelayLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,16 +55,18 @@ class End:
 
 
 @asynccontextmanager
-async def node(seed: int) -> AsyncIterator[Host]:
+async def node(seed: int, limits: HostLimits | None = None) -> AsyncIterator[Host]:
     identity = Identity.from_secret(bytes([seed]) * 32)
-    async with open_host(identity, Address("127.0.0.1", 0), (), lambda _: None) as host:
+    async with open_host(identity, Address("127.0.0.1", 0), (), lambda _: None, limits) as host:
         yield host
 
 
 @asynccontextmanager
-async def three(limits: RelayLimits | None = None) -> AsyncIterator[tuple[Relay, Host, End, End]]:
+async def three(
+    limits: RelayLimits | None = None, middles: HostLimits | None = None
+) -> AsyncIterator[tuple[Relay, Host, End, End]]:
     """A relay and two ends that are connected to it, and hold no reservation."""
-    async with node(1) as middle, node(2) as first, node(3) as second:
+    async with node(1, middles) as middle, node(2) as first, node(3) as second:
         relay = Relay(middle, limits)
         relay.serve()
         for end in (first, second):
@@ -156,3 +161,71 @@ async def test_garbage_costs_a_stream_and_no_more(garbage: bytes) -> None:
             await stream.read_exactly(1)
         assert middle.faults == 1
         assert await alice.client.reserve(middle.own) > 0
+
+
+@pytest.mark.parametrize("name", [b"\x01", b"\xff" * 64, b"\x12\x20" + bytes(3)])
+async def test_a_circuit_from_what_is_no_peer_costs_a_stream_and_no_more(name: bytes) -> None:
+    async with three() as (_, middle, _, bob):
+        stream = await middle.open_stream(bob.host.own, STOP)
+        message = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=name)).SerializeToString()
+        await stream.write(bytes([len(message)]) + message)
+        with pytest.raises(PeerUnavailableError), trio.fail_after(10):
+            await stream.read_exactly(1)
+        assert bob.host.faults == 1
+        assert await bob.client.reserve(middle.own) > 0
+
+
+async def test_a_target_that_never_answers_costs_the_relay_no_stream() -> None:
+    async with three(RelayLimits(answer_seconds=0.2)) as (_, middle, alice, bob):
+        pending, gone = trio.Event(), trio.Event()
+
+        async def never(stream: Stream) -> None:
+            pending.set()
+            with suppress(PeerUnavailableError):
+                while await stream.read_available():
+                    pass
+            gone.set()
+
+        await bob.client.reserve(middle.own)
+        bob.host.serve(STOP, never)
+        with pytest.raises(RefusedError, match="CONNECTION_FAILED"):
+            await alice.client.connect(middle.own, bob.host.own)
+        assert pending.is_set()
+        with trio.fail_after(2):
+            await gone.wait()
+
+
+async def test_a_circuit_may_be_quiet_for_longer_than_the_deadline_on_progress() -> None:
+    async with three(middles=HostLimits(progress=0.2)) as (_, middle, alice, bob):
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        await trio.sleep(0.5)
+        stream = await alice.host.open_stream(bob.host.own, ECHO)
+        await stream.write(b"still here")
+        assert await stream.read_exactly(10) == b"still here"
+
+
+async def test_an_end_that_breaks_off_is_no_clean_end_for_one_that_has_said_all() -> None:
+    async with three() as (_, middle, alice, bob):
+
+        async def break_off(stream: Stream) -> None:
+            await stream.read_available()
+            answer = StopMessage(type=StopMessage.STATUS, status=OK).SerializeToString()
+            await stream.write(bytes([len(answer)]) + answer)
+            assert await stream.read_available() == b"all"
+            while await stream.read_available():
+                pass
+            await stream.write(b"half")
+            await stream.reset()
+
+        bob.host.serve(STOP, break_off)
+        await bob.client.reserve(middle.own)
+        stream = await alice.host.open_stream(middle.own, HOP)
+        request = HopMessage(type=HopMessage.CONNECT, peer=WirePeer(id=ID.from_string(bob.host.own).to_bytes()))
+        await stream.write(bytes([request.ByteSize()]) + request.SerializeToString())
+        assert await stream.read_available()
+        await stream.write(b"all")
+        await stream.close()
+        with pytest.raises(PeerUnavailableError), trio.fail_after(5):
+            while await stream.read_available():
+                pass
