@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -308,6 +309,7 @@ def _run_of(options: argparse.Namespace) -> Sealed:
 def _bench(options: argparse.Namespace) -> None:
     from nolocod import benchmarks
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process of a measurement stays behind
     if options.pairs < 1 or options.megabytes < 1 or not options.seconds > 0:
         raise UsageError("--pairs, --seconds and --megabytes must be positive.")
     chosen = benchmarks.Options(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ def main() -> None:
     unknown = set(options.parts) - set(_PARTS)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such part")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
     try:
         run(options, _say)
     except NolocodError as error:
@@ -53,7 +55,9 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> None:
             case "wan":
                 table[part] = wan.measure(options.rounds, say).to_table()
             case "utilisation":
-                table[part] = utilisation.measure(Options(model="10m", codec="bfloat16", pairs=min(3, options.rounds)), say).to_table()
+                table[part] = utilisation.measure(
+                    Options(model="10m", codec="bfloat16", pairs=min(3, options.rounds)), say
+                ).to_table()
             case _:
                 result = MEASUREMENTS[part](Options(pairs=options.rounds, threads=1), say)
                 table[part] = {"text": result.to_text(), "figures": json.loads(result.to_json())}

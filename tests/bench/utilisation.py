@@ -7,6 +7,7 @@ trainer's core. What an outer step costs the trainer here, times the ratio of th
 
 from __future__ import annotations
 
+import signal
 import statistics
 import sys
 import tempfile
@@ -98,6 +99,7 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
     rounds, model, codec = (*sys.argv[1:], *("3", "10m", "bfloat16")[len(sys.argv) - 1 :])
     try:
         sys.stdout.write(measure(Options(model=model, pairs=int(rounds), codec=codec), wan.say).to_text() + "\n")

@@ -43,10 +43,13 @@ class End:
         seen = rate(self._paths, self._setting.seconds, paired=True)
         return {"tokens": seen.tokens_per_second, "busy": seen.busy, "seconds": seen.seconds, "paired": seen.paired}
 
+    def close(self) -> None:
+        self._daemons.close()
+
 
 def main() -> None:
     end = End(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
-    Talk().serve({name: getattr(end, name) for name in ("found", "join", "watch")})
+    Talk().serve({name: getattr(end, name) for name in ("found", "join", "watch")}, end.close)
 
 
 if __name__ == "__main__":

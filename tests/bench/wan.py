@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -152,6 +153,7 @@ def _do(command: list[str]) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
     try:
         sys.stdout.write(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 5, say).to_text() + "\n")
     except NolocodError as error:

@@ -24,8 +24,8 @@ class Talk:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
-    def serve(self, handlers: dict[str, Callable[..., dict[str, Any]]]) -> None:
-        """Answer each request with what its handler returns; a failure is told, and ends the process."""
+    def serve(self, handlers: dict[str, Callable[..., dict[str, Any]]], close: Callable[[], None] | None = None) -> None:
+        """Answer each request with what its handler returns; a failure is told, and ends the process after `close`."""
         for line in sys.stdin:
             request = json.loads(line)
             name = request.pop("do")
@@ -38,6 +38,8 @@ class Talk:
             self._out.flush()
             if "error" in answer:
                 break
+        if close is not None:
+            close()
         sys.stderr.flush()
         os._exit(0)  # a neighbour's threads would keep it alive
 
