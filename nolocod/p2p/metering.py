@@ -1,7 +1,7 @@
 """What a connection asks before it moves bytes, so that budgets hold for everything on the wire.
 
-The rule: the secure channel is the one place that asks; it counts sealed bytes, so that handshakes, the
-DHT, gossip and chunks are all in.
+The rule: the secure channel is the one place that asks; it counts sealed bytes, so that the DHT, gossip and
+chunks are all in. What goes over a circuit is paid for by the connection to the relay, once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,22 @@ class Meter(Protocol):
     async def down(self, count: int) -> None:
         """Count `count` bytes that were received, and return when more may be read."""
         ...
+
+
+class Prepaid:
+    """In pieces as `meter` wants them; somebody else pays."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def piece(self, most: int) -> int:
+        return self._meter.piece(most)
+
+    async def up(self, count: int) -> None:
+        return
+
+    async def down(self, count: int) -> None:
+        return
 
 
 class Unmetered:

@@ -7,7 +7,7 @@ class, which receives twice and sends once per record, and copies each one four 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -22,9 +22,9 @@ from libp2p.security.noise.patterns import PatternXX
 from noise.exceptions import NoiseValueError
 
 from nolocod.p2p.buffers import BATCH, Pool
-from nolocod.p2p.metering import Unmetered
+from nolocod.p2p.metering import Prepaid, Unmetered
 from nolocod.p2p.records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
-from nolocod.p2p.wire_ends import end_of
+from nolocod.p2p.wire_ends import CircuitEnd, end_of
 
 if TYPE_CHECKING:
     from libp2p.abc import IRawConnection
@@ -80,7 +80,9 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
             raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
         ciphers = cast("NoiseTransportReadWriter", session.conn).noise_state.noise_protocol
         keys = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
-        return SecureChannel(session, end_of(raw), *keys, self._shared)
+        end = end_of(raw)
+        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEnd) else self._shared
+        return SecureChannel(session, end, *keys, shared)
 
 
 class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from nolocod.p2p.yamux_stream import YamuxStream
 
 
+_LINGER = 1.0
+"""Seconds that the other end of a circuit has to end it after us."""
+
+
 class End(Protocol):
     """Our end of a connection; failures are OSError, trio's or libp2p's own."""
 
@@ -112,7 +116,13 @@ class Circuit:
         await self.muxed.write_all(data)
 
     async def close(self) -> None:
-        await self.muxed.reset()
+        """End in order, as a socket does: what was sent still arrives. A reset if the other end does not end it too."""
+        self.muxed.end_writing()
+        try:
+            with trio.move_on_after(_LINGER):
+                await self.muxed.ended.wait()
+        finally:
+            self.muxed.give_up()
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return None
@@ -123,6 +133,8 @@ class CircuitEnd:
 
     def __init__(self, muxed: YamuxStream) -> None:
         self._muxed = muxed
+        self._ahead = 0
+        """Bytes that are on their way though the call that sent them was cancelled."""
         self._arrived: memoryview | None = None
 
     def receive_now(self, view: memoryview) -> int | None:
@@ -139,12 +151,14 @@ class CircuitEnd:
             self._arrived = memoryview(await self._muxed.take())
 
     async def send_some(self, view: memoryview, patience: float) -> int:
-        # A cancelled write of many pieces does not tell how many were sent: one that the peer has given no
-        # room for is given up before its first byte, and the rest goes whole.
-        piece = view[: await self._muxed.room(patience)]
-        with trio.CancelScope(shield=True):
-            await self._muxed.write_all(piece, patience)
-        return len(piece)
+        if not self._ahead:
+            before = self._muxed.sealed
+            try:
+                await self._muxed.write_some(view, patience)
+            finally:
+                self._ahead = self._muxed.sealed - before
+        ahead, self._ahead = self._ahead, 0  # after a cancelled call, the next one comes with the same bytes
+        return ahead
 
 
 def end_of(raw: IRawConnection) -> End:

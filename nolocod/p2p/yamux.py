@@ -205,6 +205,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             stream.check_writable()
             size = min(size, stream.credit)
             stream.credit -= size
+            stream.sealed += size
             self._channel.seal(self._taken_control() + pack(Kind.DATA, Flag.NONE, stream.stream_id, size), view[:size])
         return size
 

@@ -34,6 +34,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         """Bytes that we may send."""
         self.window = FIRST_WINDOW
         """Bytes that the other side may send before we read any."""
+        self.sealed = 0
+        """Bytes that will be sent, whoever is cancelled now."""
         self.send_closed = False
         self.recv_closed = False
         self.ended = trio.Event()
@@ -159,16 +161,12 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         await trio.lowlevel.checkpoint_if_cancelled()
         self.check_writable()
         while len(view):
-            if not self.credit:
-                await self._more_credit(patience)
-            sent = await self.muxed_conn.send(self, view)
-            view = view[sent:]
+            view = view[await self.write_some(view, patience) :]
 
-    async def room(self, patience: float = _FOREVER) -> int:
-        """How many bytes may be sent, at least one: waits for that."""
-        self.check_writable()
+    async def write_some(self, view: memoryview, patience: float = _FOREVER) -> int:
+        """Send a part of `view`; its size. `sealed` tells of it also where this is cancelled."""
         await self._more_credit(patience)
-        return self.credit
+        return await self.muxed_conn.send(self, view)
 
     async def _more_credit(self, patience: float) -> None:
         while not self.credit:

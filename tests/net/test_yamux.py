@@ -19,7 +19,7 @@ from libp2p.stream_muxer.exceptions import (
     MuxedStreamError,
     MuxedStreamReset,
 )
-from wires import OURS, PROGRESS, STOCK, Stack, against_frames, connections
+from wires import OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
 
 from nolocod.p2p.frames import (
     FIRST_WINDOW,
@@ -34,6 +34,7 @@ from nolocod.p2p.frames import (
     pack,
     unpack,
 )
+from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, Yamux
 
 if TYPE_CHECKING:
@@ -246,9 +247,10 @@ async def test_an_idle_connection_stays(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_cancelled_writes_and_reads_leave_the_connection_whole(seed: int) -> None:
+@pytest.mark.parametrize("pair", [connections, circuits], ids=["straight", "circuit"])
+async def test_cancelled_writes_and_reads_leave_the_connection_whole(pair: Any, seed: int) -> None:  # noqa: ANN401
     rng = random.Random(seed)
-    async with connections() as (ann, bob), trio.open_nursery() as nursery:
+    async with pair() as (ann, bob), trio.open_nursery() as nursery:
         whole, whole_other = await pair_of_streams(ann, bob)
         content = rng.randbytes(3_000_000)
         received = memoryview(bytearray(len(content)))
@@ -298,6 +300,82 @@ async def test_a_write_cancelled_when_the_socket_is_full_is_finished_by_others()
         assert pong == 7
         assert deframer.body == 0
         assert FIRST_WINDOW + MOST_WINDOW - sum(sizes) == stream.credit
+
+
+# --- on a circuit ---------------------------------------------------------------------------------
+
+
+class Gate:
+    """A meter that opens; `taken` counts what was paid for."""
+
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.open.set()
+        self.taken = 0
+
+    def piece(self, most: int) -> int:
+        return min(most, 20_000)
+
+    async def up(self, count: int) -> None:
+        await self.open.wait()
+        self.taken += count
+
+    async def down(self, count: int) -> None:
+        self.taken += count
+
+
+async def test_what_a_circuit_carries_is_paid_for_once_and_in_pieces() -> None:
+    meter = Gate()
+    async with circuits(Stack(meter=meter)) as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        before = meter.taken
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.write, bytes(200_000))
+            await other.read_into(memoryview(bytearray(200_000)))
+        assert 200_000 < meter.taken - before < 210_000
+        assert ann.secured_conn.meter.piece(1 << 20) == 20_000, "others on the circuit wait for no more than that"
+
+
+async def test_a_write_to_a_circuit_that_waits_for_the_meter_can_be_cancelled(autojump_clock: MockClock) -> None:
+    meter = Gate()
+    async with circuits(Stack(meter=meter)) as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        await stream.write(b"x")
+        await other.read(1)
+        meter.open = trio.Event()
+        began = trio.current_time()
+        with trio.move_on_after(1):
+            await stream.write(bytes(100_000))
+        assert trio.current_time() - began < 1.1
+        meter.open.set()
+        await both_work(ann, bob)
+
+
+async def test_what_was_said_before_a_circuit_was_closed_arrives() -> None:
+    async with connections() as (ann, bob), trio.open_nursery() as nursery:
+        stream, other = await pair_of_streams(ann, bob)
+        await stream.write(b"last words")
+        nursery.start_soon(Circuit(stream).close)
+        await other.ended.wait()
+        assert await other.take() == b"last words"
+        assert await other.take() == b""
+        await other.close()
+    assert not ann.streams
+
+
+@pytest.mark.parametrize("cancel_after", [0.05, 60])
+async def test_a_circuit_whose_other_end_stays_silent_is_closed_all_the_same(
+    cancel_after: float, autojump_clock: MockClock
+) -> None:
+    async with connections() as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        began = trio.current_time()
+        with trio.move_on_after(cancel_after):
+            await Circuit(stream).close()
+        assert trio.current_time() - began < 5
+        assert not ann.streams
+        with pytest.raises(MuxedStreamReset):
+            await other.write(bytes(FIRST_WINDOW + 1))
 
 
 # --- a peer that breaks the rules -----------------------------------------------------------------

@@ -18,6 +18,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 
 from nolocod.p2p.metering import Meter, Unmetered
 from nolocod.p2p.noise import NoiseTransport, SecureChannel
+from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, Yamux
 
 if TYPE_CHECKING:
@@ -134,6 +135,36 @@ async def connections(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIte
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
             for side in sides:
                 await side.muxed.close()
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def circuits(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Yamux, Yamux]]:
+    """Two connections of ours that lie on the two ends of one stream of another connection."""
+    async with connections(dialler, listener) as (ann, bob), trio.open_nursery() as nursery:
+        streams = [await ann.open_stream(), await bob.accept_stream()]
+        keys = [create_new_key_pair(), create_new_key_pair()]
+        found: list[Yamux] = []
+
+        async def upgrade(number: int, stack: Stack) -> None:
+            on = RawConnection(Circuit(streams[number]), number == 0)
+            way = transport(stack, keys[number])
+            peer = ID.from_pubkey(keys[1].public_key)
+            channel = await (way.secure_inbound(on) if number else way.secure_outbound(on, peer))
+            found.append(muxer(stack, channel))
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as upgrading:
+                upgrading.start_soon(upgrade, 0, dialler)
+                upgrading.start_soon(upgrade, 1, listener)
+        found.sort(key=lambda muxed: not muxed.is_initiator)
+        for muxed in found:
+            nursery.start_soon(muxed.start)
+            await muxed.event_started.wait()
+        yield found[0], found[1]
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            for muxed in found:
+                await muxed.close()
         nursery.cancel_scope.cancel()
 
 
