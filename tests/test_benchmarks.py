@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from nolocod import cli
 from nolocod.benchmarks import Options, parse_parameters, probe
 from nolocod.benchmarks.base import BenchError, spread
 from nolocod.benchmarks.exchange import exchange, model_of
@@ -176,6 +177,23 @@ def test_an_outer_step_is_measured_part_by_part() -> None:
     assert len(said) == 1
     assert json.loads(result.to_json())["codec"] == "float32"
     assert "both inboxes verified" in result.to_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--parameters", "many"], "--parameters 'many'"),
+        (["--parameters", "9k"], "--parameters 9000"),
+        (["--codec", "float64", "--parameters", "50k"], "float64"),
+        (["--pairs", "0"], "must be positive"),
+        (["--seconds", "nan"], "must be positive"),
+    ],
+)
+def test_a_wrong_flag_is_told_before_anything_runs(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "exchange", *flags])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 # --- transport ------------------------------------------------------------------------------------------
