@@ -1,11 +1,17 @@
-"""Large buffers, shared by a host's connections, so that an idle connection has none.
+"""Memory that a host's connections share: large buffers, and a bound on what nobody reads.
 
-The rule: a connection takes a buffer when there is something to move and gives it back when it is empty.
+The rule: a connection takes a buffer when there is something to move and gives it back when it is empty, so that
+an idle one has none.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nolocod.p2p.records import MOST_PLAIN, RECORD
+
+if TYPE_CHECKING:
+    from nolocod.p2p.yamux import Yamux
 
 BATCH = 1 << 20
 """Bytes of content that are sealed and sent at once: a chunk of the usual size. Halves cost a tenth more time."""
@@ -28,3 +34,25 @@ class Pool:
     def give(self, buffer: memoryview) -> None:
         if len(self._free) < _SPARE:
             self._free.append(buffer)
+
+
+class Unread:
+    """Bytes that arrived and nobody has read, of all connections of a host; at most `most`.
+
+    One connection's windows are not much, those of all that strangers may open are more than a machine has.
+    """
+
+    def __init__(self, most: int = 64 << 20) -> None:
+        self.total = 0
+        self.held: dict[Yamux, int] = {}
+        self._most = most
+
+    def add(self, conn: Yamux, count: int) -> None:
+        """Count `count` bytes more of `conn`, or less; above the limit, whoever holds most is ended."""
+        self.total += count
+        self.held[conn] = self.held.get(conn, 0) + count
+        if count > 0 and self.total > self._most:
+            max(self.held, key=self.held.__getitem__).end("too much of what it sent is not read")
+
+    def drop(self, conn: Yamux) -> None:
+        self.total -= self.held.pop(conn, 0)

@@ -282,7 +282,7 @@ class Session:
                 await self._taken(machine.receive(frame))
             else:
                 start, length = machine.expect(frame)
-                with self._desk.inbox.view(start, length) as place:
+                with self._desk.inbox.place(start, length) as place:
                     await channel.read_into(place)
                     machine.chunk(place)
                 self._desk.inbox.release(start, length)

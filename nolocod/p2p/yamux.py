@@ -19,7 +19,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
-from nolocod.p2p.buffers import BATCH
+from nolocod.p2p.buffers import BATCH, Unread
 from nolocod.p2p.frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -72,16 +72,19 @@ class YamuxMultistream(MuxerMultistream):  # type: ignore[misc]  # libp2p has no
     def __init__(self, limits: MuxLimits) -> None:
         super().__init__({PROTOCOL: Yamux})
         self._limits = limits
+        self._unread = Unread()
 
     async def new_conn(self, conn: SecureChannel, peer_id: ID) -> Yamux:
         await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return Yamux(conn, peer_id, self._limits)
+        return Yamux(conn, peer_id, self._limits, self._unread)
 
 
 class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """One connection. `start` runs it until it ends; every other call may come from any task."""
 
-    def __init__(self, channel: SecureChannel, peer_id: ID, limits: MuxLimits | None = None) -> None:
+    def __init__(
+        self, channel: SecureChannel, peer_id: ID, limits: MuxLimits | None = None, unread: Unread | None = None
+    ) -> None:
         self.peer_id = peer_id
         self.secured_conn = channel
         self.event_started = trio.Event()
@@ -91,6 +94,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         """A reader was woken since the last task switch."""
         self._channel = channel
         self._limits = limits or MuxLimits()
+        self._unread = unread or Unread()
         self._next = 1 if channel.is_initiator else 2
         self._highest = 0
         """The highest stream number of the other side."""
@@ -121,8 +125,12 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             await self._shut()
 
     async def close(self) -> None:
-        self._fail(MuxedConnUnavailable("the connection was closed here."))
+        self.end("the connection was closed here")
         await self._shut()
+
+    def end(self, why: str) -> None:
+        """End it without waiting for that."""
+        self._fail(MuxedConnUnavailable(f"{why}."))
 
     def _fail(self, cause: Exception) -> None:
         """End everything because of `cause`; the first one counts."""
@@ -132,6 +140,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         self._accepted.close()
         for stream in list(self.streams.values()):
             stream.break_off(cause)
+        self._unread.drop(self)
         self._scope.cancel()
 
     async def _shut(self) -> None:
@@ -176,7 +185,13 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         """The stream is over."""
         if self.streams.pop(stream.stream_id, None) is not None:
             self._growth += stream.window - FIRST_WINDOW
+            self._unread.add(self, -stream.unread)
             self._leave_if_asked()
+
+    def hold(self, stream: YamuxStream, count: int) -> None:
+        """`count` bytes more of `stream`, or less, wait to be read; what is left of a stream that is over is its owner's."""
+        if self.streams.get(stream.stream_id) is stream:
+            self._unread.add(self, count)
 
     def grant(self, window: int) -> int:
         """By how much a receive window of `window` bytes may grow now: it doubles, within the limits."""

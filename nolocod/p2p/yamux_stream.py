@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _MOST_CREDIT = 2**32 - 1
 _FOREVER = float("inf")
+_QUICK = 0.5
+"""A window of which half lasts for so many seconds is longer than any round trip, and grows no more."""
 
 
 class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types that mypy follows
@@ -43,6 +45,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         self._allowed = FIRST_WINDOW
         self._read = 0
         """Bytes that were read and for which no credit was given back."""
+        self._credited = trio.current_time()
         self._buffer = bytearray()
         self._target: memoryview | None = None
         """Where a waiting reader wants its bytes."""
@@ -84,6 +87,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
                 self._check_readable()
                 await self._arrival(patience)
             taken, self._buffer = self._buffer, bytearray()
+            self.muxed_conn.hold(self, -len(taken))
             self._give_back(len(taken))
             return taken
         finally:
@@ -119,6 +123,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             with memoryview(self._buffer) as whole:
                 view[:count] = whole[:count]
             del self._buffer[:count]
+            self.muxed_conn.hold(self, -count)
             self._give_back(count)
         return count
 
@@ -140,11 +145,13 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             raise MuxedStreamEOF("the other side has said all.")
 
     def _give_back(self, count: int) -> None:
-        """Count what was read; credit is returned for half a window at once, and the window grows by then."""
+        """Count what was read; credit is returned for half a window at once, and the window grows if that went quickly."""
         self._read += count
         if self._read * 2 < self.window or self.ended.is_set():
             return
-        grown = self.muxed_conn.grant(self.window)
+        now = trio.current_time()
+        grown = self.muxed_conn.grant(self.window) if now - self._credited < _QUICK else 0
+        self._credited = now
         self.window += grown
         delta, self._read = self._read + grown, 0
         self._allowed += delta
@@ -208,6 +215,11 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             self.break_off(MuxedStreamReset("the stream was reset here."))
 
     @property
+    def unread(self) -> int:
+        """Bytes that have arrived and wait to be read."""
+        return len(self._buffer)
+
+    @property
     def closed(self) -> bool:
         return self._broken is not None or (self.send_closed and self.recv_closed)
 
@@ -237,6 +249,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
 
     def deliver(self, piece: memoryview) -> None:
         """Take a copy of `piece`."""
+        if self._broken is not None:
+            return
         if self._target is not None and len(self._target):
             direct = min(len(piece), len(self._target))
             self._target[:direct] = piece[:direct]
@@ -244,6 +258,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             piece = piece[direct:]
         if len(piece):
             self._buffer += piece
+            self.muxed_conn.hold(self, len(piece))
             if self._target is None:
                 self._wake_reader()
 
@@ -268,6 +283,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             return
         self._broken = cause
         if isinstance(cause, MuxedStreamReset):
+            self.muxed_conn.hold(self, -len(self._buffer))
             self._buffer.clear()
         self.ended.set()
         self._writable.set()

@@ -21,6 +21,7 @@ from libp2p.stream_muxer.exceptions import (
 )
 from wires import OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
 
+from nolocod.p2p.buffers import Unread
 from nolocod.p2p.frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -126,6 +127,80 @@ async def test_the_window_grows_and_all_windows_together_have_a_limit() -> None:
             nursery.start_soon(second[0].write, bytes(3 << 20))
             await second[1].read_into(memoryview(bytearray(3 << 20)))
         assert second[1].window == 4 * FIRST_WINDOW, "what a stream no longer needs is free for others"
+
+
+async def test_the_window_of_a_slow_reader_stays_small(autojump_clock: MockClock) -> None:
+    async with connections() as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.write, bytes(4 << 20))
+            for _ in range(32):
+                await other.read_into(memoryview(bytearray(4 << 15)))
+                await trio.sleep(1)
+        assert other.window <= 2 * FIRST_WINDOW, "what comes behind it on its connection would wait for it"
+
+
+async def test_the_connection_with_most_unread_bytes_ends_when_all_together_have_too_many() -> None:
+    unread = Unread(300_000)
+    stack = Stack(unread=unread)
+    async with connections(OURS, stack) as (hoarder, held), connections(OURS, stack) as (honest, kept):
+        for sender, receiver, size in ((hoarder, held, 200_000), (honest, kept, 90_000)):
+            stream, other = await pair_of_streams(sender, receiver)
+            await stream.write(bytes(size))
+            while len(other._buffer) < size:
+                await trio.lowlevel.checkpoint()
+        assert unread.total == 290_000
+        await stream.write(bytes(20_000))
+        await hoarder.event_closed.wait()
+        assert held.is_closed
+        assert unread.total <= 110_000
+        await both_work(honest, kept)
+        await other.read_into(memoryview(bytearray(110_000)))
+        assert unread.total == 0
+
+
+@pytest.mark.parametrize("how", ["read", "taken", "reset here", "reset there", "both closed", "connection closed"])
+async def test_what_is_no_longer_held_is_no_longer_counted(how: str) -> None:
+    unread = Unread(1 << 20)
+    async with connections(OURS, Stack(unread=unread)) as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        await stream.write(bytes(1000))
+        while not other._buffer:
+            await trio.lowlevel.checkpoint()
+        assert unread.total == 1000
+        match how:
+            case "read":
+                await other.read(400)
+                await other.read_into(memoryview(bytearray(600)))
+            case "taken":
+                await other.take()
+            case "reset here":
+                await other.reset()
+            case "reset there":
+                await stream.reset()
+                await other.ended.wait()
+            case "both closed":
+                await stream.close()
+                await other.close()
+                await other.ended.wait()
+                assert len(await other.read()) == 1000
+            case "connection closed":
+                await bob.close()
+                assert len(await other.read()) == 1000
+        assert unread.total == 0
+
+
+async def test_what_still_comes_for_a_stream_that_was_reset_is_dropped() -> None:
+    async with against_frames() as (ours, other):
+        await other.write(pack(Kind.DATA, Flag.SYN, 1, 100) + bytes(50))
+        stream = await ours.accept_stream()
+        await stream.reset()
+        await other.write(bytes(50) + pack(Kind.PING, Flag.SYN, 0, 7))
+        while unpack((await other.read())[-HEADER_SIZE:]).kind != Kind.PING:
+            pass
+        assert not stream._buffer
+        with pytest.raises(MuxedStreamReset):
+            await stream.read()
 
 
 async def test_a_reader_that_does_not_read_stalls_its_own_stream_only(autojump_clock: MockClock) -> None:

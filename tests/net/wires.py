@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from libp2p.crypto.keys import KeyPair
 
+    from nolocod.p2p.buffers import Unread
+
 PROGRESS = 2.0
 
 
@@ -39,6 +41,7 @@ class Stack:
     """Hide the socket from our noise, as a relayed connection does."""
     meter: Meter | None = None
     limits: MuxLimits | None = None
+    unread: Unread | None = None
 
     def __str__(self) -> str:
         return f"{self.noise}-{self.yamux}"
@@ -119,7 +122,7 @@ def muxer(stack: Stack, channel: Any) -> Any:  # noqa: ANN401
     if stack.yamux == "stock":
         return StockYamux(channel, peer, is_initiator=channel.is_initiator)
     assert isinstance(channel, SecureChannel)
-    return Yamux(channel, peer, stack.limits)
+    return Yamux(channel, peer, stack.limits, stack.unread)
 
 
 @asynccontextmanager
