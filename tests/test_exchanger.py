@@ -65,6 +65,8 @@ class FakeBox:
     def view(self, start: int, length: int) -> memoryview:
         return memoryview(self.content)[start : start + length]
 
+    place = view
+
     def release(self, start: int, length: int) -> None:
         self.released += length
 

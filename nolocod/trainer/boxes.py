@@ -8,9 +8,14 @@ memory stays small whatever the model's size.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import sys
 import tempfile
+
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux; Python has no name for it."""
 
 
 def anonymous_file(name: str) -> int:
@@ -40,6 +45,14 @@ class SharedBox:
     def view(self, start: int, length: int) -> memoryview:
         """Bytes [start, start + length) of the shared memory itself, writable."""
         return self._whole[start : start + length]
+
+    def place(self, start: int, length: int) -> memoryview:
+        """The same, with its pages mapped at one go: a fault for each of them would take twice the time."""
+        if sys.platform == "linux":
+            first = start - start % mmap.PAGESIZE
+            with contextlib.suppress(OSError):  # before 5.14: they are mapped one by one
+                self._map.madvise(_POPULATE_WRITE, first, min(start + length, self.size) - first)
+        return self.view(start, length)
 
     def release(self, start: int, length: int) -> None:
         """Unmap these pages here; the other process and later views still see their content."""
