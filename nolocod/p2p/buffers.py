@@ -21,18 +21,20 @@ _SPARE = 4
 
 
 class Pool:
-    """Buffers of SIZE bytes."""
+    """Buffers of SIZE bytes; smaller ones for a record at most, so that those who make many wait hold little."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
         self.scratch = memoryview(bytearray(MOST_PLAIN))
         """For one opened record, until the next task switch."""
 
-    def take(self) -> memoryview:
+    def take(self, size: int = SIZE) -> memoryview:
+        if size <= RECORD:
+            return memoryview(bytearray(size))
         return self._free.pop() if self._free else memoryview(bytearray(SIZE))
 
     def give(self, buffer: memoryview) -> None:
-        if len(self._free) < _SPARE:
+        if len(buffer) == SIZE and len(self._free) < _SPARE:
             self._free.append(buffer)
 
 

@@ -21,7 +21,7 @@ from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.patterns import PatternXX
 from noise.exceptions import NoiseValueError
 
-from nolocod.p2p.buffers import BATCH, Pool
+from nolocod.p2p.buffers import BATCH, SIZE, Pool
 from nolocod.p2p.metering import Prepaid, Unmetered
 from nolocod.p2p.records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
 from nolocod.p2p.wire_ends import CircuitEnd, end_of
@@ -146,7 +146,19 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         self._stop += count
         if not count:
             raise ConnectionClosedError("the connection ended.")
-        await self.meter.down(count)
+        if self.meter.piece(SIZE) == SIZE:
+            await self.meter.down(count)
+            return
+        self._let_go(buffer)  # at a slow rate many connections wait for long
+        try:
+            await self.meter.down(count)
+        finally:
+            self._make_room()
+
+    def release(self) -> None:
+        """Keep no large buffer while others run."""
+        if self._in is not None:
+            self._let_go(self._in)
 
     def _allowed(self, buffer: memoryview) -> memoryview:
         """The part of the room in `buffer` that may be filled at once: what came has to be paid in one go."""
@@ -186,10 +198,10 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         assert not self.unsent, "what is sealed is sent first"
         assert len(front) <= MOST_PLAIN
         assert len(content) <= BATCH
-        out = self._out = self._out or self._pool.take()
-        self._sent = 0
         if len(front) + len(content) <= MOST_PLAIN:
             front, content = b"".join((front, content)), content[:0]
+        out = self._out = self._pool.take(sealed_size(len(front)) + sealed_size(len(content)))
+        self._sent = self._sealed = 0
         at = self._sealer.seal_into(front, out) if front else 0  # libp2p takes an empty record for the end
         for start in range(0, len(content), MOST_PLAIN):
             at += self._sealer.seal_into(content[start : start + MOST_PLAIN], out[at:])

@@ -271,6 +271,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             self._handle(self._channel.leftover())
             while self._cause is None:
                 await self._read_records()
+                self._channel.release()
                 await trio.lowlevel.checkpoint()
                 await self._channel.fill(due=self._deframer.inside)
         except _LOST as error:

@@ -193,6 +193,33 @@ async def test_a_quiet_channel_holds_no_buffer() -> None:
     assert len(pool._free) == 1
 
 
+async def test_a_small_record_that_cannot_be_sent_holds_no_large_buffer() -> None:
+    ann, _bob = await channels()
+    ann.channel.seal(b"a pong for one who does not read", memoryview(b""))
+    assert len(ann.channel._out) == sealed_size(32)
+    await ann.channel.flush()
+    assert not ann.channel._pool._free
+
+
+async def test_what_waits_for_its_payment_holds_no_large_buffer_and_is_not_lost() -> None:
+    meter = Counted(10_000)
+    ann, bob = await channels(OURS, Stack(meter=meter))
+    meter.paid = trio.Event()
+    await ann.channel.write(b"hello")
+    for _ in range(2):
+        with trio.move_on_after(0.02) as scope:
+            await bob.channel.fill()
+        assert scope.cancelled_caught
+        assert meter.received == sealed_size(5)
+    async with trio.open_nursery() as nursery:
+        await ann.channel.write(b"world")
+        nursery.start_soon(bob.channel.fill)
+        await trio.testing.wait_all_tasks_blocked()
+        assert bob.channel._in is None
+        meter.paid.set()
+    assert await read_exactly(bob.channel, 10) == b"helloworld"
+
+
 async def test_garbage_after_the_handshake_ends_the_channel() -> None:
     for content in (b"\x00\x0f" + bytes(15), b"\x00\x20" + bytes(32), os.urandom(70_000)):
         ann, bob = await channels()
@@ -209,6 +236,8 @@ class Counted:
         self.most = most
         self.sent = self.received = 0
         self.leave = trio.Event()
+        self.paid = trio.Event()
+        self.paid.set()
 
     def piece(self, most: int) -> int:
         return min(most, self.most)
@@ -219,6 +248,7 @@ class Counted:
 
     async def down(self, count: int) -> None:
         self.received += count
+        await self.paid.wait()
 
 
 async def test_every_sealed_byte_is_metered_on_both_sides() -> None:

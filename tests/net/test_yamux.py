@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +21,7 @@ from libp2p.stream_muxer.exceptions import (
 )
 from wires import OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
 
-from nolocod.p2p.buffers import Unread
+from nolocod.p2p.buffers import Pool, Unread
 from nolocod.p2p.frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -233,6 +233,22 @@ async def test_patience_counts_from_the_last_byte(autojump_clock: MockClock) -> 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drip)
             await other.read_into(memoryview(bytearray(10)), patience=3.0)
+
+
+async def test_connections_that_receive_at_once_take_turns_with_one_buffer() -> None:
+    async with AsyncExitStack() as stack:
+        pairs = [await stack.enter_async_context(connections()) for _ in range(5)]
+        await trio.testing.wait_all_tasks_blocked()
+        pool = Pool()
+        for _, receiver in pairs:
+            receiver.secured_conn._pool = pool
+        for sender, _ in pairs:  # straight into the sockets, before any receiver runs
+            channel = sender.secured_conn
+            channel.seal(pack(Kind.PING, Flag.NONE, 0, 1), memoryview(b""))
+            await channel._end.send_some(channel._out, 1.0)
+            channel._sent = channel._sealed
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(pool._free) == 1
 
 
 # --- ends -----------------------------------------------------------------------------------------
