@@ -13,9 +13,14 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.pb import crypto_pb2
+from libp2p.crypto.secp256k1 import create_new_key_pair as create_new_secp256k1_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.pb import noise_pb2
+from libp2p.security.noise.patterns import PatternXX
 from wires import OURS, PROGRESS, STOCK, Stack, channels, raw, socket_pair, transport
 
 from nolocod.p2p.buffers import BATCH, SIZE
@@ -299,3 +304,61 @@ def test_garbage_instead_of_a_handshake_is_a_failure_of_the_other_side(parts: li
         await right.aclose()
 
     trio.run(main)
+
+
+def _claims(kind: int, key: bytes) -> bytes:
+    """A payload with an identity key of type `kind`."""
+    return noise_pb2.NoiseHandshakePayload(
+        identity_key=crypto_pb2.PublicKey(key_type=kind, data=key).SerializeToString(), identity_sig=b"none"
+    ).SerializeToString()
+
+
+NONSENSE = {
+    "no protobuf": b"\xff\xff\xff",
+    "nothing": b"",
+    "no key": noise_pb2.NoiseHandshakePayload(identity_key=b"\xff\xff", identity_sig=b"x").SerializeToString(),
+    "unknown key type": noise_pb2.NoiseHandshakePayload(identity_key=b"\x08\x63\x12\x01x").SerializeToString(),
+    **{f"key type {kind}, {len(key)} bytes": _claims(kind, key) for kind in range(5) for key in (b"", bytes(33), b"\x04" * 65)},
+    **{
+        f"{name}, a signature of {size} bytes": noise_pb2.NoiseHandshakePayload(
+            identity_key=make().public_key.serialize(), identity_sig=bytes(size)
+        ).SerializeToString()
+        for name, make in {"ed25519": create_new_key_pair, "secp256k1": create_new_secp256k1_key_pair}.items()
+        for size in (1, 64, 70, 2000)
+    },
+}
+
+
+@pytest.mark.parametrize("dial", [True, False], ids=["dialled", "inbound"])
+@pytest.mark.parametrize("payload", NONSENSE.values(), ids=NONSENSE)
+async def test_nonsense_within_a_handshake_is_a_failure_of_the_other_side(payload: bytes, dial: bool) -> None:
+    class Hostile(PatternXX):
+        def make_handshake_payload(self, extensions: object = None) -> Hostile:
+            return self
+
+        def serialize(self) -> bytes:
+            return payload
+
+    left, right = await socket_pair()
+    keys, theirs = create_new_key_pair(), create_new_key_pair()
+    way, us = transport(OURS, keys), ID.from_pubkey(keys.public_key)
+    hostile = Hostile(ID.from_pubkey(theirs.public_key), theirs.private_key, create_new_x25519_key_pair().private_key)
+
+    async def attack() -> None:
+        with suppress(*FOREIGN):
+            await (
+                hostile.handshake_inbound(raw(left, False, OURS))
+                if dial
+                else hostile.handshake_outbound(raw(left, True, OURS), us)
+            )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attack)
+        with pytest.raises(HandshakeFailure):
+            if dial:
+                await way.secure_outbound(raw(right, True, OURS), hostile.local_peer)
+            else:
+                await way.secure_inbound(raw(right, False, OURS))
+        nursery.cancel_scope.cancel()
+    await left.aclose()
+    await right.aclose()
