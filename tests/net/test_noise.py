@@ -19,8 +19,8 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pa
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
-from libp2p.security.noise.pb import noise_pb2
 from libp2p.security.noise.patterns import PatternXX
+from libp2p.security.noise.pb import noise_pb2
 from wires import OURS, PROGRESS, STOCK, Stack, channels, raw, socket_pair, transport
 
 from nolocod.p2p.buffers import BATCH, SIZE
@@ -355,10 +355,11 @@ async def test_nonsense_within_a_handshake_is_a_failure_of_the_other_side(payloa
     async with trio.open_nursery() as nursery:
         nursery.start_soon(attack)
         with pytest.raises(HandshakeFailure):
-            if dial:
-                await way.secure_outbound(raw(right, True, OURS), hostile.local_peer)
-            else:
-                await way.secure_inbound(raw(right, False, OURS))
+            await (
+                way.secure_outbound(raw(right, True, OURS), hostile.local_peer)
+                if dial
+                else way.secure_inbound(raw(right, False, OURS))
+            )
         nursery.cancel_scope.cancel()
     await left.aclose()
     await right.aclose()
