@@ -44,6 +44,8 @@ class Replica:
         self.device = pick_device(device)
         config = read_config(manifest, vocabulary)
         self.layout: Layout = layout_of(config)
+        # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
+        check_memory(self.layout.size, config.vocab_size, manifest, 0, self.device)
         fragments = self.layout.fragments(manifest.outer.fragments)
         self.box_size = box_size(manifest.codec, fragments)
         """Bytes of the largest message."""
