@@ -1,7 +1,7 @@
-"""What a secure channel lies on: a TCP socket, or any other connection of libp2p's (a relayed one).
+"""What a secure channel lies on: a TCP socket, a circuit, or any other connection of libp2p's.
 
 The rule: a read or a write moves what can be moved at once, and otherwise waits for the other side. On a
-socket both may be cancelled at any time without losing a byte.
+socket and on a circuit both may be cancelled at any time without losing a byte.
 """
 
 from __future__ import annotations
