@@ -31,6 +31,10 @@ FOREIGN = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, 
 """What libp2p lets through for a failure of the other side (ValueError: a frame that makes no sense)."""
 
 
+_RESET = 1.0
+"""Seconds for libp2p's books; a reset itself waits for nothing."""
+
+
 @contextmanager
 def map_exceptions(peer: PeerId, doing: str, *, stranger: bool = False) -> Iterator[None]:
     """Turn libp2p's failures into ours; Cancelled and our own errors pass through.
@@ -131,7 +135,8 @@ class LibStream:
             await self._raw.close()
 
     async def reset(self) -> None:
-        with already_gone():
+        # Cancelled on its way, libp2p would keep the stream in its books for the connection's lifetime.
+        with shielded(_RESET), already_gone():
             await self._raw.reset()
 
     async def finish(self, patience: float) -> None:

@@ -132,6 +132,16 @@ async def test_nothing_is_offered_but_noise_and_yamux() -> None:
         assert list(upgrader.muxer_multistream.transports) == ["/yamux/1.0.0"]
 
 
+async def test_a_stream_that_is_reset_when_all_is_cancelled_leaves_nothing_behind() -> None:
+    async with hosts(2) as (ann, bob):
+        bob.serve(ECHO, echo)
+        stream = await ann.open_stream(bob.own, ECHO, bob.addresses)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await stream.reset()
+        await until(lambda: books(ann) == books(bob) == 0)
+
+
 async def test_many_streams_at_once() -> None:
     async with hosts(2) as (ann, bob):
         bob.serve(ECHO, echo)
