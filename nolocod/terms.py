@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nolocod.events import Reach
     from nolocod.identity import PeerId
 
-CHUNK_SIZE = 1 << 20
+CHUNK_SIZE = 2 << 20
 """Bytes per chunk of a tensor or a snapshot, the last one excepted."""
 
 

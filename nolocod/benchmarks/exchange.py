@@ -94,7 +94,6 @@ def exchange(options: Options, say: Callable[[str], None]) -> ExchangeResult:
         found(options, folders)
         with pair([node_command(rank, path) for rank, path in enumerate(folders)]) as nodes:
             loaded = nodes.ask("prepare", _LOAD_SECONDS, training=options.training)
-            before = [probe.memory(party.pid) for party in nodes.parties]
             connect(nodes)
             one_step(nodes)
             steps = []
@@ -102,7 +101,7 @@ def exchange(options: Options, say: Callable[[str], None]) -> ExchangeResult:
                 steps.append(one_step(nodes))
                 say(f"{number}: inboxes verified after {steps[-1].verified:.3f} s, new weights after {steps[-1].applied:.3f} s")
             model = 4 * loaded[0]["parameters"]
-            most = max((peak - was) / model for peak, was in zip(peaks(nodes), before, strict=True))
+            most = max(extra_memory(nodes)) / model
             private = nodes.network is not None
             return ExchangeResult(loaded[0]["parameters"], options.codec, steps, most, private)
 
@@ -135,12 +134,14 @@ def one_step(nodes: Pair) -> Step:
     return _step(answers, nodes.carried() - carried, cpu)
 
 
-def peaks(nodes: Pair) -> list[int]:
-    """Take one more outer step, and return the most memory that each node held in it."""
+def extra_memory(nodes: Pair, before: list[int] | None = None) -> list[int]:
+    """Take one more outer step; by how many bytes each node's memory was at most above `before` (just before it)."""
     nodes.ask("arm", _STEP_SECONDS)
+    if before is None:
+        before = [probe.memory(party.pid) for party in nodes.parties]
     with probe.watched(nodes.parties[0].pid) as first, probe.watched(nodes.parties[1].pid) as second:
         nodes.ask("go", _STEP_SECONDS)
-    return [first.highest, second.highest]
+    return [peak.highest - was for peak, was in zip((first, second), before, strict=True)]
 
 
 def _step(answers: list[dict[str, Any]], carried: int, cpu: dict[str, float]) -> Step:

@@ -64,6 +64,7 @@ class Session:
         self._description: Description | None = None
         self._skipped = b""
         self._gained = trio.Event()  # a few chunks more, worth telling
+        self._came = trio.Event()
         self._discarded = 0
         self._prepared = trio.Event()
         self._received = trio.Event()
@@ -251,6 +252,10 @@ class Session:
         if envelope is not None:
             await self._channel.send_envelope(envelope)
         while (index := machine.next_chunk) is not None:
+            if machine.ahead >= self._limits.ahead_chunks:
+                self._came = trio.Event()
+                await self._came.wait()
+                continue
             start, length = description.span(index)
             machine.sending(length)
             with outbox.view(start, length) as content:
@@ -286,6 +291,7 @@ class Session:
                     await channel.read_into(place)
                     machine.chunk(place)
                 self._desk.inbox.release(start, length)
+                self._came.set()
                 if machine.held % self._limits.tell_chunks == 0:
                     self._gained.set()
             if machine.state is State.RECEIVED:

@@ -108,6 +108,11 @@ class Exchange:
         return self._arrived
 
     @property
+    def ahead(self) -> int:
+        """By how many chunks we are ahead of the partner; 0 once we hold all of its."""
+        return 0 if self._other.whole else self._own.done - self._other.done
+
+    @property
     def held(self) -> int:
         """Chunks of the partner's that we hold."""
         return self._other.done

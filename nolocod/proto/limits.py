@@ -19,8 +19,11 @@ class Limits:
     snapshot_bytes: int = 256 << 30
     """The largest snapshot that a newcomer fetches."""
     chunks_per_request: int = 256
-    tell_chunks: int = 16
+    tell_chunks: int = 4
     """Chunks that come in between two words about how many we hold."""
+    ahead_chunks: int = 8
+    """By how many chunks a side may be ahead of the other: an exchange takes as long as its slower half, and what
+    is in memory is then about one tensor, whatever the lines."""
     skipped_bytes: int = 64 << 10
     """The bit map of a message of 34 G elements in blocks of 64 Ki."""
     resumes: int = 5
@@ -43,7 +46,7 @@ class Limits:
     abort_seconds: float = 1.0
     working_seconds: float = 5.0
     """A silent side says Working this often; well below any stream's progress deadline."""
-    chunk_seconds: float = 60.0
+    chunk_seconds: float = 180.0
     """The slowest chunk: a reader that trickles is dropped."""
     busy_seconds: float = 600.0
     """How long a newcomer goes on asking donors that are all busy."""

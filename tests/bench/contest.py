@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nolocod.benchmarks import probe
 from nolocod.benchmarks.base import BenchError, Options
-from nolocod.benchmarks.exchange import connect, found, node_command, peaks
+from nolocod.benchmarks.exchange import connect, extra_memory, found, node_command
 from nolocod.benchmarks.parties import Pair, pair
 from tests.bench import venvs
 
@@ -111,18 +111,17 @@ def _one_round(one: Contestant, values: int, figures: Figures) -> None:
         found(Options(parameters=values, codec=one.what), folders)
         with pair([node_command(rank, path) for rank, path in enumerate(folders)]) as nodes:
             nodes.ask("prepare", _PREPARE_SECONDS, training=False)
-            before = _memory(nodes)
             connect(nodes)
-            _measure(nodes, one, values, before, figures)
+            _measure(nodes, one, values, None, figures)
 
 
-def _measure(nodes: Pair, one: Contestant, values: int, before: list[int], figures: Figures) -> None:
+def _measure(nodes: Pair, one: Contestant, values: int, before: list[int] | None, figures: Figures) -> None:
     for _ in range(one.warm_ups):
         _go(nodes)
     carried = nodes.carried()
     answers = _go(nodes)
     carried = nodes.carried() - carried
-    highest = peaks(nodes)
+    extra = extra_memory(nodes, before)
     began = min(answer["began"] for answer in answers)
     last = max(answer["ended"] for answer in answers) - began
     if "verified" in answers[0]:
@@ -130,7 +129,7 @@ def _measure(nodes: Pair, one: Contestant, values: int, before: list[int], figur
         last = max(answer["verified"] for answer in answers) - began
     figures.seconds.append(last)
     figures.wire.append(carried)
-    figures.extra.append(max(peak - was for peak, was in zip(highest, before, strict=True)) / (4 * values))
+    figures.extra.append(max(extra) / (4 * values))
 
 
 def _go(nodes: Pair) -> list[dict[str, Any]]:
