@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 CHUNK_SIZE = 2 << 20
 """Bytes per chunk of a tensor or a snapshot, the last one excepted."""
+AHEAD_CHUNKS = 8
+"""By how many chunks one side of an exchange may be ahead of the other. An exchange takes as long as its slower
+half, so nothing is lost; and what a chunk that comes tells of those that arrived lets it lie where ours lay."""
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,6 @@ class Box(Protocol):
 
     def release(self, start: int, length: int) -> None:
         """Tell that these bytes are not needed in this process for now."""
-        ...
-
-    def discard(self, start: int, length: int) -> None:
-        """Give this memory back in both processes: nobody reads these bytes again.
-
-        Does nothing where the trainer still needs what lies there.
-        """
         ...
 
 

@@ -422,8 +422,8 @@ def test_pieces_cover_everything() -> None:
 def test_chunks_are_hashed_as_the_network_cuts_them() -> None:
     outer = Outer(blocking=True)
     node = Node("float32", 0, outer)
-    node.plan = Plan("float32", outer, fragments_of((700_000,), 1))
-    flat = torch.randn(700_000)
+    node.plan = Plan("float32", outer, fragments_of((1_400_000,), 1))
+    flat = torch.randn(1_400_000)
     node.weights = Weights.of((flat, flat.clone(), flat.clone()), "float32", node.plan.fragments)
     node.outbox = torch.zeros(box_size("float32", node.plan.fragments), dtype=torch.uint8)
     description = node.write(0)

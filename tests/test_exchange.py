@@ -30,16 +30,16 @@ TENSORS = {identity.peer_id: random.Random(identity.secret[0]).randbytes(SIZE) f
 OWN = {peer: describe(memoryview(tensor), CHUNK) for peer, tensor in TENSORS.items()}
 
 
-def setting(identity: Identity) -> Setting:
-    return Setting(identity, "run", "float32", SIZE, LIMITS)
+def setting(identity: Identity, limits: Limits = LIMITS) -> Setting:
+    return Setting(identity, "run", "float32", SIZE, limits)
 
 
 class Pair:
     """Both machines of one exchange, and how far they are taken."""
 
-    def __init__(self) -> None:
-        self.alice = Exchange(setting(ALICE), BOB.peer_id, SESSION, offerer=True)
-        self.bob = Exchange(setting(BOB), ALICE.peer_id, SESSION, offerer=False)
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.alice = Exchange(setting(ALICE, limits), BOB.peer_id, SESSION, offerer=True)
+        self.bob = Exchange(setting(BOB, limits), ALICE.peer_id, SESSION, offerer=False)
 
     def accept(self) -> Pair:
         self.bob.receive(self.alice.offer(Standing(3, 30, 2.5), Subject()))
@@ -358,15 +358,32 @@ def test_any_order_of_chunks_and_breaks_ends_with_the_same_bytes(seed: int) -> N
     assert pair.alice.receipt == pair.bob.receipt
 
 
-def test_a_chunk_that_was_said_to_be_held_is_never_asked_for_again() -> None:
-    pair = Pair().accept().describe()
+def test_a_chunk_that_the_partners_pace_shows_to_be_held_is_never_asked_for_again() -> None:
+    pair = Pair(replace(LIMITS, ahead_chunks=1)).accept().describe()
+    for one, other, peer in ((pair.alice, pair.bob, ALICE.peer_id), (pair.bob, pair.alice, BOB.peer_id)):
+        assert one.may_send
+        pass_chunk(one, other, TENSORS[peer])
     pass_chunk(pair.alice, pair.bob, TENSORS[ALICE.peer_id])
-    pair.alice.receive(pair.bob.working())
-    assert pair.alice.arrived == pair.bob.held == 1
+    assert not pair.alice.may_send
+    pass_chunk(pair.bob, pair.alice, TENSORS[BOB.peer_id])  # its second: so it holds our first
     forgetful = pair.bob._seal(resume=pb.Resume(next_chunk=0, described=True))
-    with pytest.raises(ProtocolError, match="which it said it has"):
+    with pytest.raises(ProtocolError, match="could not have gone on"):
         pair.alice.receive(forgetful)
-    assert pair.alice.next_chunk == 1
+    assert pair.alice.next_chunk == 2
+
+
+def test_a_chunk_ahead_of_its_time_is_refused() -> None:
+    pair = Pair(replace(LIMITS, ahead_chunks=1)).accept().describe()
+    pass_chunk(pair.bob, pair.alice, TENSORS[BOB.peer_id])
+    with pytest.raises(ProtocolError, match="could hold 0 of ours"):
+        pair.alice.expect(ChunkHead(1, CHUNK))
+
+
+def test_chunks_of_another_size_are_refused() -> None:
+    pair = Pair().accept()
+    other = describe(memoryview(TENSORS[ALICE.peer_id]), CHUNK // 2)
+    with pytest.raises(ProtocolError, match="in chunks of 50 bytes"):
+        pair.bob.receive(pair.alice.describe(other) or b"")
 
 
 def test_an_overlong_bit_map_is_not_taken() -> None:

@@ -54,33 +54,29 @@ def _threads_inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeBox:
-    def __init__(self, content: bytes) -> None:
-        self.content = bytearray(content)
-        self.released = self.discarded = 0
+    def __init__(self, content: bytes | memoryview) -> None:
+        self.content = content if isinstance(content, memoryview) else memoryview(bytearray(content))
+        self.released = 0
 
     @property
     def size(self) -> int:
         return len(self.content)
 
     def view(self, start: int, length: int) -> memoryview:
-        return memoryview(self.content)[start : start + length]
+        return self.content[start : start + length]
 
     place = view
 
     def release(self, start: int, length: int) -> None:
         self.released += length
 
-    def discard(self, start: int, length: int) -> None:
-        self.discarded += length
-        self.content[start : start + length] = bytes(length)
-
 
 class FakeDesk:
     """Stands for the trainer."""
 
-    def __init__(self, seed: int) -> None:
-        self.outbox = FakeBox(random.Random(seed).randbytes(SIZE))
-        self.inbox = FakeBox(bytes(SIZE))
+    def __init__(self, seed: int, size: int = SIZE) -> None:
+        self.outbox = FakeBox(random.Random(seed).randbytes(size))
+        self.inbox = FakeBox(bytes(size))
         self.snapshot_seconds = 0.0
         self.inspect_seconds = 0.0
         self.fault: Exception | None = None
@@ -88,10 +84,17 @@ class FakeDesk:
         self.subject: Subject | None = None
         self.skipped = b""
 
+    def overlap(self, offset: int) -> None:
+        """Lay the inbox over the outbox, which begins `offset` bytes after it."""
+        size = self.outbox.size
+        memory = memoryview(bytearray(offset + size))
+        memory[offset:] = self.outbox.content
+        self.outbox, self.inbox = FakeBox(memory[offset:]), FakeBox(memory[:size])
+
     async def snapshot(self, subject: Subject) -> Description:
         self.subject = subject
         await trio.sleep(self.snapshot_seconds)
-        return describe(memoryview(self.outbox.content), CHUNK)
+        return describe(self.outbox.content, CHUNK)
 
     async def inspect(self) -> bytes:
         self.inspections += 1
@@ -120,14 +123,14 @@ class FakeReception:
 
 
 class Node:
-    def __init__(self, net: Net, identity: Identity, folder: Path, limits: Limits = LIMITS) -> None:
+    def __init__(self, net: Net, identity: Identity, folder: Path, limits: Limits = LIMITS, size: int = SIZE) -> None:
         self.identity = identity
         self.peer_id = identity.peer_id
-        self.desk = FakeDesk(identity.secret[0])
+        self.desk = FakeDesk(identity.secret[0], size)
         self.reception = FakeReception(self.desk)
         self.receipts = ReceiptStore(folder / identity.peer_id)
         rng = random.Random(identity.secret[0])
-        context = Context(identity, "run", "float32", SIZE, limits, staleness=3, rng=rng)
+        context = Context(identity, "run", "float32", size, limits, staleness=3, rng=rng)
         self.exchanger = Exchanger(context, net.dial(self.peer_id), self.reception, self.receipts)
         net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
 
@@ -136,10 +139,12 @@ class Node:
 
 
 @asynccontextmanager
-async def pair(folder: Path, limits: Limits = LIMITS, cuts: tuple[Cut, ...] = ()) -> AsyncIterator[tuple[Node, Node, Net]]:
+async def pair(
+    folder: Path, limits: Limits = LIMITS, cuts: tuple[Cut, ...] = (), size: int = SIZE
+) -> AsyncIterator[tuple[Node, Node, Net]]:
     async with trio.open_nursery() as nursery:
         net = Net(nursery, list(cuts))
-        yield Node(net, LOW, folder, limits), Node(net, HIGH, folder, limits), net
+        yield Node(net, LOW, folder, limits, size), Node(net, HIGH, folder, limits, size), net
         nursery.cancel_scope.cancel()
 
 
@@ -164,34 +169,30 @@ async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, au
     assert not net.caught
 
 
-async def test_what_the_partner_holds_is_given_back_and_never_asked_for_again(tmp_path: Path, autojump_clock: object) -> None:
-    limits = Limits(chunk_bytes=CHUNK, tell_chunks=1)
-    cuts = (Cut(0, "out", 2 * CHUNK + 700), Cut(0, "in", 2 * CHUNK + 900))  # in the third chunk, with its frames' heads
-    async with pair(tmp_path, limits, cuts) as (alice, bob, _):
-        tensors = [bytes(one.desk.outbox.content) for one in (alice, bob)]
+@pytest.mark.parametrize("at", [0, 1500, 3300, 7000, 9999])
+async def test_the_inbox_may_lie_over_what_the_partner_holds(tmp_path: Path, autojump_clock: object, at: int) -> None:
+    """As in the trainer's memory: ten chunks, the outbox two chunks behind the inbox, and a stream that breaks."""
+    limits = Limits(chunk_bytes=CHUNK, ahead_chunks=2)
+    cuts = (Cut(0, "out", at), Cut(1, "in", at // 2 + 500)) if at else ()
+    async with pair(tmp_path, limits, cuts, size=10 * CHUNK) as (alice, bob, _):
         for one in (alice, bob):
-            one.desk.inspect_seconds = 30.0  # the last word about chunks has come when the confirmation does
+            one.desk.overlap(2 * CHUNK)
+        tensors = [bytes(one.desk.outbox.content) for one in (alice, bob)]
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "committed"
     assert [bytes(bob.desk.inbox.content), bytes(alice.desk.inbox.content)] == tensors
-    assert alice.desk.outbox.discarded == bob.desk.outbox.discarded == SIZE
 
 
-async def test_a_partner_that_claims_more_than_was_sent_loses_the_exchange(tmp_path: Path, autojump_clock: object) -> None:
-    async with pair(tmp_path, Limits(chunk_bytes=CHUNK, tell_chunks=1)) as (alice, bob, _):
-        machine: list[Exchange] = []
-        working = Exchange.working
-
-        def boasting(self: Exchange) -> bytes:
-            machine.append(self)
-            return self._seal(working=pb.Working(have=4)) if self.partner == alice.peer_id else working(self)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Exchange, "working", boasting)
+async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, autojump_clock: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        async with pair(tmp_path, Limits(chunk_bytes=CHUNK, ahead_chunks=1)) as (alice, bob, _):
+            bob.desk.snapshot_seconds = 5.0  # nothing of its own can have arrived meanwhile
+            patch.setattr(Exchange, "may_send", True)
             ended = await alice.offer(bob)
-    assert machine
+            await bob.reception.told.wait()
     assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
+    assert "came when the partner could hold 0 of ours" in ended.reason
 
 
 async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, autojump_clock: object) -> None:

@@ -87,7 +87,7 @@ class StandInTrainer:
     async def load(self, setup: Setup) -> Loaded:
         self.note("load")
         await trio.sleep(self.load_seconds)
-        return Loaded(self.standing, 1, 4, self.source, keeps_outbox=False, phase=4, trouble=self.trouble)
+        return Loaded(self.standing, 1, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble)
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         self.note("adopt")

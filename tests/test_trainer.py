@@ -18,10 +18,10 @@ from trainer_parts import MODEL, make_replica, sealed_run, write_text
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.manifest import Data, Inner, Manifest, Outer
-from nolocod.terms import Subject
+from nolocod.terms import AHEAD_CHUNKS, CHUNK_SIZE, Subject
 from nolocod.trainer import pipe
 from nolocod.trainer.bare import tokens_per_second
-from nolocod.trainer.boxes import SharedBox, anonymous_file
+from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
 from nolocod.trainer.inner import learning_rate
 from nolocod.trainer.model import build, layout_of, pick_device, read_config
 from nolocod.trainer.rehearsal import Rehearsal, Variant
@@ -380,26 +380,18 @@ def test_a_box_is_shared_and_gives_its_pages_back() -> None:
     os.close(descriptor)
 
 
-def test_what_a_box_discards_is_given_back_in_both_processes() -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_box_may_lie_over_the_other_by_as_much_as_a_partner_may_be_ahead(kept: bool) -> None:
+    gap = AHEAD_CHUNKS * CHUNK_SIZE
+    assert outbox_offset(100, kept=kept) == mmap.PAGESIZE, "small ones lie apart"
+    assert outbox_offset(3 * gap - 5, kept=kept) == (3 * gap if kept else gap)
     descriptor = anonymous_file("test")
-    size = 32 << 20
-    os.ftruncate(descriptor, size)
-    ours, theirs = SharedBox(descriptor, size), SharedBox(descriptor, size)
-    kept = SharedBox(descriptor, size, kept=True)
-    ours.view(0, size)[:] = b"x" * size
-    held = os.fstat(descriptor).st_blocks
-    kept.discard(0, size)
-    assert os.fstat(descriptor).st_blocks == held, "the trainer reads it again"
-    ours.discard(1, (16 << 20) - 1)
-    assert os.fstat(descriptor).st_blocks * 512 <= size - (16 << 20) + mmap.PAGESIZE
-    assert bytes(theirs.view(0, 2)) == b"xx", "the first page was not all ours to give"
-    assert bytes(theirs.view(16 << 20, 2)) == b"xx"
-    assert bytes(theirs.view(1 << 20, 2)) == b"\0\0"
-    ours.discard(16 << 20, 16 << 20)
-    ours.discard(5, 7)  # less than a page
-    assert os.fstat(descriptor).st_blocks * 512 <= 2 * mmap.PAGESIZE, "what was looked at is there again, as zeros"
-    theirs.view(1 << 20, 2)[:] = b"ab"
-    assert bytes(ours.view(1 << 20, 2)) == b"ab", "and is used again"
+    os.ftruncate(descriptor, 2 * mmap.PAGESIZE)
+    inbox, outbox = SharedBox(descriptor, 100), SharedBox(descriptor, 100, mmap.PAGESIZE)
+    outbox.place(0, 100)[:] = b"x" * 100
+    inbox.place(10, 90)[:] = b"y" * 90
+    assert bytes(outbox.view(0, 100)) == b"x" * 100
+    assert bytes(inbox.view(0, 100)) == bytes(10) + b"y" * 90
     os.close(descriptor)
 
 

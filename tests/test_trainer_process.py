@@ -44,9 +44,8 @@ async def loaded(sealed: Sealed, folder: Path, peer: str, events: list[Event] | 
 
 
 def child_of(trainer: TrainerProcess) -> psutil.Process:
-    # The handle does not tell its pid: the child is known by the descriptors that it was given.
-    wanted = [str(number) for number in trainer._descriptors]
-    return next(child for child in psutil.Process().children() if child.cmdline()[-2:] == wanted)
+    # The handle does not tell its pid: the child is known by the descriptor that it was given.
+    return next(child for child in psutil.Process().children() if child.cmdline()[-1:] == [str(trainer._memory)])
 
 
 def copy_outbox(source: TrainerProcess, target: TrainerProcess) -> None:

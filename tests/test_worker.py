@@ -33,8 +33,8 @@ class Parent:
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(DEADLINE)
-        self.boxes = (anonymous_file("outbox"), anonymous_file("inbox"))
-        self.worker = Worker(Link(theirs), *self.boxes)
+        self.memory = anonymous_file("boxes")
+        self.worker = Worker(Link(theirs), self.memory)
         self.thread = threading.Thread(target=self.worker.run)
         self._unframer: pipe.Unframer[pipe.Reply] = pipe.Unframer(pipe.Reply)
         self._waiting: list[pipe.Reply] = []
@@ -96,7 +96,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate: threading.Event, tmp_path: Path) -> None:
     loaded = parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     assert isinstance(loaded, pipe.Loaded)
-    outbox, inbox = (SharedBox(box, loaded.box_size) for box in parent.boxes)
+    outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
     assert parent.ask(pipe.Train()) == pipe.Done()
     done = 0
     for command in (pipe.Snapshot(Subject()), pipe.Inspect(), pipe.Apply(0, b"")):

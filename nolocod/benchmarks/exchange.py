@@ -135,10 +135,13 @@ def one_step(nodes: Pair) -> Step:
 
 
 def extra_memory(nodes: Pair, before: list[int] | None = None) -> list[int]:
-    """Take one more outer step; by how many bytes each node's memory was at most above `before` (just before it)."""
+    """Take one more outer step; by how many bytes each node's memory was at most above `before`.
+
+    Without it: what it was just before, the boxes not counted, which keep the memory of the exchange before.
+    """
     nodes.ask("arm", _STEP_SECONDS)
     if before is None:
-        before = [probe.memory(party.pid) for party in nodes.parties]
+        before = [probe.memory(party.pid) - probe.boxes(party.pid) for party in nodes.parties]
     with probe.watched(nodes.parties[0].pid) as first, probe.watched(nodes.parties[1].pid) as second:
         nodes.ask("go", _STEP_SECONDS)
     return [peak.highest - was for peak, was in zip((first, second), before, strict=True)]

@@ -45,6 +45,14 @@ def memory(root: int) -> int:
     return total + max(mapped, sum(files.values()))
 
 
+def boxes(root: int) -> int:
+    """Those of them that are shared memory without a name: what is left there of the exchange before."""
+    files: dict[int, int] = {}
+    for process in processes(root):
+        files |= _shared_files(process.pid)
+    return sum(files.values())
+
+
 def _rollup(pid: int) -> dict[str, int]:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {name.rstrip(":"): int(size) * 1024 for name, size, _ in (line.split() for line in lines)}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.yamux import Yamux
 
 BATCH = 1 << 20
-"""Bytes of content that are sealed and sent at once: a chunk of the usual size. Halves cost a tenth more time."""
+"""Bytes of content that are sealed and sent at once: half a chunk. Half as much costs a tenth more time."""
 SIZE = (-(-BATCH // MOST_PLAIN) + 1) * RECORD
 """One record more for what is small: headers, credit, pings."""
 _SPARE = 4

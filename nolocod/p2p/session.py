@@ -63,9 +63,7 @@ class Session:
         self._dial = dial
         self._description: Description | None = None
         self._skipped = b""
-        self._gained = trio.Event()  # a few chunks more, worth telling
         self._came = trio.Event()
-        self._discarded = 0
         self._prepared = trio.Event()
         self._received = trio.Event()
         self._inspected = trio.Event()
@@ -220,7 +218,7 @@ class Session:
         with trio.CancelScope() as self._talk_scope:
             if self._redialled is not None:  # the partner gave it up before we began
                 self._talk_scope.cancel()
-            await together(self._send, partial(self._or_abort, self._receive), self._tell_held, alive)
+            await together(self._send, partial(self._or_abort, self._receive), alive)
         if self._redialled is not None and not self.machine.over:
             raise PeerUnavailableError("the partner gave this stream up for another.")
 
@@ -252,7 +250,7 @@ class Session:
         if envelope is not None:
             await self._channel.send_envelope(envelope)
         while (index := machine.next_chunk) is not None:
-            if machine.ahead >= self._limits.ahead_chunks:
+            if not machine.may_send:
                 self._came = trio.Event()
                 await self._came.wait()
                 continue
@@ -261,23 +259,6 @@ class Session:
             with outbox.view(start, length) as content:
                 await self._channel.send_chunk(index, content)
             outbox.release(start, length)
-
-    async def _tell_held(self) -> None:
-        """Tell how much we hold: in a task of its own, because a reader that waits for its writer may deadlock."""
-        while True:
-            await self._gained.wait()
-            self._gained = trio.Event()
-            await self._channel.send_envelope(self.machine.working())
-
-    def _discard_arrived(self) -> None:
-        """Give back the memory of what the partner holds for good: its own tensor takes as much here meanwhile."""
-        description, arrived = self._description, self.machine.arrived
-        if description is None or arrived <= self._discarded:
-            return
-        start, _ = description.span(self._discarded)
-        last, length = description.span(arrived - 1)
-        self._desk.outbox.discard(start, last + length - start)
-        self._discarded = arrived
 
     async def _receive(self) -> None:
         machine, channel = self.machine, self._channel
@@ -292,8 +273,6 @@ class Session:
                     machine.chunk(place)
                 self._desk.inbox.release(start, length)
                 self._came.set()
-                if machine.held % self._limits.tell_chunks == 0:
-                    self._gained.set()
             if machine.state is State.RECEIVED:
                 self._received.set()
 
@@ -311,8 +290,6 @@ class Session:
                 self._settled.set()
             case "acknowledge":
                 self._settled.set()
-            case "working":
-                self._discard_arrived()
 
     async def _keep_receipt(self) -> None:
         """The answerer's copy. The decision stands already: a full disk is told, and changes nothing."""

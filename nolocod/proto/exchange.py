@@ -2,7 +2,8 @@
 
 The rule: `states.TABLE` says what may come and what we may decide; anything else that comes is the peer's
 ProtocolError, and changes nothing. Describe, chunks and Working flow both ways at once and change no state
-of their sender; Working tells, too, which chunks need never be sent again.
+of their sender. Neither side runs more than `limits.ahead_chunks` ahead of the other, so that each chunk that
+comes tells which of ours need never be sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, stand
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import Receipt, check_signature, commit_message, content_of, sign
 from nolocod.proto.states import ANSWERER, OFFERER, State
-from nolocod.terms import Subject
+from nolocod.terms import CHUNK_SIZE, Subject
 
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
@@ -103,19 +104,9 @@ class Exchange:
         return self._other.done + self._arrived
 
     @property
-    def arrived(self) -> int:
-        """Chunks of ours that the partner holds for good."""
-        return self._arrived
-
-    @property
-    def ahead(self) -> int:
-        """By how many chunks we are ahead of the partner; 0 once we hold all of its."""
-        return 0 if self._other.whole else self._own.done - self._other.done
-
-    @property
-    def held(self) -> int:
-        """Chunks of the partner's that we hold."""
-        return self._other.done
+    def may_send(self) -> bool:
+        """Whether our next chunk may go out before more of the partner's have come."""
+        return self._other.whole or self._own.done - self._other.done < self._setting.limits.ahead_chunks
 
     @property
     def partner_standing(self) -> Standing | None:
@@ -172,7 +163,7 @@ class Exchange:
         self.sent += length
 
     def working(self) -> bytes:
-        return self._seal(working=pb.Working(have=self._other.done))
+        return self._seal(working=pb.Working())
 
     def confirm(self, skipped: bytes) -> bytes:
         """The answerer holds all bytes, inspected: from here on it is in doubt."""
@@ -258,8 +249,6 @@ class Exchange:
                 self._take_describe(body.describe)
             case "resume":
                 self._take_resume(body.resume)
-            case "working":
-                self._take_working(body.working)
             case "confirm":
                 self._take_signed(body.confirm)
             case "commit":
@@ -283,10 +272,19 @@ class Exchange:
         description = self._other.description
         if description is None or head.index != self._other.done:
             raise ProtocolError(f"chunk {head.index} came where {self._other.done} was due.")
+        self._check_pace(head.index)
         start, length = description.span(head.index)
         if head.length != length:
             raise ProtocolError(f"chunk {head.index} has {head.length} bytes instead of {length}.")
         return start, length
+
+    def _check_pace(self, index: int) -> None:
+        """The partner sends chunk `index` only once it holds all but the last few of ours before it."""
+        held = index - self._setting.limits.ahead_chunks + 1
+        if not self._own.whole and held > self._own.done:
+            raise ProtocolError(f"chunk {index} came when the partner could hold {self._own.done} of ours.")
+        self._told = max(self._told, min(held, self._own.done))
+        self._arrived = max(self._arrived, self._told)
 
     def chunk(self, content: memoryview) -> None:
         """Check the chunk that `expect` placed; AlteredBytesError if its bytes are not those signed for."""
@@ -336,6 +334,8 @@ class Exchange:
             raise ProtocolError(
                 f"a message of {description.size} bytes is not of this run, whose largest has {self._setting.size}."
             )
+        if description.chunk_size != (due := min(CHUNK_SIZE, self._setting.limits.chunk_bytes)):
+            raise ProtocolError(f"a message in chunks of {description.chunk_size} bytes; they have {due}.")
         self._other.description = description
 
     def _take_resume(self, resume: pb.Resume) -> None:
@@ -345,16 +345,10 @@ class Exchange:
         if resume.described and self._describe_due:
             raise ProtocolError("the partner claims a description that was not sent.")
         if resume.next_chunk < self._told:
-            raise ProtocolError(f"the partner lacks chunk {resume.next_chunk}, which it said it has.")
+            raise ProtocolError(f"the partner lacks chunk {resume.next_chunk}, without which it could not have gone on.")
         self._own.done = resume.next_chunk
         self._arrived = max(self._arrived, resume.next_chunk)
         self._describe_due = not resume.described
-
-    def _take_working(self, working: pb.Working) -> None:
-        if working.have > self._own.done:
-            raise ProtocolError(f"the partner claims {working.have} chunks where {self._own.done} were sent.")
-        self._told = max(self._told, working.have)
-        self._arrived = max(self._arrived, working.have)
 
     def _take_signed(self, signed: pb.Confirm | pb.Commit) -> None:
         """Keep the receipt if the partner signed the very bytes that we come to ourselves."""

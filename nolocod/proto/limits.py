@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nolocod.terms import AHEAD_CHUNKS
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -19,11 +21,7 @@ class Limits:
     snapshot_bytes: int = 256 << 30
     """The largest snapshot that a newcomer fetches."""
     chunks_per_request: int = 256
-    tell_chunks: int = 4
-    """Chunks that come in between two words about how many we hold."""
-    ahead_chunks: int = 8
-    """By how many chunks a side may be ahead of the other: an exchange takes as long as its slower half, and what
-    is in memory is then about one tensor, whatever the lines."""
+    ahead_chunks: int = AHEAD_CHUNKS
     skipped_bytes: int = 64 << 10
     """The bit map of a message of 34 G elements in blocks of 64 Ki."""
     resumes: int = 5

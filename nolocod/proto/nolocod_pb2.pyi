@@ -498,21 +498,17 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 @_typing.final
 class Working(_message.Message):
     """"I am still at it": sent while a snapshot or an inspection keeps the sender silent, so that a partner
-    can tell work from death; and now and then while chunks flow: "I have the chunks below `have`", for good.
+    can tell work from death.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    HAVE_FIELD_NUMBER: _builtins.int
-    have: _builtins.int
     def __init__(
         self,
-        *,
-        have: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["have", b"have"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Shared memory between the network process and the trainer: one outbox, one inbox.
+"""Shared memory between the network process and the trainer: one outbox, one inbox, in one piece of memory.
 
 The rule: an anonymous file that the child inherits by descriptor, sized by the child once the model's size
 is known, mapped by both. It has no name, so it cannot outlive the two processes, and no registry or tracker
@@ -14,6 +14,8 @@ import os
 import sys
 import tempfile
 
+from nolocod.terms import AHEAD_CHUNKS, CHUNK_SIZE
+
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux; Python has no name for it."""
 
@@ -27,15 +29,21 @@ def anonymous_file(name: str) -> int:
     return handle
 
 
-class SharedBox:
-    """A `terms.Box` on the descriptor of an anonymous file of `size` bytes (> 0).
+def outbox_offset(size: int, *, kept: bool) -> int:
+    """Where the outbox lies in the file that begins with the inbox; both of `size` bytes.
 
-    `kept`: the trainer reads what lies there once more, so `discard` leaves it alone.
+    Behind it, if it is `kept` until the exchange is applied; else only as far behind the inbox's beginning as a
+    partner may be ahead: by the time its later chunks come, it holds what they are laid over.
     """
+    whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return whole if kept else min(whole, AHEAD_CHUNKS * CHUNK_SIZE)
 
-    def __init__(self, descriptor: int, size: int, *, kept: bool = False) -> None:
-        self._kept = kept
-        self._map = mmap.mmap(descriptor, size)
+
+class SharedBox:
+    """A `terms.Box`: `size` bytes (> 0) of the anonymous file `descriptor`, from `offset` on (a multiple of the page)."""
+
+    def __init__(self, descriptor: int, size: int, offset: int = 0) -> None:
+        self._map = mmap.mmap(descriptor, size, offset=offset)
         self._whole = memoryview(self._map)
 
     @property
@@ -60,14 +68,3 @@ class SharedBox:
         end = min(start + length, self.size)
         if end > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
-
-    def discard(self, start: int, length: int) -> None:
-        """Give the whole pages within back to the system, in both processes; they read as zeros from then on.
-
-        Nothing happens where the box is kept, or the platform cannot do it (memory is then freed with the box).
-        """
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = min(start + length, self.size)
-        end = last if last == self.size else last - last % mmap.PAGESIZE
-        if not self._kept and end > first and hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE, first, end - first)

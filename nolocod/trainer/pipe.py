@@ -121,8 +121,8 @@ class Loaded(Message, frozen=True):
     parameters: int
     box_size: int
     source: Literal["seed", "checkpoint"]
-    keeps_outbox: bool
-    """The trainer reads its own message again: the outbox must not be discarded while it is sent."""
+    outbox_offset: int
+    """Where the outbox begins in the shared memory; the inbox lies at its beginning. They may overlap (boxes.py)."""
     phase: int
     """Inner steps between outer steps."""
     trouble: tuple[str, ...]

@@ -47,14 +47,14 @@ R = TypeVar("R", bound=pipe.Message)
 class TrainerProcess:
     """One trainer, as the network process sees it (rounds.Trainer and more)."""
 
-    def __init__(self, stream: trio.SocketStream, descriptors: tuple[int, int], emit: Emit) -> None:
+    def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         self.standing = Standing(0, 0, 0.0)
         self.inner_steps = 0
         self.parameters = 0
         self._ages: tuple[int, ...] = (0,)
         self._dense_due: tuple[bool, ...] = (True,)
         self._stream = stream
-        self._descriptors = descriptors
+        self._memory = memory
         self._emit = emit
         self._boxes: tuple[Box, Box] | None = None
         self._phase = 0
@@ -96,10 +96,9 @@ class TrainerProcess:
         Raises what is wrong with the run, the data or the device.
         """
         loaded = await self._ask(setup, Loaded, _LOAD_SECONDS)
-        outbox, inbox = self._descriptors
         self._boxes = (
-            SharedBox(outbox, loaded.box_size, kept=loaded.keeps_outbox),
-            SharedBox(inbox, loaded.box_size),
+            SharedBox(self._memory, loaded.box_size, loaded.outbox_offset),
+            SharedBox(self._memory, loaded.box_size),
         )
         self.parameters = loaded.parameters
         self._phase = loaded.phase
@@ -133,9 +132,7 @@ class TrainerProcess:
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         """Take the paired outer step with the partner's message; `skipped` as the partner's inspection found."""
-        applied = (await self._ask(pipe.Apply(partner_round, skipped), pipe.Stepped)).applied
-        self._empty()
-        return applied
+        return (await self._ask(pipe.Apply(partner_round, skipped), pipe.Stepped)).applied
 
     async def solo(self) -> Applied:
         """Take the outer step alone, on the fragment that has waited longest."""
@@ -144,12 +141,6 @@ class TrainerProcess:
     async def discard(self) -> None:
         """Drop the snapshot; nothing is applied."""
         await self._ask(pipe.Discard(), pipe.Done)
-        self._empty()
-
-    def _empty(self) -> None:
-        """Give back what an exchange that is over left in the boxes, or the next one would need it twice."""
-        for box in self._mapped():
-            box.discard(0, box.size)
 
     async def checkpoint(self) -> events.Checkpointed:
         """Write a checkpoint. Raises DiskFullError; older checkpoints are then untouched."""
@@ -284,8 +275,8 @@ async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
     At the end it is asked to stop, and killed after five seconds.
     """
     ours, theirs = socket.socketpair()
-    boxes = (anonymous_file("outbox"), anonymous_file("inbox"))
-    inherited = (theirs.fileno(), *boxes)
+    memory = anonymous_file("boxes")
+    inherited = (theirs.fileno(), memory)
     command = [sys.executable, "-m", "nolocod.trainer.worker", *map(str, inherited)]
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     failure: NolocodError | None = None
@@ -294,7 +285,7 @@ async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
             command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         theirs.close()
-        trainer = TrainerProcess(stream, boxes, emit)
+        trainer = TrainerProcess(stream, memory, emit)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow, trainer, process)
             try:
@@ -307,8 +298,7 @@ async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
     finally:
         theirs.close()
         await trio.aclose_forcefully(stream)
-        for descriptor in boxes:
-            os.close(descriptor)
+        os.close(memory)
     if failure is not None:
         raise failure
 

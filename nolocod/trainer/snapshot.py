@@ -1,8 +1,8 @@
 """Our side of one exchange: a message about a fragment as it was at the snapshot, and what comes of it.
 
 The rule: no float32 copy of the model is made. Codecs that round keep the change theta - phi of that moment in
-bfloat16 and make the message from phi and that; so what was sent can be made again when the outbox is long
-given back, and the late merge knows what it was. float32 keeps nothing while training waits, makes a copy of
+bfloat16 and make the message from phi and that; so what was sent can be made again when the partner's
+message lies over it, and the late merge knows what it was. float32 keeps nothing while training waits, makes a copy of
 theta if training goes on after all, and where the run trains during exchanges it reads the outbox again, which
 must then be kept: two model-sized tensors (ours of that moment, and the partner's) are the least that an
 exact exchange needs that may still fail at its last byte.

@@ -4,7 +4,7 @@ The rule: this process never waits for the network, and training waits for an ex
 copied or merged: the rest is done in a thread beside it (torch lets go of the interpreter while it computes).
 It ends by itself when its parent is gone, leaves Ctrl-C to the parent, and tells of its own failures in the
 catalogue's codes.
-Started as `python -m nolocod.trainer.worker SOCKET OUTBOX INBOX` with three inherited descriptors.
+Started as `python -m nolocod.trainer.worker SOCKET MEMORY` with two inherited descriptors.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, Trainer
 from nolocod.manifest import unseal
 from nolocod.terms import Applied, Inspection
 from nolocod.trainer import pipe
+from nolocod.trainer.boxes import outbox_offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,9 +93,9 @@ class Aside:
 class Worker:
     """Serves one parent."""
 
-    def __init__(self, link: Link, outbox: int, inbox: int) -> None:
+    def __init__(self, link: Link, memory: int) -> None:
         self._link = link
-        self._descriptors = (outbox, inbox)
+        self._memory = memory
         self._boxes: tuple[Tensor, Tensor] | None = None
         self._replica: Replica | None = None
         self._setup: pipe.Setup | None = None
@@ -276,7 +277,9 @@ class Worker:
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
             came_from = "checkpoint"
-        self._boxes = (_map(self._descriptors[0], replica.box_size), _map(self._descriptors[1], replica.box_size))
+        offset = outbox_offset(replica.box_size, kept=replica.plan.keeps_outbox)
+        memory = _map(self._memory, offset + replica.box_size)
+        self._boxes = (memory[offset:], memory[: replica.box_size])
         self._replica, self._setup = replica, setup
         self._evaluated_round = replica.standing.round
         return pipe.Loaded(
@@ -284,7 +287,7 @@ class Worker:
             parameters=replica.layout.size,
             box_size=replica.box_size,
             source=came_from,
-            keeps_outbox=replica.plan.keeps_outbox,
+            outbox_offset=offset,
             trouble=found.trouble,
             phase=manifest.inner.steps,
         )
@@ -362,12 +365,12 @@ def main() -> None:
     """The child's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    control, outbox, inbox = (int(text) for text in sys.argv[1:])
+    control, memory = (int(text) for text in sys.argv[1:])
     link = Link(socket.socket(fileno=control))
     _import_heavy()
     status = 0
     try:
-        Worker(link, outbox, inbox).run()
+        Worker(link, memory).run()
     except EOFError:
         pass  # the parent is gone, and so is the reason to be
     except LocalError as error:
