@@ -105,9 +105,6 @@ class Coder(ABC):
     snapshot, both float32 of one block. Tensors that are returned are scratch: valid until the next call of the
     same method."""
 
-    lossy = True
-    """The change is kept in bfloat16, and messages are made from that; else it is exact."""
-
     def __init__(self, shared: Shared) -> None:
         self.settings = shared.settings
         self.fragment = shared.fragment

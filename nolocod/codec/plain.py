@@ -25,8 +25,6 @@ ROUNDING = 1
 class Float32(Coder):
     """4 bytes per parameter, exact."""
 
-    lossy = False
-
     @staticmethod
     def largest(elements: int) -> int:
         return padded(4 * elements)

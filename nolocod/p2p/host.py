@@ -9,6 +9,7 @@ and stops the node.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -225,6 +226,11 @@ class Host:
 
     def connected(self, peer: PeerId) -> bool:
         return any(not connection.is_closed for connection in self._swarm.get_connections(_id(peer)))
+
+    def heard_at(self, peer: PeerId) -> float:
+        """When bytes of `peer` last came in (trio's time); minus infinity without a connection."""
+        connections = self._swarm.get_connections(_id(peer))
+        return max((connection.muxed_conn.heard_at for connection in connections), default=-math.inf)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Have a connection to `peer`; PeerUnavailableError (with each address's cause) or PeerTooSlowError."""

@@ -1,7 +1,7 @@
 """Finds connections whose other end is gone without a word.
 
-The rule: a peer that was heard on its own connection lately is not pinged; one that was not answers a ping
-within the deadline, or its connection is closed and it is suspected until it is heard again. Neither TCP
+The rule: a peer of which any byte came in lately is not pinged; one that was not heard answers a ping within
+the deadline, or its connection is closed and it is suspected until it is heard again. Neither TCP
 nor libp2p would notice for more than a minute.
 """
 
@@ -33,6 +33,8 @@ async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timi
             with trio.fail_after(timing.pong):
                 await ping(host, peer)
         except (RemoteError, trio.TooSlowError):
+            if trio.current_time() - host.heard_at(peer) < timing.pong / 2:
+                return  # on a slow line the answer waits behind what else it sends
             table.suspect(peer, trio.current_time())
             await host.disconnect(peer)
         else:
@@ -43,7 +45,7 @@ async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timi
         now = trio.current_time()
         connected = host.peers()
         for peer in connected:  # a new connection counts as a sign of life
-            heard[peer] = max(heard.get(peer, now), gossip.heard_directly.get(peer, 0.0))
+            heard[peer] = max(heard.get(peer, now), gossip.heard_directly.get(peer, 0.0), host.heard_at(peer))
         for peer in set(heard) - set(connected):
             del heard[peer]
         async with trio.open_nursery() as nursery:

@@ -104,6 +104,8 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         self._plain = memoryview(b"")
         """Opened for `read` and not taken yet."""
         self._writing = trio.Lock()
+        self.heard_at = trio.current_time()
+        """When bytes last came in (trio's time)."""
         self.meter = shared.meter
         self.is_initiator = session.is_initiator
 
@@ -146,6 +148,7 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         self._stop += count
         if not count:
             raise ConnectionClosedError("the connection ended.")
+        self.heard_at = trio.current_time()
         if self.meter.piece(SIZE) == SIZE:
             await self.meter.down(count)
             return

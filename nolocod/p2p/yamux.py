@@ -260,6 +260,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         self._control.clear()
         return taken
 
+    @property
+    def heard_at(self) -> float:
+        """When bytes last came in (trio's time)."""
+        return self._channel.heard_at
+
     def _check_open(self) -> None:
         if self._cause is not None:
             raise MuxedConnUnavailable("the connection is closed.") from self._cause

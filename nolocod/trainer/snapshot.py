@@ -1,11 +1,11 @@
 """Our side of one exchange: a message about a fragment as it was at the snapshot, and what comes of it.
 
-The rule: no float32 copy of the model is made. Codecs that round keep the change theta - phi of that moment in
-bfloat16 and make the message from phi and that; so what was sent can be made again when the partner's
-message lies over it, and the late merge knows what it was. float32 keeps nothing while training waits, makes a copy of
-theta if training goes on after all, and where the run trains during exchanges it reads the outbox again, which
-must then be kept: two model-sized tensors (ours of that moment, and the partner's) are the least that an
-exact exchange needs that may still fail at its last byte.
+The rule: what was sent can be made again when the partner's message lies over it. While training waits (a blocking
+run), theta itself tells; a copy of it is made only if training goes on after all. Where training goes on during the
+exchange, codecs that round keep the change theta - phi of that moment in bfloat16 and make the message from phi and
+that, so that no float32 copy of the model is made; float32 reads the outbox again, which must then be kept: two
+model-sized tensors (ours of that moment, and the partner's) are the least that an exact exchange needs that may
+still fail at its last byte.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Plan:
     @property
     def writes_aside(self) -> bool:
         """Whether training may go on while a message is written: it is made from what `capture` kept."""
-        return self.codec != "float32"
+        return self.codec != "float32" and not self.settings.blocking
 
     @property
     def steps_aside(self) -> bool:
         """Whether training may go on between `capture` and `merge`: theta as it is meanwhile is not looked at."""
-        return self.writes_aside or self.keeps_outbox
+        return not self.settings.blocking
 
 
 class Snapshot:
@@ -113,7 +113,7 @@ class Snapshot:
         shared = Shared(plan.settings, self.fragment, subject.dense, self._noise, weights.distance[subject.fragment], residual)
         self._coder: Coder = coder_for(plan.codec, shared)
         self._kept: Tensor | None = None  # the change in bfloat16, or theta in float32; see the module's rule
-        if self._coder.lossy:
+        if plan.writes_aside:
             self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
@@ -239,7 +239,7 @@ class Snapshot:
         if self._kept is None:
             return torch.sub(self._weights.theta[block.span].cpu(), phi, out=change)
         kept = self._kept[block.within]
-        return change.copy_(kept) if self._coder.lossy else torch.sub(kept, phi, out=change)
+        return change.copy_(kept) if self._plan.writes_aside else torch.sub(kept, phi, out=change)
 
     def _own(self, block: Block, phi: Tensor, change: Tensor, outbox: Tensor) -> Tensor:
         """Our message as the partner decodes it."""

@@ -295,6 +295,36 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
             assert ann.partner(Standing(5, 0, 0.0)) is None
 
 
+async def test_a_peer_whose_pong_waits_behind_its_bulk_is_not_taken_for_dead(tmp_path: Path) -> None:
+    sealed = a_run()
+    first, second = (Node(tmp_path / name, timing=replace(STILL, ping=0.3, pong=0.4)) for name in "ab")
+    async with first.member(sealed) as ann:
+        second.bootstrap = ann.addresses
+        async with second.member(sealed) as bob:
+            unanswered = 0
+
+            async def silent(_: Stream) -> None:
+                nonlocal unanswered
+                unanswered += 1
+                await trio.sleep_forever()
+
+            async def drop(stream: Stream) -> None:
+                while await stream.read_available():
+                    pass
+
+            await ann.wait_members(1)
+            bob.serve(PING, silent)
+            ann.serve("/test/bulk", drop)
+            stream = await bob.dial(first.peer_id, "/test/bulk")
+            with trio.move_on_after(2.0):  # longer than it takes to ping and give up
+                while True:
+                    await stream.write(b"a slow line's worth")
+                    await trio.sleep(0.05)
+            assert len(ann.connections()) == 1
+            await until(lambda: not ann.connections())  # silence is death again
+            assert unanswered
+
+
 async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
     run_id = a_run().run_id
     loopback = Address("127.0.0.1", 0)
