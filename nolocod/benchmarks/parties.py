@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nolocod.benchmarks import probe
@@ -79,7 +80,7 @@ class Party:
         return BenchError(f"one of the processes {how}: {tail or 'it wrote nothing about it'}.")
 
     def end(self) -> None:
-        """Kill it and all that it started."""
+        """Kill it and all that it started, and remove the shared memory that torch's processes then leave behind."""
         children = probe.processes(self.pid)[1:]
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -87,6 +88,9 @@ class Party:
             with suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)
         self.process.wait()
+        for pid in (self.pid, *(child.pid for child in children)):
+            for left in Path("/dev/shm").glob(f"torch_{pid}_*"):
+                left.unlink(missing_ok=True)
 
 
 class Pair:

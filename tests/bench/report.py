@@ -78,6 +78,7 @@ def to_markdown(table: Table) -> str:
         parts += [_exchange(table["exchange"]), _goals(table["exchange"])]
     for name, title, command in (
         ("transport", "One stream, in bulk", "nolocod bench transport"),
+        ("relay", "Through a relay", "nolocod bench relay"),
         ("training", "What it costs training", "nolocod bench training"),
         ("wan", "A long way", "python -m tests.bench.wan"),
         ("utilisation", "Utilisation over a long way", "python -m tests.bench.utilisation"),
