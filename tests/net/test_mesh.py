@@ -272,7 +272,8 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
 ) -> None:
     sealed = a_run()
     timing = replace(STILL, ping=0.6, pong=0.3)
-    first, second = Node(tmp_path / "a", timing=timing), Node(tmp_path / "b", timing=timing)
+    # its own pings would be signs of life
+    first, second = Node(tmp_path / "a", timing=timing), Node(tmp_path / "b", timing=replace(STILL, ping=60.0))
     async with first.member(sealed) as ann:
         second.bootstrap = ann.addresses
         async with second.member(sealed) as bob:
@@ -297,7 +298,8 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
 
 async def test_a_peer_whose_pong_waits_behind_its_bulk_is_not_taken_for_dead(tmp_path: Path) -> None:
     sealed = a_run()
-    first, second = (Node(tmp_path / name, timing=replace(STILL, ping=0.3, pong=0.4)) for name in "ab")
+    first = Node(tmp_path / "a", timing=replace(STILL, ping=0.3, pong=0.4))
+    second = Node(tmp_path / "b", timing=replace(STILL, ping=60.0))
     async with first.member(sealed) as ann:
         second.bootstrap = ann.addresses
         async with second.member(sealed) as bob:
