@@ -215,7 +215,7 @@ class Node:
         offset = mesh.clock_offset()
         if abs(offset) > _CLOCK_LIMIT:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
-        context = Context(self._identity, sealed.run_id, sealed.manifest.codec, staleness=sealed.manifest.outer.staleness)
+        context = Context.of(self._identity, sealed)
         self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, ReceiptStore(config.paths.receipts))
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))

@@ -20,6 +20,7 @@ from nolocod.errors import (
     TrainerError,
 )
 from nolocod.identity import Identity
+from nolocod.manifest import Manifest, Outer, seal
 from nolocod.p2p.exchanger import GLARE, Exchanger
 from nolocod.p2p.receipts import ReceiptStore
 from nolocod.p2p.streams import EXCHANGE
@@ -205,6 +206,13 @@ async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, autojump
             assert alice.desk.subject == bob.desk.subject
             subjects.append(alice.desk.subject)
     assert subjects == [Subject(0, dense=False), Subject(0, dense=True), Subject(0, dense=True)]
+
+
+def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
+    manifest = Manifest(name="run", model={"model_type": "llama"}, codec="modulo8", outer=Outer(fragments=3, staleness=7))
+    context = Context.of(LOW, seal(manifest, HIGH), SIZE)
+    assert (context.codec, context.fragments, context.staleness) == ("modulo8/1", 3, 7)
+    assert (context.identity, context.run_id, context.box_size) == (LOW, seal(manifest, HIGH).run_id, SIZE)
 
 
 async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, autojump_clock: object) -> None:

@@ -123,14 +123,7 @@ class Node:
         self._partner = PeerId(other.rpartition("/")[2])
         if self._rank == 0:
             await self._host.connect(self._partner, [other])
-        manifest = self._sealed.manifest
-        context = Context(
-            self._identity,
-            self._sealed.run_id,
-            manifest.codec,
-            self._trainer.outbox.size,
-            fragments=manifest.outer.fragments,
-        )
+        context = Context.of(self._identity, self._sealed, self._trainer.outbox.size)
         self._exchanger = Exchanger(context, self._dial, self._reception, ReceiptStore(self._paths.receipts))
         self._host.serve(EXCHANGE, self._exchanger.handle)
         return {}

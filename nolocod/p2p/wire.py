@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, ProtocolError, RemoteError
+from nolocod.manifest import wire_name
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
 from nolocod.proto.limits import Limits
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from nolocod.identity import Identity, PeerId
+    from nolocod.manifest import Sealed
     from nolocod.p2p.streams import Stream
 
 
@@ -38,6 +40,20 @@ class Context:
     """Rounds that partners may be apart (manifest: `outer.staleness`)."""
     rng: random.Random = field(default_factory=random.SystemRandom)
     """Names sessions; a test passes its own."""
+
+    @classmethod
+    def of(cls, identity: Identity, sealed: Sealed, box_size: int = 0) -> Context:
+        """`identity` in the run of `sealed`."""
+        manifest = sealed.manifest
+        outer = manifest.outer
+        return cls(
+            identity,
+            sealed.run_id,
+            wire_name(manifest.codec),
+            box_size,
+            fragments=outer.fragments,
+            staleness=outer.staleness,
+        )
 
 
 class Channel:
