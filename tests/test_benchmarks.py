@@ -213,10 +213,12 @@ def test_ratios_are_taken_within_a_repetition() -> None:
 # --- training -------------------------------------------------------------------------------------------
 
 
-def test_training_is_told_as_ratios_of_the_bare_loop() -> None:
-    result = TrainingResult(True, [100.0, 200.0], [90.0, 200.0], [97.0, 188.0], [1.0, 0.9])
-    assert result.ratios(result.exchanging) == [0.97, 0.94]
-    assert "0.955 (0.940-0.970)   (an exchange under way 95% of the time)" in result.to_text()
+def test_what_exchanges_cost_is_told_beside_the_same_daemon_without_them() -> None:
+    result = TrainingResult(True, [100.0, 200.0], [90.0, 200.0], [97.0, 188.0], [97.0, 141.0], [1.0, 0.9])
+    assert result.over_bare(result.apart) == [0.97, 0.94]
+    assert result.kept == [1.0, 0.75]
+    assert "0.838 (0.705-0.970)   (an exchange under way 95% of the time)" in result.to_text()
+    assert "with exchanges over without: 0.875 (0.750-1.000)" in result.to_text()
 
 
 def test_what_is_started_in_the_block_isbound_to_its_cores() -> None:

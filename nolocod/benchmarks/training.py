@@ -1,9 +1,11 @@
 """`nolocod bench training`: what the daemon costs its own training, alone and while it exchanges all the time.
 
-A bare PyTorch loop, a whole daemon without peers (solo outer steps, checkpoints), and a daemon of which an exchange
-is always under way, run the same model, data and batch on one thread, in turn, each in fresh processes. Where there
-are two cores, what is measured trains on one of them, and everything else has the other: its network process, and
-the whole partner. The rate of uploads is set such that one exchange takes about one phase of inner steps.
+A bare PyTorch loop, a whole daemon without peers (solo outer steps, checkpoints), the same with another daemon
+training beside it in a run of its own, and one that exchanges with that other all the time, run the same model, data
+and batch on one thread, in turn, each in fresh processes. What exchanges cost is the last over the one before it: two
+trainers on one machine slow each other down without any exchange. Where there are two cores, what is measured trains
+on one of them, and everything else has the other: its network process, and the whole partner. The rate of uploads is
+set such that one exchange takes about one phase of inner steps.
 """
 
 from __future__ import annotations
@@ -56,26 +58,35 @@ class TrainingResult:
     """Whether training had a core of its own."""
     bare: list[float]
     idle: list[float]
+    apart: list[float]
+    """Beside a daemon of another run."""
     exchanging: list[float]
     busy: list[float]
     """The share of the time in which an exchange was under way."""
 
-    def ratios(self, of: list[float]) -> list[float]:
-        return [one / bare for one, bare in zip(of, self.bare, strict=True)]
+    @property
+    def kept(self) -> list[float]:
+        """What exchanging leaves of training."""
+        return [one / other for one, other in zip(self.exchanging, self.apart, strict=True)]
+
+    def over_bare(self, rates: list[float]) -> list[float]:
+        return [one / bare for one, bare in zip(rates, self.bare, strict=True)]
 
     def to_text(self) -> str:
         cores = "training on a core of its own" if self.pinned else "all on the same cores"
         return "\n".join(
             (
                 f"tokens/s over those of a bare loop, medians of {len(self.bare)}, {cores}:",
-                f"  daemon without peers           {spread(self.ratios(self.idle))}",
-                f"  daemon exchanging all the time {spread(self.ratios(self.exchanging))}"
+                f"  daemon without peers                {spread(self.over_bare(self.idle))}",
+                f"  beside another, without exchanges   {spread(self.over_bare(self.apart))}",
+                f"  beside another, exchanging with it  {spread(self.over_bare(self.exchanging))}"
                 f"   (an exchange under way {statistics.median(self.busy):.0%} of the time)",
+                f"with exchanges over without: {spread(self.kept)}",
             )
         )
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"ratio": statistics.median(self.ratios(self.exchanging))})
+        return json.dumps(asdict(self) | {"ratio": statistics.median(self.kept)})
 
 
 @dataclass(frozen=True)
@@ -103,18 +114,19 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
         run_file = folder / "run.toml"
         run_file.write_text(presets.to_toml(run), encoding="utf-8")
         setting = Setting(run_file, folder, options.seconds, *cores())
-        result = TrainingResult(setting.pinned, [], [], [], [])
+        result = TrainingResult(setting.pinned, [], [], [], [], [])
         size = parameters_of(run) * BYTES[run.codec]
         for number in range(1, options.pairs + 1):
             result.idle.append(_alone(setting, number))
             result.bare.append(bare_rate(setting, run, result.idle[-1]))
             phase = INNER_STEPS * run.inner.tokens_per_step / result.bare[-1]
+            result.apart.append(_apart(setting, number))
             seen = _paired(setting, number, size / phase)
             result.exchanging.append(seen.tokens_per_second)
             result.busy.append(seen.busy)
             bare, idle = result.bare[-1], result.idle[-1]
             told = f"exchanging {seen.tokens_per_second:,.0f} tokens/s ({seen.busy:.0%} of the time)"
-            say(f"{number}: bare {bare:,.0f}, daemon {idle:,.0f}, {told}")
+            say(f"{number}: bare {bare:,.0f}, daemon {idle:,.0f}, beside another {result.apart[-1]:,.0f}, {told}")
     return result
 
 
@@ -168,6 +180,19 @@ def _alone(setting: Setting, number: int) -> float:
         return rate(paths, setting.seconds).tokens_per_second
 
 
+def _apart(setting: Setting, number: int) -> float:
+    """Tokens per second of a daemon beside which another one trains, each in a run of its own."""
+    both = [DataDir(setting.folder / f"{name}-{number}") for name in ("apart", "beside")]
+    with ExitStack() as stack:
+        for paths in both:
+            datadir.found(paths, setting.run_file)
+        measured, other = (stack.enter_context(daemon(setting, paths, "start")) for paths in both)
+        wait(both[1], other, lambda report: report.inner_steps > 0)
+        wait(both[0], measured, lambda report: report.inner_steps >= WARM_UP)
+        give_core(setting, measured)
+        return rate(both[0], setting.seconds).tokens_per_second
+
+
 def _paired(setting: Setting, number: int, bytes_per_second: float) -> Seen:
     """A daemon that exchanges with another all the time."""
     first, second = (DataDir(setting.folder / f"{name}-{number}") for name in ("measured", "partner"))
@@ -212,7 +237,11 @@ def bound_to(cores: frozenset[int] | None) -> Iterator[None]:
 
 
 def give_core(setting: Setting, process: subprocess.Popen[bytes]) -> None:
-    """Move the trainer of a daemon, with all of its threads, to the core for training."""
+    """Move the trainer of a daemon, with all of its threads, to the core for training.
+
+    With the one for exchanges, too: it shares the interpreter's lock with training, and on a crowded core it would
+    hold that while it waits for its turn.
+    """
     if not setting.pinned:
         return
     for trainer in psutil.Process(process.pid).children():
@@ -230,6 +259,8 @@ class Seen:
     tokens_per_second: float
     busy: float
     """The share of the time in which an exchange was under way."""
+    computing: float
+    """The share of it spent in inner steps."""
     seconds: float
     paired: int
     """Paired outer steps."""
@@ -243,21 +274,29 @@ def rate(paths: DataDir, seconds: float, *, paired: bool = False) -> Seen:
         ended, last, seen = _next_outer_step(paths, paired)
         looks += seen
         if ended - began >= seconds:
-            tokens = (last.tokens - first.tokens) / (ended - began)
-            return Seen(tokens, statistics.fmean(looks), ended - began, last.outer_paired - first.outer_paired)
+            span = last.uptime - first.uptime
+            computing = (last.utilisation * last.uptime - first.utilisation * first.uptime) / span
+            paired_steps = last.outer_paired - first.outer_paired
+            return Seen((last.tokens - first.tokens) / span, statistics.fmean(looks), computing, span, paired_steps)
 
 
 def _next_outer_step(paths: DataDir, paired: bool) -> tuple[float, StatusReport, list[bool]]:
-    """(time, report) when the node has taken one more (paired) outer step; and whether it exchanged, look by look."""
+    """(time, report) when the node has taken one more (paired) outer step; and whether it exchanged, look by look.
+
+    The report is the first one after it that counts more tokens: a trainer tells of its inner steps by the half second.
+    """
     looks: list[bool] = []
     before = _outer_steps(_read(paths), paired)
+    tokens: int | None = None
     deadline = time.monotonic() + _PHASES_SECONDS
     while time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         report = _read(paths)
         looks.append(report.exchanging_with is not None)
-        if _outer_steps(report, paired) != before:
+        if tokens is not None and report.tokens != tokens:
             return time.monotonic(), report, looks
+        if tokens is None and _outer_steps(report, paired) != before:
+            tokens = report.tokens
     raise BenchError(f"the daemon took no outer step in {_PHASES_SECONDS:.0f} s.")
 
 

@@ -2,7 +2,8 @@
 
 The rule: the path is as much slower than 100 Mbit/s as the model is smaller than 125 M parameters, so that an exchange
 takes as long as that model's would; the partner's daemon and both network processes have no part of the measured
-trainer's core. What an outer step costs the trainer here, times the ratio of the sizes, gives the modelled figure.
+trainer's core. For the rate without exchanges the partner trains beside it in a run of its own. What an outer step
+takes of the time for inner steps here, times the ratio of the sizes, gives the modelled figure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import statistics
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ import msgspec
 from nolocod import presets
 from nolocod.benchmarks.base import Options, spread
 from nolocod.benchmarks.parties import enter, python, started
-from nolocod.benchmarks.training import INNER_STEPS, parameters_of, run_of
+from nolocod.benchmarks.training import INNER_STEPS, bound_to, cores, parameters_of, run_of
 from nolocod.errors import NolocodError
 from tests.bench import wan
 
@@ -37,30 +39,34 @@ _WAIT_SECONDS = 400.0
 
 @dataclass(frozen=True)
 class UtilisationResult:
-    """One ratio per repetition, and what each paired outer step cost the trainer, in seconds."""
+    """Of each repetition: tokens/s as a ratio, the share of inner steps, and for how long training stood still."""
 
     parameters: int
     codec: str
     rate: float
     """Mbit/s."""
     ratios: list[float]
-    """Tokens/s with a partner over tokens/s alone, of the same daemon."""
-    costs: list[float]
+    """Tokens/s with exchanges over tokens/s without, of the same daemon, the partner training beside it in both."""
+    computing: list[float]
+    """The share of the time that went into inner steps, while it exchanged."""
+    stalls: list[float]
+    """Seconds per paired outer step in which no inner step was under way, beyond what there is of that without."""
     busy: list[float]
 
     def modelled(self, step: float) -> float:
         """Utilisation at the full size with inner steps of `step` seconds, one outer step per phase."""
-        cost = max(0.0, statistics.median(self.costs)) * _FULL_SIZE / self.parameters
-        return 1 - cost / (cost + INNER_STEPS * step)
+        stall = statistics.median(self.stalls) * _FULL_SIZE / self.parameters
+        return 1 - stall / (stall + INNER_STEPS * step)
 
     def to_text(self) -> str:
         modelled = ", ".join(f"{self.modelled(step):.3f} at {step:g} s" for step in _STEP_SECONDS)
         return (
-            f"tokens/s of a daemon whose partner is {self.rate:.2f} Mbit/s and 80 ms away, over its own alone\n"
-            f"({self.parameters:,} parameters, {self.codec}): {spread(self.ratios)}; an exchange was under way "
-            f"{statistics.median(self.busy):.0%} of the time\n"
-            f"an outer step cost the trainer {spread(self.costs)} s; modelled at {_FULL_SIZE // 1_000_000} M parameters, "
-            f"{_FULL_RATE:g} Mbit/s, by the time of an inner step: {modelled}"
+            f"two daemons, {self.parameters:,} parameters, {self.codec}, {self.rate:.2f} Mbit/s and 80 ms between them;\n"
+            f"an exchange was under way {statistics.median(self.busy):.0%} of the time\n"
+            f"time in inner steps: {spread(self.computing)}; training stood still for {spread(self.stalls)} s per outer step\n"
+            f"tokens/s over those without exchanges, on one core: {spread(self.ratios)}\n"
+            f"modelled at {_FULL_SIZE // 1_000_000} M parameters, {_FULL_RATE:g} Mbit/s, with inner steps "
+            f"that do not share a core with exchanges, by the time of one: {modelled}"
         )
 
     def to_table(self) -> dict[str, Any]:
@@ -75,26 +81,40 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
     run = msgspec.structs.replace(run, outer=msgspec.structs.replace(run.outer, staleness=1_000_000))
     size = parameters_of(run)
     rate = _FULL_RATE * size / _FULL_SIZE
-    result = UtilisationResult(size, run.codec, rate, [], [], [])
+    result = UtilisationResult(size, run.codec, rate, [], [], [], [])
     for number in range(1, options.pairs + 1):
-        with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name, wan.laid(wan.Way(rate), program) as networks:
+        own, others = cores()
+        with ExitStack() as stack:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="nolocod-bench-"))
+            stack.enter_context(bound_to(others))  # the path's forwarder too keeps off the measured core
+            networks = stack.enter_context(wan.laid(wan.Way(rate), program))
             folder = Path(name)
             (folder / "run.toml").write_text(presets.to_toml(run), encoding="utf-8")
             commands = [
-                [*enter(network), *python("tests.bench.utilisation_end", str(rank), host, name, str(options.seconds))]
+                [
+                    *enter(network),
+                    *python("tests.bench.utilisation_end", str(rank), host, name, str(options.seconds), str(min(own))),
+                ]
                 for rank, (network, host) in enumerate(zip(networks, wan.HOSTS, strict=True))
             ]
-            with started(commands) as (measured, partner):
-                measured.tell("found")
-                founded = measured.hear(_WAIT_SECONDS)
-                partner.tell("join", address=founded["address"])
-                partner.hear(_WAIT_SECONDS)
-                measured.tell("watch")
-                seen = measured.hear(_WAIT_SECONDS)
-        result.ratios.append(seen["tokens"] / founded["alone"])
-        result.costs.append((1 - result.ratios[-1]) * seen["seconds"] / seen["paired"])
+            measured, partner = stack.enter_context(started(commands))
+            for end in (measured, partner):
+                end.tell("found")
+            founded, _ = (end.hear(_WAIT_SECONDS) for end in (measured, partner))
+            measured.tell("alone")
+            alone = measured.hear(_WAIT_SECONDS)
+            partner.tell("join", address=founded["address"])
+            partner.hear(_WAIT_SECONDS)
+            measured.tell("watch")
+            seen = measured.hear(_WAIT_SECONDS)
+        result.ratios.append(seen["tokens_per_second"] / alone["tokens_per_second"])
+        result.computing.append(seen["computing"])
+        idle = alone["computing"] - seen["computing"]
+        result.stalls.append(max(0.0, idle) * seen["seconds"] / seen["paired"])
         result.busy.append(seen["busy"])
-        say(f"{number}: {result.ratios[-1]:.3f} over {seen['paired']} outer steps in {seen['seconds']:.0f} s")
+        outer_steps = f"{seen['paired']} outer steps in {seen['seconds']:.0f} s"
+        shares = f"{seen['computing']:.3f} of the time in inner steps ({alone['computing']:.3f} without exchanges)"
+        say(f"{number}: {shares}, {outer_steps}; tokens/s {result.ratios[-1]:.3f}")
     return result
 
 
