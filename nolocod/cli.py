@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from nolocod import __version__, datadir
-from nolocod.config import Address, Allowance, DataDir, Hours, NodeConfig, parse_rate, parse_size
+from nolocod.config import Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size
 from nolocod.errors import NolocodError, NothingToUseError, UsageError
 from nolocod.events import Started
 
@@ -144,8 +144,13 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 def _node_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; may be given again")
-    add("--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="for peers; port 0 takes any free one")
+    add("--listen", action="append", metavar="HOST:PORT", help="for peers; may be given again (0.0.0.0:0 and [::]:0)")
     add("--announce", action="append", default=[], metavar="MULTIADDR", help="tell peers this address instead")
+    add("--no-upnp", action="store_true", help="do not ask the router for a port")
+    add("--no-relay", action="store_true", help="carry nothing for others, and be carried by nobody")
+    add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
+    add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
+    add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
     add("--data", type=Path, metavar="PATH", help="training text, for runs that leave it to the node")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
@@ -168,7 +173,7 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
     return NodeConfig(
         data_dir=options.data_dir,
         bootstrap=tuple(options.bootstrap),
-        listen=Address.parse(options.listen, "--listen"),
+        listen=tuple(Address.parse(text, "--listen") for text in options.listen or ()) or NodeConfig.listen,
         announce=tuple(options.announce),
         http=Address.parse(options.http, "--http"),
         data=options.data,
@@ -178,6 +183,23 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         checkpoint_every=options.checkpoint_every,
         linger=options.linger,
         allowance=_allowance(options),
+        relaying=_relaying(options),
+        upnp=not options.no_upnp,
+    )
+
+
+def _relaying(options: argparse.Namespace) -> Relaying:
+    if options.no_relay and options.relay_only:
+        raise UsageError("--no-relay and --relay-only exclude each other.")
+    if options.relay_peers < 0:
+        raise UsageError(f"--relay-peers cannot be {options.relay_peers}.", remedy="0 carries for nobody.")
+    wanted = not options.no_relay
+    return Relaying(
+        serve=wanted and options.relay_peers > 0,
+        use=wanted,
+        only=options.relay_only,
+        rate=parse_rate(options.relay_rate, "--relay-rate"),
+        reservations=options.relay_peers,
     )
 
 

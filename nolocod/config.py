@@ -117,13 +117,43 @@ class Allowance:
 
 
 @dataclass(frozen=True)
+class Relaying:
+    """What this node does with relays. Rates in bytes per second."""
+
+    serve: bool = True
+    """Carry for others, once this node turns out to be public."""
+    use: bool = True
+    """Hold reservations at others, where it is not."""
+    only: bool = False
+    """Never connect straight but to relays and bootstraps; announce nothing but circuits."""
+    rate: int = 2_500_000
+    """At which all circuits together are carried for others."""
+    reservations: int = 64
+    circuits: int = 32
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who this node talks to, and how it shows that it belongs."""
+
+    network_key: Path | None = None
+    """A file with the key that all nodes of a private network share."""
+    allow: Path | None = None
+    """A file with the peer ids that may connect, one a line."""
+    invite: str = ""
+    """The token that the run's owner gave, for runs that one must be invited to."""
+
+
+@dataclass(frozen=True)
 class NodeConfig:
     """What one daemon is told. Times in seconds."""
 
     data_dir: Path
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs that end in /p2p/PEER."""
-    listen: Address = Address("0.0.0.0", 0)
+    listen: tuple[Address, ...] = (Address("0.0.0.0", 0), Address("::", 0))
+    """For peers. Where no port is given the first's is tried for all; an address family that this machine does not
+    have is left out, as long as another one is there."""
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell peers instead of the interfaces' own."""
     http: Address = Address("127.0.0.1", 0)
@@ -141,6 +171,10 @@ class NodeConfig:
     linger: float = 3600.0
     """How long weights are served to others after the run's end."""
     allowance: Allowance = Allowance()
+    relaying: Relaying = Relaying()
+    access: Access = Access()
+    upnp: bool = True
+    """Ask the router to map the port."""
 
     @property
     def paths(self) -> DataDir:

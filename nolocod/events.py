@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
-Reach = Literal["direct", "inbound", "relayed"]
+Reach = Literal["direct", "inbound", "punched", "relayed"]
+"""How a peer is connected: we dialled it, it dialled us, both did through their NATs, or a third node carries it."""
+NatClass = Literal["public", "cone", "symmetric", "client"]
+"""How others reach a node: straight; by punching; through relays only; not at all, it only dials out."""
 NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "paused", "finished", "stopping"]
 PauseReason = Literal["hours", "battery", "budget"]
 
@@ -133,6 +136,58 @@ class PeerDisconnected:
 
 
 @dataclass(frozen=True)
+class ReachFound:
+    """What this node learned about how others reach it. `kind` is None while it does not know; `why` tells in words
+    what was seen, and what the owner could do about it. `addresses` are what peers are told, best first."""
+
+    kind: NatClass | None
+    why: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RelayHeld:
+    """`relay` gave us a reservation, or renewed it, for `seconds`."""
+
+    relay: PeerId
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RelayLost:
+    relay: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Punched:
+    """A try to replace the relayed connection to `peer_id` by a straight one ended after `seconds`; `reason` if it failed."""
+
+    peer_id: PeerId
+    succeeded: bool
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Relaying:
+    """What this node carries for others: reservations and circuits now, circuits and bytes since it started."""
+
+    reservations: int
+    open: int
+    circuits: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PartitionHealed:
+    """`members` that we had never heard of came in through `peer_id`, whose view had next to nobody of ours."""
+
+    peer_id: PeerId
+    members: int
+
+
+@dataclass(frozen=True)
 class WeightsServed:
     """`peer_id` fetched (or broke off fetching) our snapshot."""
 
@@ -214,6 +269,12 @@ Event = (
     | PeerLost
     | PeerConnected
     | PeerDisconnected
+    | ReachFound
+    | RelayHeld
+    | RelayLost
+    | Punched
+    | Relaying
+    | PartitionHealed
     | WeightsServed
     | WeightsFetched
     | Allowed

@@ -19,11 +19,17 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    PartitionHealed,
     Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Punched,
+    ReachFound,
+    RelayHeld,
+    Relaying,
+    RelayLost,
     Resumed,
     Started,
     StateChanged,
@@ -178,6 +184,8 @@ class LogFollower:
             case Paused() | Resumed():
                 self._follow_pause(event)
             case Allowed() | Traffic():
+                pass
+            case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 pass
             case _:
                 self._follow_peers(event)

@@ -23,13 +23,19 @@ from nolocod.events import (
     InnerSteps,
     NodeState,
     OuterStep,
+    PartitionHealed,
     Paused,
     PauseReason,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Punched,
     Reach,
+    ReachFound,
+    RelayHeld,
+    Relaying,
+    RelayLost,
     Resumed,
     Started,
     StateChanged,
@@ -165,6 +171,8 @@ class Metrics:
                 self._count_error(event.code)
             case Allowed() | Traffic() | Paused() | Resumed():
                 self._follow_allowance(event)
+            case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
+                pass
             case _:
                 self._follow_training(event)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import blake3
 
 if TYPE_CHECKING:
-    from nolocod.events import Reach
+    from nolocod.events import NatClass, Reach
     from nolocod.identity import PeerId
 
 CHUNK_SIZE = 2 << 20
@@ -47,6 +47,10 @@ class Member:
     """How we are connected to it now, if we are."""
     lead: int = 0
     """Its round minus ours, both at the time of its last heartbeat: rounds may go by until the next one."""
+    nat: NatClass | None = None
+    """How others reach it, by its own word."""
+    relays: bool = False
+    """It gives reservations."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ async def open_mesh(
     bootstrap = [contact(text) for text in config.bootstrap]
     book = Peerbook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    host_of = open_host(identity, config.listen, config.announce, emit, HostLimits(), meter)
+    host_of = open_host(identity, config.listen[0], config.announce, emit, HostLimits(), meter)
     async with host_of as host, trio.open_nursery() as nursery:
         try:
             yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))

@@ -526,6 +526,9 @@ class Heartbeat(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
+    RELAYS_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """grows with every heartbeat of this peer, over restarts too (milliseconds of wall time at least)"""
     state: _builtins.str
@@ -534,6 +537,12 @@ class Heartbeat(_message.Message):
     """release, for people"""
     time_ms: _builtins.int
     """the sender's clock, to find clocks that are far off"""
+    reach: _builtins.str
+    """public, cone, symmetric, client; empty while the sender does not know"""
+    relays: _builtins.bool
+    """the sender gives reservations"""
+    admission: _builtins.bytes
+    """a serialised Admission, in runs that one must be invited to"""
     @_builtins.property
     def standing(self) -> Global___Standing: ...
     @_builtins.property
@@ -547,10 +556,13 @@ class Heartbeat(_message.Message):
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         version: _builtins.str = ...,
         time_ms: _builtins.int = ...,
+        reach: _builtins.str = ...,
+        relays: _builtins.bool = ...,
+        admission: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "count", b"count", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,11 +570,15 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Gossip(_message.Message):
+    """`heartbeats` are serialised Envelopes; `answer` asks for the other's view. `revocations`: a serialised Sealed one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEATS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     answer: _builtins.bool
+    revocations: _builtins.bytes
     @_builtins.property
     def heartbeats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -570,14 +586,167 @@ class Gossip(_message.Message):
         *,
         heartbeats: _abc.Iterable[_builtins.bytes] | None = ...,
         answer: _builtins.bool = ...,
+        revocations: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "heartbeats", b"heartbeats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "heartbeats", b"heartbeats", "revocations", b"revocations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Gossip: _TypeAlias = Gossip  # noqa: Y015
+
+@_typing.final
+class Sealed(_message.Message):
+    """--- who may be a member, in runs that one must be invited to
+
+    What the run's owner signed: `body` is an Invitation or Revocations, and says so in the signature's domain.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sealed: _TypeAlias = Sealed  # noqa: Y015
+
+@_typing.final
+class Invitation(_message.Message):
+    """`key`: the public half of a key that comes with the invitation, and signs the admission.
+    `peer`: the only peer that may use it; empty for whoever holds the key.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    id: _builtins.bytes
+    expires_ms: _builtins.int
+    key: _builtins.bytes
+    peer: _builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        id: _builtins.bytes = ...,
+        expires_ms: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        peer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_ms", b"expires_ms", "id", b"id", "key", b"key", "peer", b"peer", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Invitation: _TypeAlias = Invitation  # noqa: Y015
+
+@_typing.final
+class Admission(_message.Message):
+    """Shown by a member in every heartbeat: `signature` is by the invitation's key over the run id and `peer`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVITATION_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    invitation: _builtins.bytes
+    peer: _builtins.str
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        invitation: _builtins.bytes = ...,
+        peer: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invitation", b"invitation", "peer", b"peer", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
+@_typing.final
+class Revocations(_message.Message):
+    """The latest `version` counts, whoever brings it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    INVITATIONS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    version: _builtins.int
+    @_builtins.property
+    def invitations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        invitations: _abc.Iterable[_builtins.bytes] | None = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invitations", b"invitations", "peers", b"peers", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Revocations: _TypeAlias = Revocations  # noqa: Y015
+
+@_typing.final
+class Token(_message.Message):
+    """What `nolocod invite` prints, in base64url: an invitation with its key, and how to find the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVITATION_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    BOOTSTRAP_FIELD_NUMBER: _builtins.int
+    NETWORK_KEY_FIELD_NUMBER: _builtins.int
+    invitation: _builtins.bytes
+    secret: _builtins.bytes
+    network_key: _builtins.bytes
+    @_builtins.property
+    def bootstrap(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        invitation: _builtins.bytes = ...,
+        secret: _builtins.bytes = ...,
+        bootstrap: _abc.Iterable[_builtins.str] | None = ...,
+        network_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap", b"bootstrap", "invitation", b"invitation", "network_key", b"network_key", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Token: _TypeAlias = Token  # noqa: Y015
 
 @_typing.final
 class InfoRequest(_message.Message):

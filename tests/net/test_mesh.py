@@ -69,7 +69,7 @@ class Node:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mesh]:
         self.data_dir.mkdir(exist_ok=True)
-        config = NodeConfig(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=Address("127.0.0.1", 0))
+        config = NodeConfig(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=(Address("127.0.0.1", 0),))
         async with open_mesh(config, self.identity, self.events.append, rng=random.Random(7), timing=self.timing) as mesh:
             yield mesh
 
