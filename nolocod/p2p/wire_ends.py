@@ -14,6 +14,8 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from libp2p.abc import IRawConnection
 
     from nolocod.p2p.yamux_stream import YamuxStream
@@ -72,13 +74,11 @@ class SocketEnd:
         return number
 
 
-class StreamEnd:
-    """On a connection that is only known by libp2p's `read` and `write`."""
+class _ReadAhead:
+    """The receiving half of an end whose bytes come in pieces of the other side's choice."""
 
-    _PIECE = 1 << 16
-
-    def __init__(self, raw: IRawConnection) -> None:
-        self._raw = raw
+    def __init__(self, take: Callable[[], Awaitable[bytes | bytearray]]) -> None:
+        self._take = take
         self._arrived: memoryview | None = None
 
     def receive_now(self, view: memoryview) -> int | None:
@@ -86,13 +86,23 @@ class StreamEnd:
             return None
         count = min(len(view), len(self._arrived))
         view[:count] = self._arrived[:count]
-        if count:  # nothing read is the end, and stays so
+        if count:  # nothing taken is the end, and stays so
             self._arrived = self._arrived[count:] if count < len(self._arrived) else None
         return count
 
     async def receivable(self) -> None:
         if self._arrived is None:
-            self._arrived = memoryview(await self._raw.read(self._PIECE))
+            self._arrived = memoryview(await self._take())
+
+
+class StreamEnd(_ReadAhead):
+    """On a connection that is only known by libp2p's `read` and `write`."""
+
+    _PIECE = 1 << 16
+
+    def __init__(self, raw: IRawConnection) -> None:
+        super().__init__(lambda: raw.read(self._PIECE))
+        self._raw = raw
 
     async def send_some(self, view: memoryview, patience: float) -> int:
         # libp2p does not tell how much of a cancelled write was sent, so it is not cancelled.
@@ -128,27 +138,14 @@ class Circuit:
         return None
 
 
-class CircuitEnd:
+class CircuitEnd(_ReadAhead):
     """On a stream to a relay."""
 
     def __init__(self, muxed: YamuxStream) -> None:
+        super().__init__(muxed.take)
         self._muxed = muxed
         self._ahead = 0
         """Bytes that are on their way though the call that sent them was cancelled."""
-        self._arrived: memoryview | None = None
-
-    def receive_now(self, view: memoryview) -> int | None:
-        if self._arrived is None:
-            return None
-        count = min(len(view), len(self._arrived))
-        view[:count] = self._arrived[:count]
-        if count:  # nothing taken is the end, and stays so
-            self._arrived = self._arrived[count:] if count < len(self._arrived) else None
-        return count
-
-    async def receivable(self) -> None:
-        if self._arrived is None:
-            self._arrived = memoryview(await self._muxed.take())
 
     async def send_some(self, view: memoryview, patience: float) -> int:
         if not self._ahead:

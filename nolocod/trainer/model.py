@@ -136,16 +136,16 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def check_memory(parameters: int, vocabulary: int, manifest: Manifest, box: int, device: torch.device) -> None:
+def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
-    An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox (`box` bytes each),
-    and the logits of one micro-batch; not the other activations.
+    An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox (`boxes` bytes
+    together), and the logits of one micro-batch; not the other activations.
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
     on_device = _BYTES_ON_DEVICE * parameters + logits
-    on_host = _BYTES_ON_HOST * parameters + 2 * box
+    on_host = _BYTES_ON_HOST * parameters + boxes
     host = psutil.virtual_memory().available
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -22,6 +22,7 @@ from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Inspection, Standing, Subject, describe
 from nolocod.trainer import checkpoint
+from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
@@ -49,13 +50,15 @@ class Replica:
         fragments = self.layout.fragments(manifest.outer.fragments)
         self.box_size = box_size(manifest.codec, fragments)
         """Bytes of the largest message."""
-        check_memory(self.layout.size, config.vocab_size, manifest, self.box_size, self.device)
+        self.plan = Plan(manifest.codec, manifest.outer, fragments)
+        self.outbox_offset = outbox_offset(self.box_size, kept=self.plan.keeps_outbox)
+        """Of the outbox in the memory that begins with the inbox (boxes.py)."""
+        check_memory(self.layout.size, config.vocab_size, manifest, self.outbox_offset + self.box_size, self.device)
         self.model = build(config, manifest.seed)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
         self.weights = Weights.of((self.theta, self.phi, self.delta), manifest.codec, fragments)
-        self.plan = Plan(manifest.codec, manifest.outer, fragments)
         self.inner = Inner(self.model, manifest, self.device)
         self.source = source
         self.standing = Standing(0, 0, 0.0)

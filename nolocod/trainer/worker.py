@@ -27,7 +27,6 @@ from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, Trainer
 from nolocod.manifest import unseal
 from nolocod.terms import Applied, Inspection
 from nolocod.trainer import pipe
-from nolocod.trainer.boxes import outbox_offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -277,7 +276,7 @@ class Worker:
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
             came_from = "checkpoint"
-        offset = outbox_offset(replica.box_size, kept=replica.plan.keeps_outbox)
+        offset = replica.outbox_offset
         memory = _map(self._memory, offset + replica.box_size)
         self._boxes = (memory[offset:], memory[: replica.box_size])
         self._replica, self._setup = replica, setup

@@ -120,11 +120,11 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, extra: str = "") -> Daemon:
-        """Found the run and bring up its first node."""
+    def found(self, codec: str = "float32", outer: str = "") -> Daemon:
+        """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
-        run_file.write_text(RUN_FILE + extra)
+        run_file.write_text(RUN_FILE.replace("float32", codec).replace("[outer]\n", f"[outer]\n{outer}\n"))
         datadir.found(first.paths, run_file)
         return first.run("start")
 
