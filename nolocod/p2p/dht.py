@@ -6,6 +6,7 @@ is never the DHT's matter, which keeps the dead for an hour.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _SERVERS = 4
 """Asked about providers at a time."""
 _DEADLINE = 20.0
+_SHA2_256 = b"\x12\x20"
+"""The multihash's code and length (https://multiformats.io/multihash)."""
 _ADDRESS_LIFE = 3600
 """Seconds for which libp2p may use an address that we gave it."""
 
@@ -40,13 +43,21 @@ async def open_dht(host: Host, run_id: RunId) -> AsyncIterator[Dht]:
         yield Dht(kad, host, run_id)
 
 
+def provider_key(run_id: RunId) -> bytes:
+    """What members of a run are providers of: the sha2-256 multihash of its id.
+
+    Other implementations take nothing else: js-libp2p refuses keys that are no sha2-256 multihash, and searches by CID.
+    """
+    return _SHA2_256 + hashlib.sha256(bytes.fromhex(run_id)).digest()
+
+
 class Dht:
     """Our side of the DHT. Made by `open_dht`."""
 
     def __init__(self, kad: KadDHT, host: Host, run_id: RunId) -> None:
         self._kad = kad
         self._host = host
-        self._key = bytes.fromhex(run_id)
+        self._key = provider_key(run_id)
 
     async def refresh(self, members: Iterable[tuple[PeerId, Sequence[str]]]) -> None:
         """Put connected members into the routing table, let it fill, and provide the run's id."""

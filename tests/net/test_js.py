@@ -1,4 +1,6 @@
-"""js-libp2p on the other side: 64 MB each way at once, dialled by us and by it, checked by hash.
+"""js-libp2p on the other side: 64 MB each way at once, dialled by us and by it, checked by hash; and as a stranger that
+knows libp2p's protocols and none of ours: it identifies us, finds our run, relays for us and we for it, and what it says
+on our own protocols costs it a stream and us nothing.
 
 Needs npm, which fetches js-libp2p and a Node that is new enough for it into a cache folder, once.
 """
@@ -14,25 +16,41 @@ import subprocess
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from nolocod.config import Address
-from nolocod.identity import Identity
+from nolocod.config import Address, NodeConfig
+from nolocod.identity import Identity, PeerId
+from nolocod.manifest import Manifest, Sealed, seal
 from nolocod.p2p.addresses import split
+from nolocod.p2p.donors import Donor
+from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.host import Host, open_host
+from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.relay import Relay, RelayClient
+from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
+from nolocod.p2p.timing import Timing
+from nolocod.p2p.wire import Context
+from nolocod.terms import Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from nolocod.p2p.donors import ServedSnapshot
     from nolocod.p2p.streams import Stream
+    from nolocod.terms import Answer, Ended, Offer
 
 HERE = Path(__file__).parent / "js"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "nolocod-tests" / "js"
 SWAP = "/test/swap"
 SIZE = 64 << 20
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+PIECE = 100_000
+"""Below the 128 KiB that js-libp2p carries on a circuit as it is shipped."""
+QUICK = Timing(heartbeat=0.2, live=3.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0)
 
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="js-libp2p is fetched by npm, which is not installed")
 
@@ -51,7 +69,8 @@ def node() -> Path:
         if done.returncode:
             known.unlink()
             pytest.skip(f"npm could not fetch js-libp2p: {done.stderr[-300:]}")
-    shutil.copy(HERE / "peer.mjs", CACHE / "peer.mjs")
+    for script in HERE.glob("*.mjs"):
+        shutil.copy(script, CACHE / script.name)
     return found
 
 
@@ -73,13 +92,47 @@ class Lines:
 
 
 @asynccontextmanager
-async def js_peer(node: Path, *arguments: str) -> AsyncIterator[Lines]:
+async def js_process(node: Path, *arguments: str) -> AsyncIterator[trio.Process]:
     async with trio.open_nursery() as nursery:
-        command = [str(node), "peer.mjs", *arguments]
+        command = [str(node), *arguments]
         run = partial(trio.run_process, command, cwd=CACHE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
-        process = await nursery.start(run)
-        yield Lines(process)
+        yield await nursery.start(run)
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def js_peer(node: Path, *arguments: str) -> AsyncIterator[Lines]:
+    async with js_process(node, "peer.mjs", *arguments) as process:
+        yield Lines(process)
+
+
+class Stranger:
+    """A js-libp2p node that does what it is told."""
+
+    def __init__(self, process: trio.Process) -> None:
+        assert process.stdin is not None
+        self._stdin = process.stdin
+        self._lines = Lines(process)
+        self.peer = PeerId("")
+        self.addresses: list[str] = []
+
+    async def begun(self) -> None:
+        told = json.loads(await self._lines.next())
+        self.peer, self.addresses = PeerId(told["peer"]), told["addresses"]
+
+    async def ask(self, do: str, **facts: object) -> dict[str, Any]:
+        """Its answer; what went wrong on its side is under "error"."""
+        await self._stdin.send_all(json.dumps({"do": do, **facts}).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(await self._lines.next())
+        return answer
+
+
+@asynccontextmanager
+async def stranger(node: Path, *listen: str, relay: bool = False) -> AsyncIterator[Stranger]:
+    async with js_process(node, "stranger.mjs", json.dumps({"listen": listen, "relay": relay})) as process:
+        found = Stranger(process)
+        await found.begun()
+        yield found
 
 
 @asynccontextmanager
@@ -130,3 +183,143 @@ async def test_js_dials_us(node: Path) -> None:
             async with js_peer(node, "dial", host.addresses[0]) as lines:
                 await ours.done.wait()
                 assert ours.agrees(await lines.next())
+
+
+# --- a stranger -----------------------------------------------------------------------------------------------------
+
+
+def settings(folder: Path, *bootstrap: str) -> NodeConfig:
+    folder.mkdir(exist_ok=True)
+    return NodeConfig(data_dir=folder, bootstrap=bootstrap, listen=(Address("127.0.0.1", 0),))
+
+
+@asynccontextmanager
+async def member(folder: Path, sealed: Sealed, *bootstrap: str) -> AsyncIterator[Mesh]:
+    config = settings(folder, *bootstrap)
+    async with open_mesh(config, Identity.generate(), lambda _: None, rng=random.Random(7), timing=QUICK) as mesh:
+        await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
+        yield mesh
+
+
+def a_run() -> Sealed:
+    return seal(Manifest(name="strangers", model={"model_type": "llama"}), Identity.generate())
+
+
+async def test_a_stranger_identifies_and_pings_us(node: Path, tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with member(tmp_path / "ann", a_run()) as ann, stranger(node) as eve:
+            found = await eve.ask("identify", address=ann.addresses[0])
+            assert {INFO, GOSSIP, "/ipfs/ping/1.0.0", "/ipfs/kad/1.0.0"} <= set(found["protocols"])
+            assert [split(address)[1].partition("/p2p")[0] for address in ann.addresses] == found["listen"]
+            assert found["observed"].startswith("/ip4/127.0.0.1/tcp/"), "we tell it how we see it"
+            assert (await eve.ask("ping", address=ann.addresses[0]))["milliseconds"] < 5000
+
+
+async def test_a_stranger_finds_the_providers_of_our_run(node: Path, tmp_path: Path) -> None:
+    sealed = a_run()
+    with trio.fail_after(60):
+        async with member(tmp_path / "ann", sealed) as ann, member(tmp_path / "bob", sealed, ann.addresses[0]) as bob:
+            peers = {split(mesh.addresses[0])[0] for mesh in (ann, bob)}
+            async with stranger(node) as eve:
+                found: set[str] = set()
+                while found != peers:  # each provides after its first look around
+                    answer = await eve.ask("providers", address=ann.addresses[0], run=sealed.run_id)
+                    found = set(answer["found"])
+                    assert found <= peers
+
+
+async def test_a_stranger_relays_for_us(node: Path) -> None:
+    with trio.fail_after(60):
+        async with stranger(node, LOOPBACK, relay=True) as eve, our_host() as alice, our_host() as bob:
+            for host in (alice, bob):
+                await host.connect(eve.peer, eve.addresses)
+            taker, asker = RelayClient(bob), RelayClient(alice)
+            taker.serve()
+            bob.serve(SWAP, digest)
+            assert await taker.reserve(eve.peer) > 60
+            await asker.connect(eve.peer, bob.own)
+            assert alice.peers()[bob.own] == bob.peers()[alice.own] == "relayed"
+            content = random.Random(2).randbytes(PIECE)
+            stream = await alice.open_stream(bob.own, SWAP)
+            await stream.write(content)
+            await stream.close()
+            assert await stream.read_exactly(64) == hashlib.sha256(content).hexdigest().encode()
+
+
+async def digest(stream: Stream) -> None:
+    """Answer what came with its hash, as the stranger does."""
+    found = hashlib.sha256()
+    while data := await stream.read_available():
+        found.update(data)
+    await stream.write(found.hexdigest().encode())
+
+
+async def test_strangers_are_relayed_by_us(node: Path) -> None:
+    with trio.fail_after(60):
+        async with our_host() as middle, our_host() as alice:
+            relay = Relay(middle)
+            relay.serve()
+            way = f"{middle.addresses[0]}/p2p-circuit"
+            async with stranger(node, way) as bob, stranger(node) as eve:
+                circuit = f"{way}/p2p/{bob.peer}"
+                assert bob.addresses == [circuit], "it holds a reservation with us, and announces it"
+                swapped = await eve.ask("swap", address=circuit, size=PIECE)
+                assert swapped["received"] == hashlib.sha256(swapped["sent"].encode()).hexdigest(), "its answer is the hash"
+                # and one of ours to it
+                await alice.connect(middle.own, middle.addresses)
+                await RelayClient(alice).connect(middle.own, bob.peer)
+                stream = await alice.open_stream(bob.peer, SWAP)
+                await stream.write(b"from ours")
+                await stream.close()
+                assert await stream.read_exactly(64) == hashlib.sha256(b"from ours").hexdigest().encode()
+                assert relay.carried.circuits == 2
+                assert relay.carried.bytes > PIECE
+
+
+class Nobody:
+    """Stands for a trainer that is never asked."""
+
+    def decide(self, offer: Offer) -> Answer:
+        raise AssertionError(f"nonsense was taken for an offer: {offer}")
+
+    async def ended(self, ended: Ended) -> None:
+        raise AssertionError(f"nonsense was taken for an exchange: {ended}")
+
+    async def snapshot(self) -> ServedSnapshot:
+        raise AssertionError("nonsense was taken for a newcomer's question")
+
+
+NONSENSE = {
+    "nothing": b"",
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "a frame that is too large": b"\0" + bytes(4) + b"\xff\xff\xff\xff",
+    "an envelope that is none": b"\0" + bytes(4) + (40).to_bytes(4, "big") + bytes(range(40)),
+    "a chunk nobody asked for": b"\1" + bytes(4) + (8).to_bytes(4, "big") + bytes(8),
+    "half a head": b"\0\0\0",
+}
+
+
+async def test_what_a_stranger_says_on_our_protocols_costs_it_the_stream_alone(node: Path, tmp_path: Path) -> None:
+    sealed, identity = a_run(), Identity.generate()
+    with trio.fail_after(90):
+        opened = open_mesh(settings(tmp_path), identity, lambda _: None, rng=random.Random(7), timing=QUICK)
+        async with our_host() as host, stranger(node) as eve, opened as mesh:
+            await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
+            context = Context(identity, sealed.run_id, "float32", PIECE)
+            mesh.serve(EXCHANGE, Exchanger(context, mesh.dial, Nobody(), ReceiptStore(tmp_path / "receipts")).handle)
+            mesh.serve(SNAPSHOT, Donor(context, Nobody().snapshot, 2, lambda _: None).handle)
+            ours = mesh._host
+            address = mesh.addresses[0]
+            for protocol in (INFO, GOSSIP, EXCHANGE, SNAPSHOT):
+                for name, content in NONSENSE.items():
+                    before = ours.faults
+                    ended = await eve.ask("send", address=address, protocol=protocol, bytes=content.hex())
+                    assert "ended" in ended, f"{name} on {protocol}: {ended}"
+                    assert ended.get("answered", 0) == 0, f"{name} on {protocol}: {ended}"
+                    while ours.faults == before:  # noqa: ASYNC110 - it is counted just after the stream is reset
+                        await trio.sleep(0.01)
+                    assert ours.faults == before + 1, f"{name} on {protocol}"
+                    assert eve.peer in ours.peers(), f"{name} on {protocol} cost more than its stream"
+            assert (await eve.ask("ping", address=address))["milliseconds"] < 5000
+            await host.connect(identity.peer_id, mesh.addresses)
+            assert not mesh.live(), "a stranger is nobody's member"
