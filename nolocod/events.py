@@ -116,6 +116,8 @@ class PeerSeen:
     tokens: int
     loss: float
     state: str
+    nat: NatClass | None = None
+    """How others reach it, by its own word."""
 
 
 @dataclass(frozen=True)

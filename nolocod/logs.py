@@ -44,7 +44,7 @@ from nolocod.identity import short
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.events import Event
+    from nolocod.events import Event, NatClass
     from nolocod.identity import PeerId
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -52,6 +52,15 @@ _PER_MINUTE = 10
 _MINUTE = 60.0
 _LOUD = ("noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers", "huggingface_hub")
 """Libraries that warn of everyday life, or that set their own level when imported; libp2p is `p2p.host`'s."""
+
+REACHABLE: dict[NatClass | None, str] = {
+    "public": "directly",
+    "cone": "by punching",
+    "symmetric": "through relays",
+    "client": "by nobody",
+    None: "in ways not known yet",
+}
+"""How others reach a node, in words."""
 
 _log = logging.getLogger("nolocod")
 
@@ -153,6 +162,9 @@ class LogFollower:
         self._committed: dict[PeerId, ExchangeEnded] = {}
         self._members: set[PeerId] = set()
         self._paused = ""
+        self._reach: tuple[str | None, str] = (None, "")
+        self._relays: set[PeerId] = set()
+        self._carried = 0
 
     def follow(self, event: Event) -> None:
         """Log `event`, if it is worth a line. Never raises, never blocks."""
@@ -186,9 +198,34 @@ class LogFollower:
             case Allowed() | Traffic():
                 pass
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
-                pass
+                self._follow_reach(event)
             case _:
                 self._follow_peers(event)
+
+    def _follow_reach(self, event: ReachFound | RelayHeld | RelayLost | Punched | Relaying | PartitionHealed) -> None:
+        match event:
+            case ReachFound():
+                if (event.kind, event.why) != self._reach:  # else only the addresses changed, and they come and go
+                    self._reach = (event.kind, event.why)
+                    _log.info("reachable %s, because %s", REACHABLE[event.kind], event.why)
+            case RelayHeld():
+                renewed = event.relay in self._relays
+                self._relays.add(event.relay)
+                level = logging.DEBUG if renewed else logging.INFO
+                _log.log(level, "relay …%s holds a place for us for %s", short(event.relay), duration(event.seconds))
+            case RelayLost():
+                self._relays.discard(event.relay)
+                _log.info("relay …%s lost: %s", short(event.relay), event.reason)
+            case Punched(succeeded=True):
+                _log.info("straight connection to …%s punched in %.1f s", short(event.peer_id), event.seconds)
+            case Punched():
+                _log.info("no straight connection to …%s: %s", short(event.peer_id), event.reason)
+            case Relaying():
+                if event.reservations != self._carried:
+                    self._carried = event.reservations
+                    _log.info("places held for other peers: %d", event.reservations)
+            case PartitionHealed():
+                _log.info("another part of the run found through …%s: %d members", short(event.peer_id), event.members)
 
     def _follow_pause(self, event: Paused | Resumed) -> None:
         # The same reason again only puts right when it ends.

@@ -21,6 +21,7 @@ from nolocod.events import (
     ExchangeEnded,
     ExchangeStarted,
     InnerSteps,
+    NatClass,
     NodeState,
     OuterStep,
     PartitionHealed,
@@ -75,10 +76,13 @@ class Metrics:
         self._members: dict[PeerId, str] = {}
         self._connections: dict[PeerId, Reach] = {}
         self._moved = {"sent": 0, "received": 0}
+        self._relays: set[PeerId] = set()
+        self._carried = (0, 0)  # circuits and bytes, as last told
         self._define_training(registry)
         self._define_exchanges(registry)
         self._define_node(registry)
         self._define_allowance(registry)
+        self._define_reach(registry)
 
     def _define_training(self, to: CollectorRegistry) -> None:
         self._inner_steps = Counter("nolocod_inner_steps", "Inner steps done by this process.", registry=to)
@@ -143,6 +147,25 @@ class Metrics:
         self._paused = Gauge("nolocod_paused", "1 for what keeps it from training, 0 for the rest.", ["reason"], registry=to)
         self._set_paused(None)
 
+    def _define_reach(self, to: CollectorRegistry) -> None:
+        self._reach = Gauge("nolocod_reachable", "1 for how others reach this node, 0 for the rest.", ["kind"], registry=to)
+        self._set_reach(None)
+        self._relays_held = Gauge("nolocod_relays_held", "Relays that keep a reservation for this node.", registry=to)
+        self._relays_lost = Counter("nolocod_relays_lost", "Reservations that ended against our will.", registry=to)
+        self._punches = Counter(
+            "nolocod_punches", "Tries to replace a relayed connection by a straight one.", ["outcome"], registry=to
+        )
+        for outcome in ("succeeded", "failed"):
+            self._punches.labels(outcome)
+        self._punch_seconds = Histogram(
+            "nolocod_punch_duration_seconds", "Duration of the tries that succeeded.", buckets=_SECONDS, registry=to
+        )
+        self._reservations = Gauge("nolocod_carried_reservations", "Peers that may be reached through this node.", registry=to)
+        self._open = Gauge("nolocod_carried_circuits_open", "Circuits through this node now.", registry=to)
+        self._circuits = Counter("nolocod_carried_circuits", "Circuits through this node.", registry=to)
+        self._carried_bytes = Counter("nolocod_carried_bytes", "Bytes carried for others, each way.", registry=to)
+        self._healed = Counter("nolocod_partitions_healed", "Times that another part of the run was found again.", registry=to)
+
     def render(self) -> bytes:
         """The whole page in Prometheus' text format (`content_type`)."""
         return prometheus_client.generate_latest(self._registry)
@@ -172,7 +195,7 @@ class Metrics:
             case Allowed() | Traffic() | Paused() | Resumed():
                 self._follow_allowance(event)
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
-                pass
+                self._follow_reach(event)
             case _:
                 self._follow_training(event)
 
@@ -215,6 +238,35 @@ class Metrics:
                 self._set_paused(event.reason)
             case Resumed():
                 self._set_paused(None)
+
+    def _follow_reach(self, event: ReachFound | RelayHeld | RelayLost | Punched | Relaying | PartitionHealed) -> None:
+        match event:
+            case ReachFound():
+                self._set_reach(event.kind)
+            case RelayHeld():
+                self._relays.add(event.relay)
+                self._relays_held.set(len(self._relays))
+            case RelayLost():
+                self._relays.discard(event.relay)
+                self._relays_held.set(len(self._relays))
+                self._relays_lost.inc()
+            case Punched():
+                self._punches.labels("succeeded" if event.succeeded else "failed").inc()
+                if event.succeeded:
+                    self._punch_seconds.observe(event.seconds)
+            case Relaying():
+                self._reservations.set(event.reservations)
+                self._open.set(event.open)
+                circuits, size = self._carried
+                self._circuits.inc(event.circuits - circuits)
+                self._carried_bytes.inc(event.bytes - size)
+                self._carried = (event.circuits, event.bytes)
+            case PartitionHealed():
+                self._healed.inc()
+
+    def _set_reach(self, current: NatClass | None) -> None:
+        for kind in (*get_args(NatClass), "unknown"):
+            self._reach.labels(kind).set(kind == (current or "unknown"))
 
     def _set_paused(self, current: PauseReason | None) -> None:
         for reason in get_args(PauseReason):

@@ -18,10 +18,16 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    PartitionHealed,
     Paused,
     PeerConnected,
     PeerLost,
     PeerSeen,
+    Punched,
+    ReachFound,
+    RelayHeld,
+    Relaying,
+    RelayLost,
     Resumed,
     Started,
     StateChanged,
@@ -120,6 +126,11 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
         (WeightsServed(BOB, 500, 1.0, whole=False), "info gave a part of the weights to …abcd1234: 500 B in 1.00 s"),
         (WeightsFetched(BOB, 3, 1_500, 1.0), "info weights of round 3 from …abcd1234: 1.5 kB in 1.00 s"),
         (Troubled("NLC-202", "no byte."), "warning NLC-202 no byte."),
+        (RelayHeld(BOB, 3600.0), "info relay …abcd1234 holds a place for us for 60 min"),
+        (RelayLost(BOB, "hung up"), "info relay …abcd1234 lost: hung up"),
+        (Punched(BOB, succeeded=True, seconds=1.62), "info straight connection to …abcd1234 punched in 1.6 s"),
+        (Punched(BOB, succeeded=False, seconds=9.0, reason="no SYN"), "info no straight connection to …abcd1234: no SYN"),
+        (PartitionHealed(BOB, 7), "info another part of the run found through …abcd1234: 7 members"),
         (
             ExchangeEnded(BOB, "s", True, "in_doubt", 1, 1, 0.1, error="NLC-201", reason="stream lost"),
             "warning exchange with …abcd1234 in doubt: NLC-201 stream lost",
@@ -185,6 +196,26 @@ def test_a_pause_and_its_end_are_a_line_each(log: Log) -> None:
         "info paused, the machine runs on battery: plug it in",
         "info resumed",
         "info training",
+    ]
+
+
+def test_reach_is_a_line_when_it_changes_and_no_more(log: Log) -> None:
+    follow(
+        ReachFound(None, "1 peer was asked", ()),
+        ReachFound(None, "1 peer was asked", ("/ip4/192.0.2.1/tcp/1",)),
+        ReachFound("public", "3 of 3 peers dialled back", ()),
+        RelayHeld(BOB, 3600.0),
+        RelayHeld(BOB, 3600.0),
+        Relaying(1, 0, 0, 0),
+        Relaying(1, 1, 5, 1_000_000),
+        Relaying(0, 0, 5, 2_000_000),
+    )
+    assert log.lines == [
+        "info reachable in ways not known yet, because 1 peer was asked",
+        "info reachable directly, because 3 of 3 peers dialled back",
+        "info relay …abcd1234 holds a place for us for 60 min",
+        "info places held for other peers: 1",
+        "info places held for other peers: 0",
     ]
 
 

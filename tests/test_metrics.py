@@ -20,11 +20,17 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    PartitionHealed,
     Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Punched,
+    ReachFound,
+    RelayHeld,
+    Relaying,
+    RelayLost,
     Resumed,
     Started,
     StateChanged,
@@ -60,6 +66,16 @@ ONE_OF_EACH: list[Event] = [
     Traffic(5000, 7000, 10.0, 20.0, "2025-06", 50_000, 70_000),
     Resumed(),
     Paused("hours", "outside of --hours 22:00-07:00", 3600.0),
+    ReachFound("cone", "two peers see one port", ("/ip4/192.0.2.1/tcp/1",)),
+    RelayHeld(ALICE, 600.0),
+    RelayHeld(BOB, 600.0),
+    RelayHeld(BOB, 600.0),
+    RelayLost(ALICE, "gone"),
+    Punched(BOB, succeeded=True, seconds=2.0),
+    Punched(ALICE, succeeded=False, seconds=9.0, reason="symmetric"),
+    Relaying(3, 1, 4, 1000),
+    Relaying(2, 0, 6, 5000),
+    PartitionHealed(BOB, 7),
 ]
 
 
@@ -121,6 +137,18 @@ def test_the_list_above_has_one_of_each_event() -> None:
         ("nolocod_month_limit_bytes", {}, 200_000_000_000),
         ("nolocod_paused", {"reason": "hours"}, 1),
         ("nolocod_paused", {"reason": "battery"}, 0),
+        ("nolocod_reachable", {"kind": "cone"}, 1),
+        ("nolocod_reachable", {"kind": "unknown"}, 0),
+        ("nolocod_relays_held", {}, 1),
+        ("nolocod_relays_lost_total", {}, 1),
+        ("nolocod_punches_total", {"outcome": "succeeded"}, 1),
+        ("nolocod_punches_total", {"outcome": "failed"}, 1),
+        ("nolocod_punch_duration_seconds_sum", {}, 2.0),
+        ("nolocod_carried_reservations", {}, 2),
+        ("nolocod_carried_circuits_open", {}, 0),
+        ("nolocod_carried_circuits_total", {}, 6),
+        ("nolocod_carried_bytes_total", {}, 5000),
+        ("nolocod_partitions_healed_total", {}, 1),
         ("nolocod_build_info", {"version": "0.1.0", "run_name": "demo", "run_id": "abababababab"}, 1),
     ],
 )
@@ -182,6 +210,20 @@ def test_a_pause_has_one_reason_and_traffic_only_grows(metrics: Metrics, registr
     assert registry.get_sample_value("nolocod_wire_bytes_total", {"direction": "sent"}) == 250
     assert registry.get_sample_value("nolocod_wire_bytes_total", {"direction": "received"}) == 500
     assert registry.get_sample_value("nolocod_month_limit_bytes") == math.inf
+
+
+def test_exactly_one_kind_of_reach_is_on(metrics: Metrics, registry: CollectorRegistry) -> None:
+    kinds = (*get_args(events.NatClass), "unknown")
+
+    def on() -> list[str]:
+        return [kind for kind in kinds if registry.get_sample_value("nolocod_reachable", {"kind": kind})]
+
+    assert on() == ["unknown"]
+    for kind in get_args(events.NatClass):
+        follow(metrics, ReachFound(kind, "because", ()))
+        assert on() == [kind]
+    follow(metrics, ReachFound(None, "not known yet", ()))
+    assert on() == ["unknown"]
 
 
 def test_exactly_one_state_is_on(metrics: Metrics, registry: CollectorRegistry) -> None:

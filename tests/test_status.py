@@ -29,11 +29,17 @@ from nolocod.events import (
     ExchangeStarted,
     InnerSteps,
     OuterStep,
+    PartitionHealed,
     Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Punched,
+    ReachFound,
+    RelayHeld,
+    Relaying,
+    RelayLost,
     Resumed,
     Started,
     StateChanged,
@@ -87,6 +93,8 @@ def busy_node() -> Node:
         StateChanged("training", "a partner"),
         PeerSeen(BOB, 12, 400_000, 2.34, "training"),
         PeerConnected(BOB, "relayed"),
+        ReachFound("symmetric", "2 peers saw 2 ports; forward port 40001", (f"/ip4/192.168.1.17/tcp/40001/p2p/{ALICE}",)),
+        RelayHeld(CAROL, 3600.0),
         PeerSeen(CAROL, 12, 400_000, 2.34, "finished"),
     )
     node.now += 10
@@ -233,6 +241,42 @@ def test_what_the_owner_allows_and_what_is_used(node: Node) -> None:
     node.follow(Resumed())
     assert (node.report().allowance.paused, node.report().allowance.paused_why) == ("", "")
     assert not any(line.startswith("paused") for line in rendered(node_table(node.report()), 80))
+
+
+def test_how_others_reach_it_and_what_it_carries(node: Node) -> None:
+    assert (node.report().reach.kind, node.report().reach.relays) == (None, ())
+    assert any(line.startswith("reachable") and "not known yet" in line for line in rendered(node_table(node.report()), 80))
+    node.follow(
+        Started(ALICE, "ab" * 32, "demo", ("/ip4/192.168.1.17/tcp/1",), ""),
+        ReachFound("cone", "2 peers see port 5", ("/ip4/192.0.2.1/tcp/5",)),
+        RelayHeld(BOB, 600.0),
+        RelayHeld(CAROL, 600.0),
+        Punched(BOB, succeeded=True, seconds=1.0),
+        Punched(CAROL, succeeded=False, seconds=9.0, reason="no answer"),
+        Relaying(3, 1, 4, 5_000_000),
+        PartitionHealed(BOB, 7),
+        PeerSeen(BOB, 7, 100, 2.0, "training", "symmetric"),
+        PeerConnected(BOB, "punched"),
+    )
+    node.now += 200
+    node.follow(RelayHeld(CAROL, 600.0))
+    report = node.report()
+    assert (report.addresses, report.reach.addresses) == (("/ip4/192.0.2.1/tcp/5",),) * 2
+    assert [(one.peer_id, one.seconds) for one in report.reach.relays] == [(BOB, 400.0), (CAROL, 600.0)]
+    assert (report.reach.punches, report.reach.punched, report.reach.healed) == (2, 1, 1)
+    carried = report.reach.carried
+    assert (carried.reservations, carried.open, carried.circuits, carried.bytes) == (3, 1, 4, 5_000_000)
+    assert [(peer.reach, peer.nat) for peer in report.peers] == [("punched", "symmetric")]
+    facts = [" ".join(line.split()) for line in rendered(node_table(report), 120)]
+    for fact in (
+        "reachable by punching (relays: 0000bbbb, 0000cccc), because 2 peers see port 5",
+        "punched 1 of 2 connections",
+        "relay places held 3, circuits 1 now, 4 in all, 5 MB",
+    ):
+        assert fact in facts
+    node.follow(RelayLost(BOB, "gone"), ReachFound("client", "no relay was found", ()))
+    assert [one.peer_id for one in node.report().reach.relays] == [CAROL]
+    assert node.report().addresses == ("/ip4/192.168.1.17/tcp/1",)
 
 
 def test_the_report_goes_through_json_and_has_no_nan(node: Node) -> None:

@@ -21,12 +21,20 @@ from nolocod.events import (
     ExchangeEnded,
     ExchangeStarted,
     InnerSteps,
+    NatClass,
     OuterStep,
+    PartitionHealed,
     Paused,
     PeerConnected,
     PeerDisconnected,
     PeerLost,
     PeerSeen,
+    Punched,
+    Reach,
+    ReachFound,
+    RelayHeld,
+    Relaying,
+    RelayLost,
     Resumed,
     Started,
     StateChanged,
@@ -40,7 +48,7 @@ from nolocod.events import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.events import Event, Reach
+    from nolocod.events import Event
     from nolocod.identity import PeerId
 
 _KEPT = 20
@@ -73,7 +81,10 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     loss: float | None
     state: str
-    reach: str | None
+    reach: Reach | None
+    """How it is connected now, if it is."""
+    nat: NatClass | None
+    """How others reach it, by its own word."""
     age: float
 
 
@@ -106,6 +117,41 @@ class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
     paused_why: str = ""
     resumes_in: float | None = None
     """Seconds, where only time has to pass."""
+
+
+class RelayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A relay that keeps a place for this node, for `seconds` more unless it is renewed."""
+
+    peer_id: str
+    seconds: float
+
+
+class CarriedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node carries for others: now, and since it started."""
+
+    reservations: int = 0
+    open: int = 0
+    circuits: int = 0
+    bytes: int = 0
+
+
+class ReachReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How others reach this node."""
+
+    kind: NatClass | None = None
+    """None while it is not known."""
+    why: str = ""
+    """What was seen, and what the owner can do about it."""
+    addresses: tuple[str, ...] = ()
+    """What peers are told, best first."""
+    relays: tuple[RelayRow, ...] = ()
+    punches: int = 0
+    """Tries to replace a relayed connection by a straight one."""
+    punched: int = 0
+    """Those that succeeded."""
+    healed: int = 0
+    """Times that another part of the run was found again."""
+    carried: CarriedReport = CarriedReport()
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +197,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
     """Share of the uptime spent in training steps."""
     allowance: AllowanceReport
+    reach: ReachReport
 
 
 class StatusState:
@@ -182,6 +229,11 @@ class StatusState:
         self._allowed: Allowed | None = None
         self._traffic: Traffic | None = None
         self._paused: tuple[float, Paused] | None = None
+        self._reach = ReachFound(None, "", ())
+        self._relays: dict[PeerId, float] = {}  # when each place ends
+        self._carried = Relaying(0, 0, 0, 0)
+        self._punches: Counter[bool] = Counter()
+        self._healed = 0
 
     def follow(self, event: Event) -> None:
         """Take note of `event`. Never raises, never blocks."""
@@ -213,6 +265,25 @@ class StatusState:
                 self._paused = (now, event)
             case Resumed():
                 self._paused = None
+            case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
+                self._follow_reach(event, now)
+
+    def _follow_reach(
+        self, event: ReachFound | RelayHeld | RelayLost | Punched | Relaying | PartitionHealed, now: float
+    ) -> None:
+        match event:
+            case ReachFound():
+                self._reach = event
+            case RelayHeld():
+                self._relays[event.relay] = now + event.seconds
+            case RelayLost():
+                self._relays.pop(event.relay, None)
+            case Punched():
+                self._punches[event.succeeded] += 1
+            case Relaying():
+                self._carried = event
+            case PartitionHealed():
+                self._healed += 1
 
     def _follow_training(self, event: InnerSteps | Evaluated | OuterStep, now: float) -> None:
         match event:
@@ -277,7 +348,7 @@ class StatusState:
             peer_id=started.peer_id,
             run_id=started.run_id,
             run_name=started.run_name,
-            addresses=started.addresses,
+            addresses=self._reach.addresses or started.addresses,
             http=started.http,
             pid=os.getpid(),
             uptime=uptime,
@@ -307,6 +378,22 @@ class StatusState:
             received=self._received,
             utilisation=min(self._trained / uptime, 1.0) if uptime else 0.0,
             allowance=self._allowance(now),
+            reach=self._reach_report(now),
+        )
+
+    def _reach_report(self, now: float) -> ReachReport:
+        carried = self._carried
+        return ReachReport(
+            kind=self._reach.kind,
+            why=self._reach.why,
+            addresses=self._reach.addresses,
+            relays=tuple(RelayRow(peer_id=peer, seconds=max(0.0, end - now)) for peer, end in self._relays.items()),
+            punches=self._punches.total(),
+            punched=self._punches[True],
+            healed=self._healed,
+            carried=CarriedReport(
+                reservations=carried.reservations, open=carried.open, circuits=carried.circuits, bytes=carried.bytes
+            ),
         )
 
     def _allowance(self, now: float) -> AllowanceReport:
@@ -349,6 +436,7 @@ class StatusState:
             loss=_finite(seen.loss) if seen else None,
             state=seen.state if seen else "",
             reach=reach,
+            nat=seen.nat if seen else None,
             age=now - (seen_at if seen_at is not None else connected_at or now),
         )
 

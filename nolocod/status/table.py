@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from nolocod.identity import short
-from nolocod.logs import amount, duration, plain
+from nolocod.logs import REACHABLE, amount, duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
 
-    from nolocod.status.state import AllowanceReport, ExchangeRow, PeerRow, StatusReport
+    from nolocod.status.state import AllowanceReport, ExchangeRow, PeerRow, ReachReport, StatusReport
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ def _peers(peers: Iterable[PeerRow]) -> Table:
             _count(peer.tokens),
             _loss(peer.loss),
             peer.reach or "-",
+            peer.nat or "-",
             duration(peer.age),
         )
         for peer in peers
     ]
-    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", ">changed"), rows)
+    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", "<nat", ">changed"), rows)
 
 
 def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
@@ -99,6 +100,7 @@ def _facts(report: StatusReport) -> Table:
         + (f"; now with …{short(report.exchanging_with)}" if report.exchanging_with else ""),
         "traffic": f"{amount(report.sent)} sent, {amount(report.received)} received",
         **_allowance(report.allowance),
+        **_reach(report.reach),
         "checkpoint": checkpoint,
         "process": f"nolocod {report.version}, pid {report.pid}, up {duration(report.uptime)}, "
         f"{report.utilisation:.0%} of it in training steps",
@@ -111,6 +113,21 @@ def _facts(report: StatusReport) -> Table:
     for name, value in facts.items():
         grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
     return grid
+
+
+def _reach(report: ReachReport) -> dict[str, str]:
+    """How others reach it, and what it carries for them; the latter only where there was any."""
+    relays = f" (relays: {', '.join(short(one.peer_id) for one in report.relays)})" if report.relays else ""
+    because = f", because {report.why}" if report.why else ""
+    facts = {"reachable": REACHABLE[report.kind] + relays + because}
+    if report.punches:
+        facts["punched"] = f"{report.punched} of {report.punches} connections"
+    carried = report.carried
+    if carried.reservations or carried.circuits:
+        facts["relay"] = (
+            f"places held {carried.reservations}, circuits {carried.open} now, {carried.circuits} in all, {amount(carried.bytes)}"
+        )
+    return facts
 
 
 def _allowance(report: AllowanceReport) -> dict[str, str]:
