@@ -1,8 +1,9 @@
 """Circuits through a third node that both ends reach: circuit relay v2, the relay's side and the ends'.
 
 The rule: a relay carries for peers that hold a reservation, and a reservation lives as long as its holder's
-connection. Each circuit is bounded in bytes and time, and stands by itself: when it ends, no other notices.
-What is carried is sealed end to end; the relay learns only who speaks with whom, and how much.
+straight connection. Each circuit is bounded in bytes and time, and stands by itself: when it ends, no other
+notices. All together keep to one rate, and take turns. What is carried is sealed end to end; the relay learns
+only who speaks with whom, and how much. No clock but our own counts.
 
 libp2p's own relay keys circuits by peer, never frees the reservation of a peer that left, and copies
 64 KiB at a time through a retry loop (3 to 13 MB/s); ours speaks the same protocol.
@@ -13,16 +14,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import trio
-from google.protobuf.message import DecodeError
-from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import (
     CONNECTION_FAILED,
     MALFORMED_MESSAGE,
     NO_RESERVATION,
     OK,
+    PERMISSION_DENIED,
     RESERVATION_REFUSED,
     RESOURCE_LIMIT_EXCEEDED,
     HopMessage,
@@ -32,26 +32,30 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import (
     StopMessage,
 )
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
-from multiaddr import Multiaddr
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
-from nolocod.errors import PeerTooSlowError, ProtocolError, RefusedError, RemoteError
+from nolocod.errors import PeerTooSlowError, RefusedError, RemoteError
+from nolocod.events import Relaying
 from nolocod.identity import PeerId, short
+from nolocod.p2p.budget import Bucket
 from nolocod.p2p.libp2p_streams import map_exceptions
+from nolocod.p2p.relay_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive, send
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.events import Emit
     from nolocod.p2p.host import Host
     from nolocod.p2p.libp2p_streams import LibStream
     from nolocod.p2p.streams import Stream
 
-M = TypeVar("M", HopMessage, StopMessage)
-
-HOP = "/libp2p/circuit/relay/0.2.0/hop"
-STOP = "/libp2p/circuit/relay/0.2.0/stop"
-
-_MESSAGE_BYTES = 4096
-"""No message of the protocol comes near this."""
-_ID_BYTES = 64
+_PIECE = 0.05
+"""Seconds at the rate that one circuit may take at once: what another one waits behind it."""
+_LEAST_PIECE = 1024
+_TELL_SECONDS = 3.0
+_KNOWN = 512
+"""Peers of whose circuits the limit is remembered."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,13 @@ class RelayLimits:
     reservation_seconds: float = 3600.0
     circuits: int = 32
     """At once, in all."""
-    circuits_per_peer: int = 4
+    circuits_per_peer: int = 8
     """At once, of one end."""
     circuit_bytes: int = 16 << 30
     """Both ways together, after which a circuit ends."""
     circuit_seconds: float = 3600.0
+    rate: float | None = None
+    """Bytes per second that are carried, all circuits and both ways together; None: as many as come."""
     answer_seconds: float = 10.0
     """How long an end may take over one message of the protocol."""
 
@@ -86,16 +92,45 @@ class _Circuit:
 
     ends: tuple[PeerId, PeerId]
     left: int
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    """Its two ways count as one among the circuits."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-class Relay:
-    """The relay's side. `serve` it on a node that others reach."""
+class _Turns:
+    """Shares the rate among circuits: in small pieces, first come first served, one at a time of each."""
 
-    def __init__(self, host: Host, limits: RelayLimits | None = None) -> None:
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._bucket = Bucket(rate, trio.current_time())
+        self._queue = trio.Lock()
+
+    @property
+    def piece(self) -> int | None:
+        """Bytes that a circuit may move at once; None: as many as there are."""
+        if self._rate is None:
+            return None
+        return max(_LEAST_PIECE, int(self._rate * _PIECE / (1 + self._queue.statistics().tasks_waiting)))
+
+    async def pay(self, circuit: _Circuit, count: int) -> None:
+        """Return when `circuit` may move `count` bytes."""
+        if self._rate is None:
+            return
+        async with circuit.turn, self._queue:
+            while (seconds := self._bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is waited for
+                await trio.sleep(seconds)
+            self._bucket.take(count)
+
+
+class Relay:
+    """The relay's side. `serve` it on a node that others may reach; `willing` says whether it gives anything now."""
+
+    def __init__(self, host: Host, limits: RelayLimits | None = None, willing: Callable[[], bool] = lambda: True) -> None:
         self.limits = limits or RelayLimits()
         self.carried = Carried()
+        self.willing = willing
         self._host = host
+        self._turns = _Turns(self.limits.rate)
         self._reservations: dict[PeerId, float] = {}  # until when, in trio's time
         self._circuits: list[_Circuit] = []
 
@@ -103,11 +138,24 @@ class Relay:
         """Answer HOP streams from now on."""
         self._host.serve(HOP, self.handle)
 
+    async def run(self, emit: Emit) -> None:
+        """Tell what is carried, whenever that changed, until cancelled."""
+        told = Relaying(0, 0, 0, 0)
+        while True:
+            self._prune()
+            now = Relaying(len(self._reservations), len(self._circuits), self.carried.circuits, self.carried.bytes)
+            if now != told:
+                emit(now)
+                told = now
+            await trio.sleep(_TELL_SECONDS)
+
     async def handle(self, stream: Stream) -> None:
         """One HOP stream: a reservation, or a circuit until it ends. Raises RemoteError for a peer's fault."""
         with deadline(self.limits.answer_seconds, "the request of a relay's client"):
-            request = await _receive(stream, HopMessage)
-        if request.type == HopMessage.RESERVE:
+            request = await receive(stream, HopMessage)
+        if not self.willing() or not self._straight(stream.remote):
+            await self._refuse(stream, PERMISSION_DENIED)
+        elif request.type == HopMessage.RESERVE:
             await self._reserve(stream)
         elif request.type == HopMessage.CONNECT:
             await self._connect(stream, request)
@@ -115,22 +163,34 @@ class Relay:
             await self._refuse(stream, MALFORMED_MESSAGE)
 
     async def _reserve(self, stream: Stream) -> None:
-        self._reservations = {peer: until for peer, until in self._reservations.items() if self._holds(peer)}
+        self._prune()
         if stream.remote not in self._reservations and len(self._reservations) >= self.limits.reservations:
             await self._refuse(stream, RESERVATION_REFUSED)
             return
         self._reservations[stream.remote] = trio.current_time() + self.limits.reservation_seconds
         expire = int(time.time() + self.limits.reservation_seconds)
-        addresses = [_address_bytes(address) for address in self._host.addresses]
+        addresses = [address_bytes(address) for address in self._host.addresses]
         reservation = Reservation(expire=expire, addrs=addresses)
-        await _send(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
+        await send(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
 
     def _holds(self, peer: PeerId) -> bool:
         """Whether `peer` has a reservation: it must not have run out, and its holder must still be connected."""
-        return self._reservations.get(peer, 0.0) > trio.current_time() and self._host.connected(peer)
+        return self._reservations.get(peer, 0.0) > trio.current_time() and self._straight(peer)
+
+    def _straight(self, peer: PeerId) -> bool:
+        """Whether `peer` is connected, and not through another relay: circuits on circuits would carry everything twice."""
+        return self._host.peers().get(peer) not in (None, "relayed")
+
+    def _prune(self) -> None:
+        now, reach = trio.current_time(), self._host.peers()
+        self._reservations = {
+            peer: until
+            for peer, until in self._reservations.items()
+            if until > now and self.willing() and reach.get(peer) not in (None, "relayed")
+        }
 
     async def _connect(self, stream: Stream, request: HopMessage) -> None:
-        target = _peer(request.peer)
+        target = read_peer(request.peer)
         if not self._holds(target):
             await self._refuse(stream, NO_RESERVATION)
             return
@@ -145,7 +205,7 @@ class Relay:
                 await self._refuse(stream, CONNECTION_FAILED)
                 return
             try:
-                await _send(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
+                await send(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
                 self.carried.circuits += 1
                 await self._carry(circuit, stream, onward)
             finally:
@@ -166,9 +226,9 @@ class Relay:
         try:
             with deadline(self.limits.answer_seconds, "the answer of a circuit's target"):
                 onward = await self._host.open_stream(target, STOP)
-                request = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=_id_bytes(source)), limit=self._limit())
-                await _send(onward, request)
-                willing = (await _receive(onward, StopMessage)).status == OK
+                request = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=peer_bytes(source)), limit=self._limit())
+                await send(onward, request)
+                willing = (await receive(onward, StopMessage)).status == OK
         except RemoteError:
             willing = False
         if onward is not None and not willing:
@@ -181,7 +241,8 @@ class Relay:
 
         async def way(source: Stream, sink: Stream) -> None:
             try:
-                while data := await _arrived(source):
+                while data := await _arrived(source, self._turns.piece):
+                    await self._turns.pay(circuit, len(data))
                     circuit.left -= len(data)
                     if circuit.left < 0:
                         raise RefusedError(
@@ -204,7 +265,7 @@ class Relay:
 
     async def _refuse(self, stream: Stream, status: Status.ValueType) -> None:
         self.carried.refused += 1
-        await _send(stream, HopMessage(type=HopMessage.STATUS, status=status))
+        await send(stream, HopMessage(type=HopMessage.STATUS, status=status))
 
     def _limit(self) -> Limit:
         return Limit(duration=int(self.limits.circuit_seconds), data=min(self.limits.circuit_bytes, 2**63 - 1))
@@ -216,13 +277,18 @@ class RelayClient:
     def __init__(self, host: Host, limits: RelayLimits | None = None) -> None:
         self._host = host
         self._limits = limits or RelayLimits()
+        self._carries: dict[PeerId, int] = {}
 
     def serve(self) -> None:
         """Take circuits from now on."""
         self._host.serve(STOP, self.handle)
 
+    def carries(self, peer: PeerId) -> int | None:
+        """How many bytes the latest circuit to `peer` may carry, both ways together, by its relay's word; None: no limit."""
+        return self._carries.get(peer) or None
+
     async def reserve(self, relay: PeerId) -> float:
-        """Have a place at `relay`, which we are connected to; returns for how many seconds.
+        """Have a place at `relay`, which we are connected to; returns for how many seconds, by the relay's clock.
 
         Raises RefusedError if it has none for us, or what the connection raises.
         """
@@ -237,7 +303,8 @@ class RelayClient:
         """Have a connection to `target` through `relay`. Raises RefusedError, or what the connections raise."""
         stream = await self._host.open_stream(relay, HOP)
         try:
-            await self._ask(stream, HopMessage(type=HopMessage.CONNECT, peer=WirePeer(id=_id_bytes(target))))
+            request = HopMessage(type=HopMessage.CONNECT, peer=WirePeer(id=peer_bytes(target)))
+            self._note(target, (await self._ask(stream, request)).limit)
         except BaseException:
             await stream.reset()
             raise
@@ -246,84 +313,41 @@ class RelayClient:
     async def handle(self, stream: Stream) -> None:
         """One STOP stream: a circuit to us, until it ends. Raises RemoteError for a peer's fault."""
         with deadline(self._limits.answer_seconds, "a relay's request"):
-            request = await _receive(stream, StopMessage)
+            request = await receive(stream, StopMessage)
         if request.type != StopMessage.CONNECT:
-            await _send(stream, StopMessage(type=StopMessage.STATUS, status=MALFORMED_MESSAGE))
+            await send(stream, StopMessage(type=StopMessage.STATUS, status=MALFORMED_MESSAGE))
             return
-        source = _peer(request.peer)
-        await _send(stream, StopMessage(type=StopMessage.STATUS, status=OK))
+        source = read_peer(request.peer)
+        await send(stream, StopMessage(type=StopMessage.STATUS, status=OK))
+        self._note(source, request.limit)
         await self._host.accept_circuit(stream, source)
+
+    def _note(self, peer: PeerId, limit: Limit) -> None:
+        self._carries.pop(peer, None)
+        self._carries[peer] = limit.data
+        if len(self._carries) > _KNOWN:
+            del self._carries[next(iter(self._carries))]
 
     async def _ask(self, stream: Stream, request: HopMessage) -> HopMessage:
         with deadline(2 * self._limits.answer_seconds, "the answer of a relay", PeerTooSlowError):
-            await _send(stream, request)
-            answer = await _receive(stream, HopMessage)
+            await send(stream, request)
+            answer = await receive(stream, HopMessage)
         if answer.status != OK:
             name = Status.Name(answer.status) if answer.status in Status.values() else str(answer.status)
             raise RefusedError(f"relay {short(stream.remote)} answers {name}.")
         return answer
 
 
-async def _arrived(source: Stream) -> bytearray:
-    """What has arrived, without a deadline on progress: the ends of a circuit may be silent for as long as it lives."""
+async def _arrived(source: Stream, most: int | None) -> bytes | bytearray:
+    """What has arrived, at most `most` bytes; empty at the clean end.
+
+    Without a deadline on progress: the ends of a circuit may be silent for as long as it lives.
+    """
+    muxed = cast("LibStream", source).muxed
     with map_exceptions(source.remote, "reading"):
-        return await cast("LibStream", source).muxed.take()
-
-
-# --- messages: a varint length, then protobuf -----------------------------------------------------------
-
-
-async def _send(stream: Stream, message: HopMessage | StopMessage) -> None:
-    raw = message.SerializeToString()
-    await stream.write(_varint(len(raw)) + raw)
-
-
-async def _receive(stream: Stream, kind: type[M]) -> M:
-    length = shift = 0
-    while True:
-        (byte,) = await stream.read_exactly(1)
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            break
-        if shift > 21:
-            raise ProtocolError("a relay message's length does not end.")
-    if length > _MESSAGE_BYTES:
-        raise ProtocolError(f"a relay message of {length} bytes.")
-    message = kind()
-    try:
-        message.ParseFromString(await stream.read_exactly(length))
-    except DecodeError as error:
-        raise ProtocolError("a relay message cannot be parsed.") from error
-    return message
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _peer(wire: WirePeer) -> PeerId:
-    """ProtocolError for what is no peer id."""
-    if not 0 < len(wire.id) <= _ID_BYTES:
-        raise ProtocolError("a relay message names no peer.")
-    peer = PeerId(str(ID(wire.id)))
-    try:
-        Multiaddr(f"/p2p/{peer}")
-    except ValueError as error:
-        raise ProtocolError("a relay message names a peer that cannot be.") from error
-    return peer
-
-
-def _id_bytes(peer: PeerId) -> bytes:
-    raw: bytes = ID.from_string(peer).to_bytes()
-    return raw
-
-
-def _address_bytes(address: str) -> bytes:
-    raw: bytes = Multiaddr(address).to_bytes()
-    return raw
+        if most is None:
+            return await muxed.take()
+        try:
+            return await muxed.read_some(most)
+        except MuxedStreamEOF:
+            return b""

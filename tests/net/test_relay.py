@@ -15,9 +15,11 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
 
 from nolocod.config import Address
 from nolocod.errors import PeerUnavailableError, RefusedError
+from nolocod.events import Event, Relaying
 from nolocod.identity import Identity
 from nolocod.p2p.host import HostLimits, open_host
-from nolocod.p2p.relay import HOP, STOP, Relay, RelayClient, RelayLimits
+from nolocod.p2p.relay import Relay, RelayClient, RelayLimits
+from nolocod.p2p.relay_messages import HOP, STOP
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -228,3 +230,75 @@ async def test_an_end_that_breaks_off_is_no_clean_end_for_one_that_has_said_all(
         await stream.close()
         with pytest.raises(PeerUnavailableError), trio.fail_after(5):
             await stream.read_exactly(5)  # it may have four
+
+
+async def test_circuits_keep_to_one_rate_and_share_it() -> None:
+    rate = 1 << 20
+    async with three(RelayLimits(rate=rate)) as (relay, middle, alice, bob), node(4) as third:
+        carol = End(third)
+        await third.connect(middle.own, middle.addresses)
+        await bob.client.reserve(middle.own)
+        moved = {alice: 0, carol: 0}
+
+        async def pour(end: End) -> None:
+            await end.client.connect(middle.own, bob.host.own)
+            streams = [await end.host.open_stream(bob.host.own, ECHO) for _ in range(2 if end is alice else 1)]
+
+            async def feed(stream: Stream) -> None:
+                while True:
+                    await stream.write(bytes(8192))
+
+            async def drain(stream: Stream) -> None:
+                while True:
+                    moved[end] += len(await stream.read_available())
+
+            async with trio.open_nursery() as nursery:
+                for stream in streams:
+                    nursery.start_soon(feed, stream)
+                    nursery.start_soon(drain, stream)
+
+        began = trio.current_time()
+        with trio.move_on_after(3.0):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pour, alice)
+                nursery.start_soon(pour, carol)
+        spent = trio.current_time() - began
+        assert 0.5 * rate * spent < relay.carried.bytes < rate * (spent + 0.3)
+        assert moved[carol] > 0.25 * moved[alice], "two streams on one circuit are no two circuits"
+
+
+async def test_a_relay_gives_while_it_is_willing_and_tells_what() -> None:
+    async with three() as (relay, middle, alice, bob), trio.open_nursery() as nursery:
+        told: list[Event] = []
+        nursery.start_soon(relay.run, told.append)
+        await bob.client.reserve(middle.own)
+        relay.willing = lambda: False
+        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+            await alice.client.connect(middle.own, bob.host.own)
+        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+            await alice.client.reserve(middle.own)
+        relay.willing = lambda: True
+        await alice.client.reserve(middle.own)
+        with trio.fail_after(10):
+            while not told:  # noqa: ASYNC110 - told every few seconds
+                await trio.sleep(0.05)
+        assert told == [Relaying(reservations=2, open=0, circuits=0, bytes=0)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_reservation_over_a_circuit() -> None:
+    async with three() as (_, middle, alice, bob):
+        second = Relay(bob.host)
+        second.serve()
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+            await alice.client.reserve(bob.host.own)
+
+
+async def test_both_ends_know_what_their_circuit_may_carry() -> None:
+    async with three(RelayLimits(circuit_bytes=PIECE)) as (_, middle, alice, bob):
+        assert alice.client.carries(bob.host.own) is None
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        assert alice.client.carries(bob.host.own) == bob.client.carries(alice.host.own) == PIECE
