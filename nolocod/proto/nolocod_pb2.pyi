@@ -570,27 +570,33 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Gossip(_message.Message):
-    """`heartbeats` are serialised Envelopes; `answer` asks for the other's view. `revocations`: a serialised Sealed one."""
+    """`heartbeats` are serialised Envelopes; `answer` asks for the other's view. `revocations`: a serialised Sealed one.
+    `ages`: for each heartbeat, seconds since it was sealed, as its carriers measured.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEATS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
+    AGES_FIELD_NUMBER: _builtins.int
     answer: _builtins.bool
     revocations: _builtins.bytes
     @_builtins.property
     def heartbeats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def ages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         heartbeats: _abc.Iterable[_builtins.bytes] | None = ...,
         answer: _builtins.bool = ...,
         revocations: _builtins.bytes = ...,
+        ages: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "heartbeats", b"heartbeats", "revocations", b"revocations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "answer", b"answer", "heartbeats", b"heartbeats", "revocations", b"revocations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
