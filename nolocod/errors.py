@@ -135,6 +135,14 @@ class NoDonorError(LocalError):
     entry = _entry("NLC-111", "no peer gave weights", "Wait for a peer that trains, or try other --bootstrap addresses.")
 
 
+class NoRelayError(LocalError):
+    entry = _entry(
+        "NLC-117",
+        "no relay to be had",
+        "Forward a port of your router to --listen and give it as --announce, or give a --bootstrap that relays.",
+    )
+
+
 class DataError(LocalError):
     entry = _entry("NLC-120", "training data not usable", "Point --data at files with text for this run.")
 
@@ -238,3 +246,9 @@ class PeerBusyError(RemoteError):
 
 class PeerVersionError(RemoteError):
     entry = _entry("NLC-209", "peer speaks another protocol version", "One of the two needs the other's major version.")
+
+
+class RelayBudgetError(RefusedError):
+    """Only a relay reaches the peer, and it carries less than is to be sent."""
+
+    entry = _entry("NLC-213", "more than the relay carries", "None needed: partners that are reached straight are preferred.")
