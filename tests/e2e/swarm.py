@@ -120,11 +120,12 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "float32", outer: str = "") -> Daemon:
+    def found(self, codec: str = "float32", outer: str = "", steps: int = 100) -> Daemon:
         """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
-        run_file.write_text(RUN_FILE.replace("float32", codec).replace("[outer]\n", f"[outer]\n{outer}\n"))
+        text = RUN_FILE.replace("float32", codec).replace("steps = 100", f"steps = {steps}")
+        run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
         datadir.found(first.paths, run_file)
         return first.run("start")
 
