@@ -143,6 +143,14 @@ class NoRelayError(LocalError):
     )
 
 
+class RouterError(LocalError):
+    entry = _entry(
+        "NLC-118",
+        "router gives no port",
+        "None needed where punching works; else turn on UPnP in the router, or forward the port that --listen names.",
+    )
+
+
 class DataError(LocalError):
     entry = _entry("NLC-120", "training data not usable", "Point --data at files with text for this run.")
 

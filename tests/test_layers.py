@@ -57,7 +57,7 @@ LAYERS = {
     "rounds": layer("events terms errors identity", "trio", "socket time random"),
     "p2p": layer(
         "proto manifest config disk events terms errors identity",
-        "libp2p multiaddr trio trio_typing msgspec psutil blake3 google cryptography noise",
+        "libp2p miniupnpc multiaddr trio trio_typing msgspec psutil blake3 google cryptography noise",
     ),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
     # The parent's side of the trainer lives in the network process, which never imports torch.
