@@ -237,7 +237,7 @@ async def _ours(accepted: Callable[[Pipe], Awaitable[None]], host: str, folder: 
     async def serve(stream: Stream) -> None:
         await accepted(_OurPipe(stream))
 
-    async with open_host(load_or_create(folder / "identity.key"), Address(host, 0), (), _nothing) as opened:
+    async with open_host(load_or_create(folder / "identity.key"), (Address(host, 0),), (), _nothing) as opened:
         opened.serve(_PROTOCOL, serve)
         yield _OurEnd(opened)
 
@@ -259,7 +259,7 @@ async def _relayed(accepted: Callable[[Pipe], Awaitable[None]], host: str, folde
         await accepted(_OurPipe(stream))
 
     identity = load_or_create(folder / "identity.key")
-    async with relay_process(host) as relay, open_host(identity, Address(host, 0), (), _nothing) as opened:
+    async with relay_process(host) as relay, open_host(identity, (Address(host, 0),), (), _nothing) as opened:
         opened.serve(_PROTOCOL, serve)
         ends = RelayedHost(opened, relay)
         await ends.wait()

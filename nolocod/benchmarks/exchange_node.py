@@ -158,7 +158,7 @@ class Node:
 
 async def run(rank: int, folder: Path) -> None:
     identity = load_or_create(DataDir(folder).identity)
-    async with open_trainer(_nothing) as trainer, open_host(identity, _LISTEN, (), _nothing) as host:
+    async with open_trainer(_nothing) as trainer, open_host(identity, (_LISTEN,), (), _nothing) as host:
         node = Node(rank, folder, trainer, host)
         await talk.serve({name: getattr(node, name) for name in ("prepare", "listen", "connect", "arm", "go")})
 

@@ -72,7 +72,7 @@ async def relay_process(host: str) -> AsyncIterator[str]:
 async def _serve(host: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         identity = load_or_create(Path(folder) / "identity.key")
-        async with open_host(identity, Address(host, 0), (), _nothing) as opened:
+        async with open_host(identity, (Address(host, 0),), (), _nothing) as opened:
             Relay(opened).serve()
             sys.stdout.write(opened.addresses[0] + "\n")
             sys.stdout.flush()

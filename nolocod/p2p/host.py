@@ -1,7 +1,7 @@
 """The libp2p host: the only `new_host` call, and everything that libp2p needs to be told or talked out of.
 
-The rule: above this module nobody sees libp2p. Connections are dialled by us, address by address, because
-libp2p tries only one TCP address of a peer and remembers a failure for a minute. Handlers of inbound
+The rule: above this module nobody sees libp2p. A peer may have several connections; what is opened goes over a
+straight one if there is one, and a relayed one is given up once it is not needed any more. Handlers of inbound
 streams run in this host's nursery: a RemoteError there costs the peer its stream, anything else is ours
 and stops the node.
 """
@@ -11,42 +11,43 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import trio
 from libp2p import new_host
 from libp2p.abc import INotifee
-from libp2p.connection_types import ConnectionType
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
-from libp2p.rcmgr.metrics import Direction
 from multiaddr import Multiaddr
 
-from nolocod.config import Address
-from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError
+from nolocod.errors import PeerTooSlowError, PeerUnavailableError, PortTakenError, RemoteError
 from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
-from nolocod.p2p.addresses import announced, claim, dialable, transport, with_peer
-from nolocod.p2p.libp2p_streams import FOREIGN, LibStream, already_gone, map_exceptions, shielded
+from nolocod.p2p.addresses import announced, claim, interleave, straight, transport, via, with_peer
+from nolocod.p2p.dialing import Dialler
+from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer, ask
+from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
+from nolocod.p2p.links import Link, Origin, origin_of, relayed
 from nolocod.p2p.metering import Unmetered
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.wire import deadline
 from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from libp2p.abc import INetConn, INetStream, INetwork
     from libp2p.host.basic_host import BasicHost
-    from libp2p.io.abc import ReadWriteCloser
     from libp2p.network.swarm import Swarm
 
+    from nolocod.config import Address
     from nolocod.identity import Identity
     from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
@@ -56,6 +57,14 @@ logger = logging.getLogger(__name__)
 _STAGGER = 0.25
 """Seconds after which the next address of a peer is tried beside the one before (RFC 8305)."""
 _MOST_ADDRESSES = 6
+_MOST_CIRCUITS = 4
+_HEAD_START = 2.0
+"""Seconds after which circuits are tried beside straight addresses that have not answered."""
+_TIDY = 1.0
+"""Seconds between two looks at relayed connections that are not needed."""
+_RANKS: tuple[Reach, ...] = ("direct", "punched", "inbound", "relayed")
+_SPARE = 60.0
+"""Seconds that a relayed connection is kept for its streams' sake beside a straight one (specs/relay/DCUtR.md)."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +100,30 @@ def _not_from_libp2p(record: logging.LogRecord) -> bool:
 @asynccontextmanager
 async def open_host(
     identity: Identity,
-    listen: Address,
+    listen: Sequence[Address],
     announce: Sequence[str],
     emit: Emit,
     limits: HostLimits | None = None,
     meter: Meter | None = None,
 ) -> AsyncIterator[Host]:
-    """Listen on `listen` and be reachable as `identity`; `announce` replaces what others are told.
+    """Listen on `listen` and be reachable as `identity`; `announce` replaces the straight addresses that others are told.
 
     All connections together keep to `meter`'s budgets.
 
     Raises PortTakenError, or UsageError for an address that this machine does not have.
     """
     quiet_libraries()
-    claim(listen)
+    bound = claim(listen)
     limits = limits or HostLimits()
     basic = _basic_host(identity, limits, meter or Unmetered())
-    address = Multiaddr(transport(listen))
-    async with basic.run([address]), trio.open_nursery() as nursery:
-        await cast("Swarm", basic.get_network()).auto_connector.stop()  # it would dial whom it likes
-        host = Host(basic, identity.peer_id, nursery, emit, limits)
-        host.announce(announce)
+    swarm = cast("Swarm", basic.get_network())
+    dialler = Dialler(swarm, bound, limits.connections)
+    async with basic.run([Multiaddr(transport(address)) for address in bound]), trio.open_nursery() as nursery:
+        await swarm.auto_connector.stop()  # it would dial whom it likes
+        if len(swarm.listeners) < len(bound):  # libp2p tells nobody
+            raise PortTakenError(f"{bound[0]} was taken a moment ago.")
+        host = Host(basic, dialler, nursery, emit, limits)
+        host.announce(bound, announce)
         try:
             yield host
         finally:
@@ -150,61 +162,72 @@ def _basic_host(identity: Identity, limits: HostLimits, meter: Meter) -> BasicHo
     swarm.retry_config = RetryConfig(max_retries=0)
     # `muxer_opt` is ignored for yamux
     swarm.upgrader.muxer_multistream = YamuxMultistream(MuxLimits(streams=limits.streams_per_connection))
-    _free_finished_connections(swarm, limits.connections)
+    swarm._select_connection = _best
     return cast("BasicHost", basic)
 
 
-def _free_finished_connections(swarm: Swarm, most: int) -> None:
-    """Let an inbound connection's task and slot end with the connection.
-
-    libp2p 0.8.1 keeps both until the host stops: after `max_connections` inbound connections in its whole
-    life, a node would accept no more.
-    """
-
-    async def accept(stream: ReadWriteCloser, maddr: Multiaddr) -> None:
-        if swarm.get_total_connections() >= most:
-            await stream.close()
-            return
-        raw = RawConnection(stream, False)
-        try:
-            muxed = await swarm.upgrade_inbound_raw_conn(raw, maddr)
-            await muxed.event_closed.wait()
-        except FOREIGN as error:
-            logger.debug("an inbound connection failed: %s", error)
-        finally:
-            with shielded(1.0), already_gone():
-                await raw.close()
-
-    swarm._handle_inbound_connection = accept
+def _best(connections: Sequence[INetConn], _: ID) -> INetConn:
+    """The one to open a stream on: straight before relayed, and else the one that was heard last."""
+    return max(connections, key=lambda connection: (not relayed(connection), connection.muxed_conn.heard_at))
 
 
 class Host:
     """Connections and streams to peers. Made by `open_host`."""
 
-    def __init__(self, basic: BasicHost, own: PeerId, nursery: trio.Nursery, emit: Emit, limits: HostLimits) -> None:
+    def __init__(self, basic: BasicHost, dialler: Dialler, nursery: trio.Nursery, emit: Emit, limits: HostLimits) -> None:
         self.basic = basic
-        self.own = own
+        self.dialler = dialler
+        self.own = PeerId(str(basic.get_id()))
         self.limits = limits
         self.faults = 0
         """Inbound streams that ended with a fault of the peer."""
+        self.through: Callable[[PeerId, PeerId], Awaitable[None]] | None = None
+        """Have a connection through a relay, which is connected, to a target: how circuit addresses are dialled."""
+        self.met_through_relay: Callable[[PeerId], Awaitable[None]] | None = None
+        """Called in the host's nursery for each connection that a peer made to us through a relay."""
+        self.straight_to: Callable[[PeerId], bool] | None = None
+        """If set, straight connections are made only to those for whom it is true, and only circuits are announced."""
+        self.external: tuple[str, ...] = ()
+        """Straight transport multiaddrs that others confirmed from outside; announced first."""
+        self.circuits: tuple[str, ...] = ()
+        """Circuit addresses (".../p2p/RELAY/p2p-circuit") to announce."""
+        self.observed: dict[PeerId, Observation] = {}
+        """What those who are connected straight see us as."""
         self._swarm = cast("Swarm", basic.get_network())
         self._nursery = nursery
         self._emit = emit
-        self.announced: tuple[str, ...] = ()
-        """Transport multiaddrs that others are told, best first."""
+        self._bound: tuple[str, ...] = ()
+        self._override = False
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._inbound: Counter[PeerId] = Counter()
         self._known: set[PeerId] = set()
+        self._arrived = trio.Event()
         self._swarm.register_notifee(_Watch(self._connected, self._disconnected))
+        self.serve(IDENTIFY, self._tell_who_we_are)
 
     # --- addresses --------------------------------------------------------------------------------
 
-    def announce(self, override: Sequence[str] = ()) -> None:
-        """Work out anew which addresses others are told."""
-        bound = [_address(found) for found in self.basic.get_transport_addrs()]
-        self.announced = announced(bound, override)
-        told = [Multiaddr(text) for text in self.announced]
-        self.basic._addrs_factory = lambda _: told  # the port is known only now
+    def announce(self, bound: Sequence[Address], override: Sequence[str] = ()) -> None:
+        """Tell others the sockets' addresses `bound`, or `override` instead of all straight ones."""
+        self._bound = announced(bound, override)
+        self._override = bool(override)
+        # Without circuits, of which libp2p 0.8.1 would make addresses of the relay with our name.
+        self.basic._addrs_factory = lambda _: [Multiaddr(text) for text in self._straight_addresses()]
+
+    def _straight_addresses(self) -> tuple[str, ...]:
+        if self.straight_to is not None:
+            return ()
+        return tuple(dict.fromkeys(self._bound if self._override else (*self.external, *self._bound)))
+
+    @property
+    def local(self) -> tuple[str, ...]:
+        """Transport multiaddrs of the interfaces that we listen on, or what --announce says, best first."""
+        return self._bound
+
+    @property
+    def announced(self) -> tuple[str, ...]:
+        """Multiaddrs that others are told, without our name, best first: straight ones, then circuits."""
+        return (*self._straight_addresses(), *dict.fromkeys(self.circuits))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -214,26 +237,39 @@ class Host:
     # --- connections ------------------------------------------------------------------------------
 
     def peers(self) -> dict[PeerId, Reach]:
-        """Who is connected, and how: we dialled ("direct"), they did ("inbound"), or only through a relay ("relayed")."""
-        found: dict[PeerId, Reach] = {}
-        for peer, connections in self._swarm.connections.items():
-            live = [connection for connection in connections if not connection.is_closed]
-            if live:
-                straight = [connection for connection in live if not _relayed(connection)]
-                ours = any(connection.direction == Direction.OUTBOUND for connection in straight)
-                found[PeerId(str(peer))] = "relayed" if not straight else "direct" if ours else "inbound"
-        return found
+        """Who is connected, and how; of several connections to a peer the best one counts."""
+        found = {PeerId(str(peer)): self._reaches(PeerId(str(peer))) for peer in self._swarm.connections}
+        return {peer: min(reaches, key=_RANKS.index) for peer, reaches in found.items() if reaches}
+
+    def _live(self, peer: PeerId) -> list[INetConn]:
+        return [connection for connection in self._swarm.connections.get(_id(peer), ()) if not connection.is_closed]
+
+    def _reaches(self, peer: PeerId) -> list[Reach]:
+        origins = [origin_of(connection) for connection in self._live(peer)]
+        return ["inbound" if origin.expected not in (None, peer) else origin.reach for origin in origins]
+
+    def straight(self, peer: PeerId) -> bool:
+        """Whether there is a connection without a relay."""
+        return any(not relayed(connection) for connection in self._live(peer))
+
+    async def straightened(self, peer: PeerId) -> None:
+        """Wait until there is a connection without a relay."""
+        while not self.straight(peer):
+            await self._arrived.wait()
 
     def connected(self, peer: PeerId) -> bool:
-        return any(not connection.is_closed for connection in self._swarm.get_connections(_id(peer)))
+        return bool(self._live(peer))
 
     def heard_at(self, peer: PeerId) -> float:
-        """When bytes of `peer` last came in (trio's time); minus infinity without a connection."""
-        connections = self._swarm.get_connections(_id(peer))
-        return max((connection.muxed_conn.heard_at for connection in connections), default=-math.inf)
+        """When bytes of `peer` last came in (trio's time) on the connection that is used; minus infinity without any."""
+        connections = self._live(peer)
+        return float(_best(connections, _id(peer)).muxed_conn.heard_at) if connections else -math.inf
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Have a connection to `peer`; PeerUnavailableError (with each address's cause) or PeerTooSlowError."""
+        """Have a connection to `peer`: straight if one of its addresses answers soon, else through a relay.
+
+        PeerUnavailableError (with each address's cause) or PeerTooSlowError.
+        """
         if self.connected(peer):
             return
         lock = self._dialling.setdefault(peer, trio.Lock())
@@ -246,38 +282,122 @@ class Host:
                 self._dialling.pop(peer, None)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Try the addresses, each a little after the one before, until one answers."""
-        usable = [address for address in dict.fromkeys(addresses) if dialable(address)][:_MOST_ADDRESSES]
-        if not usable or peer == self.own:
-            raise PeerUnavailableError(f"no address is known of {short(peer)}." if not usable else "that is ourselves.")
-        causes: list[RemoteError] = []
+        """Try the addresses until one answers; the circuits when the straight ones have failed, or had their head start."""
+        direct, circuits = self._sorted(peer, addresses)
+        if not (direct or circuits) or peer == self.own:
+            raise PeerUnavailableError("that is ourselves." if peer == self.own else f"no address is known of {short(peer)}.")
+        failures: list[RemoteError] = []
+        tried = trio.Event()
 
-        async def attempt(address: str, failed: trio.Event) -> None:
+        async def tries(kind: Callable[[PeerId, str], Awaitable[None]], texts: Sequence[str]) -> None:
+            failures.extend(await self._first_of([partial(kind, peer, text) for text in texts]))
+            tried.set()
+            if self.connected(peer):
+                everything.cancel()
+
+        with trio.CancelScope() as everything:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tries, self._straightly, direct)
+                if circuits:
+                    with trio.move_on_after(_HEAD_START):
+                        await tried.wait()
+                    nursery.start_soon(tries, self._by_circuit, circuits)
+        if not self.connected(peer):
+            kind = PeerTooSlowError if all(isinstance(cause, PeerTooSlowError) for cause in failures) else PeerUnavailableError
+            raise kind(" ".join(cause.cause for cause in failures) or f"{short(peer)} hung up.")
+        self._swarm.unblock_peer(_id(peer))  # the DHT's dials go by libp2p's own memory of failures
+
+    def _sorted(self, peer: PeerId, addresses: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those to dial, and the circuits among them."""
+        may = self.straight_to is None or self.straight_to(peer)
+        direct = interleave(address for address in addresses if straight(address)) if may else []
+        circuits = [address for address in dict.fromkeys(addresses) if via(address)] if self.through else []
+        return direct[:_MOST_ADDRESSES], circuits[:_MOST_CIRCUITS]
+
+    async def _first_of(self, attempts: Sequence[Callable[[], Awaitable[None]]]) -> list[RemoteError]:
+        """Start each a little after the one before, until one succeeds (RFC 8305, section 5); how the others failed."""
+        failures: list[RemoteError] = []
+
+        async def attempt(call: Callable[[], Awaitable[None]], over: trio.Event) -> None:
             try:
-                with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.limits.connect):
-                    await self._swarm.dial_addr(Multiaddr(address), _id(peer))
+                await call()
             except RemoteError as error:
-                causes.append(error)
-                failed.set()
+                failures.append(error)
+                over.set()
             else:
                 everything.cancel()
 
         with trio.CancelScope() as everything:
             async with trio.open_nursery() as nursery:
-                for address in usable:
-                    failed = trio.Event()
-                    nursery.start_soon(attempt, address, failed)
+                for call in attempts:
+                    over = trio.Event()
+                    nursery.start_soon(attempt, call, over)
                     with trio.move_on_after(_STAGGER):
-                        await failed.wait()
-        if not self.connected(peer):
-            kind = PeerTooSlowError if all(isinstance(cause, PeerTooSlowError) for cause in causes) else PeerUnavailableError
-            raise kind(" ".join(cause.cause for cause in causes) or f"{short(peer)} hung up.")
-        self._swarm.unblock_peer(_id(peer))  # the DHT's dials go by libp2p's own memory of failures
+                        await over.wait()
+        return failures
+
+    async def _straightly(self, peer: PeerId, address: str) -> None:
+        with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.limits.connect):
+            await self.dialler.dial(peer, address)
+
+    async def _by_circuit(self, peer: PeerId, address: str) -> None:
+        found = via(address)
+        assert found is not None
+        assert self.through is not None
+        relay, relay_address = found
+        if relay in (self.own, peer):
+            raise PeerUnavailableError(f"{address} leads through one of the two ends.")
+        with deadline(2 * self.limits.connect, f"dialling {short(peer)} through {short(relay)}"):
+            await self.connect(relay, [relay_address])
+            if not self.straight(relay):
+                raise PeerUnavailableError(f"relay {short(relay)} is itself reached only through a relay.")
+            await self.through(relay, peer)
+
+    async def dial_straight(self, peer: PeerId, addresses: Sequence[str], seconds: float) -> bool:
+        """Try for `seconds` to have a straight connection, whatever others there are; whether there is one now."""
+        direct, _ = self._sorted(peer, addresses)
+        with trio.move_on_after(seconds):
+            await self._first_of([partial(self._straightly, peer, address) for address in direct])
+        return self.straight(peer)
+
+    async def punch(self, peer: PeerId, targets: Sequence[tuple[str, int]], seconds: float, *, client: bool) -> bool:
+        """Dial all `targets` at once from the listening port, as one of two ends that do so; whether it worked.
+
+        `client` is which of the two this one is on a connection that both have dialled.
+        """
+
+        async def attempt(target: tuple[str, int]) -> None:
+            with suppress(OSError):
+                connected = await self.dialler.punch(target)
+                self._nursery.start_soon(self._finish_punch, connected, peer, client)
+
+        with self.dialler.expecting(peer, targets, client=client), trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for target in targets:
+                    nursery.start_soon(attempt, target)
+                await self.straightened(peer)
+                nursery.cancel_scope.cancel()
+        return self.straight(peer)
+
+    async def _finish_punch(self, connected: trio.socket.SocketType, peer: PeerId, client: bool) -> None:
+        # Not in the punch's own scope: of two connections, one end would cancel the one, and the other end the other.
+        with suppress(RemoteError), map_exceptions(peer, "punching"), trio.fail_after(self.limits.connect):
+            await self.dialler.punched(connected, peer, client=client)
+
+    async def probe(self, peer: PeerId, address: str) -> None:
+        """Dial `address` from a fresh port beside all connections, make sure that it is `peer`, and hang up.
+
+        Raises PeerUnavailableError or PeerTooSlowError.
+        """
+        if not straight(address):
+            raise PeerUnavailableError(f"{address!r} is no TCP address.")
+        with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.limits.connect):
+            await self.dialler.probe(peer, address)
 
     async def adopt_circuit(self, stream: Stream, target: PeerId) -> None:
         """Have a connection to `target` over `stream`, which a relay has joined to it."""
         address = _circuit(stream.remote, target)
-        raw = RawConnection(Circuit(cast("LibStream", stream).muxed), True, ConnectionType.RELAYED, [address])
+        raw = Link(Circuit(cast("LibStream", stream).muxed), True, Origin("relayed"), [address])
         try:
             with map_exceptions(target, f"dialling through {short(stream.remote)}"), trio.fail_after(self.limits.connect):
                 await self._swarm.upgrade_outbound_raw_conn(raw, _id(target))
@@ -288,10 +408,12 @@ class Host:
     async def accept_circuit(self, stream: Stream, source: PeerId) -> None:
         """Serve a connection from `source` over `stream`, until it ends."""
         address = _circuit(stream.remote, source)
-        raw = RawConnection(Circuit(cast("LibStream", stream).muxed), False, ConnectionType.RELAYED, [address])
+        raw = Link(Circuit(cast("LibStream", stream).muxed), False, Origin("relayed"), [address])
         with map_exceptions(source, f"answering through {short(stream.remote)}"):
             with trio.fail_after(self.limits.connect):
                 muxed = await self._swarm.upgrade_inbound_raw_conn(raw, address)
+            if self.met_through_relay is not None:
+                self._nursery.start_soon(self.met_through_relay, source)
             await muxed.event_closed.wait()
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -310,8 +432,8 @@ class Host:
 
     # --- streams ----------------------------------------------------------------------------------
 
-    async def open_stream(self, peer: PeerId, protocol: str, addresses: Sequence[str] = ()) -> Stream:
-        """Open a stream, connecting first where needed.
+    async def open_stream(self, peer: PeerId, protocol: str, addresses: Sequence[str] = ()) -> LibStream:
+        """Open a stream on the best connection there is, connecting first where needed.
 
         Raises PeerUnavailableError, PeerTooSlowError, or RefusedError for a protocol it does not speak.
         """
@@ -354,14 +476,60 @@ class Host:
         remote = PeerId(str(raw.muxed_conn.peer_id))
         return LibStream(raw, remote, self.limits.progress)
 
+    # --- identify ---------------------------------------------------------------------------------
+
+    async def identify(self, peer: PeerId) -> Identified:
+        """Ask a connected peer who it is, and what it sees us as. Raises RemoteError."""
+        stream = await self.open_stream(peer, IDENTIFY)
+        origin, observer = stream.origin, stream.remote_address
+        try:
+            found = await ask(stream)
+        finally:
+            await stream.reset()
+        if found.observed is not None and origin.reach != "relayed":
+            self.observed[peer] = Observation(found.observed, origin.from_listen_port, trio.current_time(), observer)
+        return found
+
+    async def _learn(self, peer: PeerId) -> None:
+        with suppress(RemoteError):
+            await self.identify(peer)
+
+    async def _tell_who_we_are(self, stream: Stream) -> None:
+        key = self.basic.get_public_key().serialize()
+        protocols = [str(protocol) for protocol in self.basic.get_mux().get_protocols() if protocol]
+        await answer(stream, Self(key, self.announced, protocols), cast("LibStream", stream).remote_address)
+
     # --- what libp2p tells us ---------------------------------------------------------------------
 
-    def _connected(self, peer: PeerId) -> None:
+    def _connected(self, connection: INetConn) -> None:
+        peer = PeerId(str(connection.muxed_conn.peer_id))
+        self._arrived.set()
+        self._arrived = trio.Event()
         if peer not in self._known:
             self._known.add(peer)
             self._emit(PeerConnected(peer, self.peers().get(peer, "inbound")))
+        if not relayed(connection):
+            self._nursery.start_soon(self._learn, peer)
+        if len({relayed(other) for other in self._live(peer)}) == 2:
+            self._nursery.start_soon(self._give_up_relayed, peer)
 
-    def _disconnected(self, peer: PeerId) -> None:
+    async def _give_up_relayed(self, peer: PeerId) -> None:
+        """Close relayed connections beside a straight one when they carry no streams, or after a while."""
+        patience = trio.current_time() + _SPARE
+        while True:
+            await trio.sleep(_TIDY)
+            spare = [connection for connection in self._live(peer) if relayed(connection)]
+            if not spare or not self.straight(peer):
+                return
+            for connection in spare:
+                if not connection.muxed_conn.streams or trio.current_time() >= patience:
+                    with trio.move_on_after(_TIDY), already_gone():
+                        await connection.close()
+
+    def _disconnected(self, connection: INetConn) -> None:
+        peer = PeerId(str(connection.muxed_conn.peer_id))
+        if not self.straight(peer):
+            self.observed.pop(peer, None)
         if peer in self._known and not self.connected(peer):
             self._known.discard(peer)
             self._emit(PeerDisconnected(peer))
@@ -370,15 +538,15 @@ class Host:
 class _Watch(INotifee):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """libp2p's connection events, as two calls."""
 
-    def __init__(self, connected: Callable[[PeerId], None], disconnected: Callable[[PeerId], None]) -> None:
+    def __init__(self, connected: Callable[[INetConn], None], disconnected: Callable[[INetConn], None]) -> None:
         self._connected = connected
         self._disconnected = disconnected
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self._connected(PeerId(str(conn.muxed_conn.peer_id)))
+        self._connected(conn)
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._disconnected(PeerId(str(conn.muxed_conn.peer_id)))
+        self._disconnected(conn)
 
     async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
     async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
@@ -390,15 +558,5 @@ def _id(peer: PeerId) -> ID:
     return ID.from_string(peer)
 
 
-def _relayed(connection: INetConn) -> bool:
-    return bool(connection.muxed_conn.get_connection_type() == ConnectionType.RELAYED)
-
-
 def _circuit(relay: PeerId, peer: PeerId) -> Multiaddr:
     return Multiaddr(f"/p2p/{relay}/p2p-circuit/p2p/{peer}")
-
-
-def _address(found: Multiaddr) -> Address:
-    """A bound socket's address out of its multiaddr."""
-    host = found.value_for_protocol(found.protocols()[0].name)
-    return Address(str(host), int(found.value_for_protocol("tcp")))

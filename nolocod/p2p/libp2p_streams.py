@@ -16,8 +16,11 @@ from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
+from nolocod.config import Address
 from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RefusedError, RemoteError
 from nolocod.identity import short
+from nolocod.p2p.addresses import transport
+from nolocod.p2p.links import origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from libp2p.network.stream.net_stream import NetStream
 
     from nolocod.identity import PeerId
+    from nolocod.p2p.links import Origin
     from nolocod.p2p.yamux_stream import YamuxStream
 
 FOREIGN = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, EOFError, ValueError)
@@ -51,7 +55,7 @@ def map_exceptions(peer: PeerId, doing: str, *, stranger: bool = False) -> Itera
 
 def _translate(peer: PeerId, doing: str, error: BaseException, stranger: bool) -> RemoteError:
     """Find the cause in the chain that people can act on."""
-    for reason in _chain(error):
+    for reason in causes(error):
         match reason:
             case trio.TooSlowError():
                 return PeerTooSlowError(f"{doing} with {short(peer)} made no progress.")
@@ -70,7 +74,7 @@ def _translate(peer: PeerId, doing: str, error: BaseException, stranger: bool) -
     return PeerUnavailableError(f"{doing} with {short(peer)}: {str(error) or type(error).__name__}.")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """`error` and what caused it, outermost first; of several causes the first."""
     while error is not None:
         yield error
@@ -110,6 +114,17 @@ class LibStream:
     @property
     def remote(self) -> PeerId:
         return self._remote
+
+    @property
+    def origin(self) -> Origin:
+        """How the connection came about that the stream is on."""
+        return origin_of(self._raw)
+
+    @property
+    def remote_address(self) -> str | None:
+        """The multiaddr that the peer comes from; None through a relay."""
+        found = None if self.origin.reach == "relayed" else self._raw.muxed_conn.secured_conn.get_remote_address()
+        return transport(Address(*found)) if found else None
 
     async def read_exactly(self, count: int) -> bytes:
         content = bytearray(count)

@@ -22,6 +22,7 @@ from libp2p.security.noise.patterns import PatternXX
 from noise.exceptions import NoiseValueError
 
 from nolocod.p2p.buffers import BATCH, SIZE, Pool
+from nolocod.p2p.links import Link
 from nolocod.p2p.metering import Prepaid, Unmetered
 from nolocod.p2p.records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
 from nolocod.p2p.wire_ends import CircuitEnd, end_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from libp2p.security.secure_session import SecureSession
     from multiaddr import Multiaddr
 
+    from nolocod.p2p.links import Origin
     from nolocod.p2p.metering import Meter
     from nolocod.p2p.wire_ends import End
 
@@ -82,7 +84,9 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         keys = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
         end = end_of(raw)
         shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEnd) else self._shared
-        return SecureChannel(session, end, *keys, shared)
+        channel = SecureChannel(session, end, *keys, shared)
+        channel.origin = raw.origin if isinstance(raw, Link) else None
+        return channel
 
 
 class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
@@ -108,6 +112,8 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         """When bytes last came in (trio's time)."""
         self.meter = shared.meter
         self.is_initiator = session.is_initiator
+        self.origin: Origin | None = None
+        """How the connection came about, if it is one of our own making."""
 
     # --- receiving --------------------------------------------------------------------------------
 

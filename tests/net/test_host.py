@@ -46,7 +46,7 @@ SHORT = HostLimits(connect=2.0, negotiate=2.0, progress=0.5, linger=0.5)
 async def hosts(count: int, limits: HostLimits = SHORT) -> AsyncIterator[list[Host]]:
     async with AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(open_host(Identity.generate(), LOOPBACK, (), lambda event: None, limits))
+            await stack.enter_async_context(open_host(Identity.generate(), (LOOPBACK,), (), lambda event: None, limits))
             for _ in range(count)
         ]
 
@@ -159,7 +159,7 @@ async def test_many_streams_at_once() -> None:
 
 async def test_connections_are_told_once_each() -> None:
     told: list[Event] = []
-    async with open_host(Identity.generate(), LOOPBACK, (), told.append) as ann:
+    async with open_host(Identity.generate(), (LOOPBACK,), (), told.append) as ann:
         async with hosts(1) as (bob,):
             await ann.connect(bob.own, bob.announced)
             await ann.connect(bob.own, bob.announced)
@@ -270,7 +270,7 @@ async def test_a_fault_of_our_own_stops_the_host() -> None:
 
     async with hosts(1) as (ann,):
         with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
-            async with open_host(Identity.generate(), LOOPBACK, (), lambda event: None, SHORT) as bob:
+            async with open_host(Identity.generate(), (LOOPBACK,), (), lambda event: None, SHORT) as bob:
                 bob.serve("/test/broken", broken)
                 await ann.open_stream(bob.own, "/test/broken", bob.announced)
                 await trio.sleep(5)
@@ -318,7 +318,7 @@ async def test_a_peer_may_have_so_many_streams_and_no_more() -> None:
 
 async def test_so_many_connections_and_no_more() -> None:
     limits = HostLimits(connections=3, connect=1.0, negotiate=1.0)
-    async with open_host(Identity.generate(), LOOPBACK, (), lambda event: None, limits) as popular, hosts(4) as guests:
+    async with open_host(Identity.generate(), (LOOPBACK,), (), lambda event: None, limits) as popular, hosts(4) as guests:
         for guest in guests[:3]:
             await guest.connect(popular.own, popular.announced)
         await until(lambda: len(popular.peers()) == 3)
@@ -334,14 +334,14 @@ async def test_a_taken_port_is_told() -> None:
     async with hosts(1) as (ann,):
         taken = Address("127.0.0.1", int(ann.announced[0].rpartition("/")[2]))
         with pytest.raises(PortTakenError, match=str(taken.port)):
-            async with open_host(Identity.generate(), taken, (), lambda event: None):
+            async with open_host(Identity.generate(), (taken,), (), lambda event: None):
                 pytest.fail("opened a second time")
 
 
 @pytest.mark.parametrize("listen", [Address("192.0.2.77", 0), Address("not-an-address", 0)])
 async def test_an_address_of_another_machine_is_told(listen: Address) -> None:
     with pytest.raises(UsageError, match="--listen"):
-        async with open_host(Identity.generate(), listen, (), lambda event: None):
+        async with open_host(Identity.generate(), (listen,), (), lambda event: None):
             pytest.fail("opened")
 
 
@@ -355,7 +355,7 @@ def test_a_wildcard_is_never_announced() -> None:
 
 async def test_announce_replaces_what_others_are_told() -> None:
     override = "/dns4/node.example.org/tcp/9"
-    async with open_host(Identity.generate(), LOOPBACK, (override,), lambda event: None) as ann:
+    async with open_host(Identity.generate(), (LOOPBACK,), (override,), lambda event: None) as ann:
         assert ann.addresses == (f"{override}/p2p/{ann.own}",)
         assert [str(address) for address in ann.basic.get_addrs()] == list(ann.addresses)
 

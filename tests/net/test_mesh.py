@@ -332,7 +332,7 @@ async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
     loopback = Address("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         hosts = [
-            await stack.enter_async_context(open_host(Identity.generate(), loopback, (), lambda event: None)) for _ in range(3)
+            await stack.enter_async_context(open_host(Identity.generate(), (loopback,), (), lambda event: None)) for _ in range(3)
         ]
         dhts = [await stack.enter_async_context(open_dht(host, run_id)) for host in hosts]
         ann, bob, cyd = hosts

@@ -37,7 +37,7 @@ class Side:
 @asynccontextmanager
 async def a_host(folder: Path, allowance: Allowance) -> AsyncIterator[Side]:
     budget = Budget(allowance, Ledger(folder.with_suffix(".json")), lambda event: None)
-    async with open_host(Identity.generate(), Address("127.0.0.1", 0), (), lambda event: None, None, budget) as host:
+    async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (), lambda event: None, None, budget) as host:
         yield Side(host, budget)
 
 

@@ -59,7 +59,7 @@ class End:
 @asynccontextmanager
 async def node(seed: int, limits: HostLimits | None = None) -> AsyncIterator[Host]:
     identity = Identity.from_secret(bytes([seed]) * 32)
-    async with open_host(identity, Address("127.0.0.1", 0), (), lambda _: None, limits) as host:
+    async with open_host(identity, (Address("127.0.0.1", 0),), (), lambda _: None, limits) as host:
         yield host
 
 

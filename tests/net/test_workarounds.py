@@ -107,9 +107,9 @@ async def test_an_inbound_connection_keeps_its_slot_when_it_is_gone() -> None:
 async def test_with_ours_a_node_accepts_more_connections_than_its_limit_over_time() -> None:
     limits = HostLimits(connections=2)
     loopback = Address("127.0.0.1", 0)
-    async with open_host(Identity.generate(), loopback, (), lambda event: None, limits) as ann:
+    async with open_host(Identity.generate(), (loopback,), (), lambda event: None, limits) as ann:
         for _ in range(5):
-            async with open_host(Identity.generate(), loopback, (), lambda event: None) as guest:
+            async with open_host(Identity.generate(), (loopback,), (), lambda event: None) as guest:
                 await guest.connect(ann.own, ann.announced)
             await until(lambda: not ann.peers())
 
@@ -120,7 +120,7 @@ async def test_the_auto_connector_dials_without_being_asked() -> None:
         ann.get_peerstore().add_addrs(bob.get_id(), info(bob).addrs, 60)
         await swarm(ann).auto_connector.maybe_connect()
         await until(lambda: swarm(ann).get_total_connections() == 1)
-    async with open_host(Identity.generate(), Address("127.0.0.1", 0), (), lambda event: None) as ours, stock() as bob:
+    async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (), lambda event: None) as ours, stock() as bob:
         ours.basic.get_peerstore().add_addrs(bob.get_id(), info(bob).addrs, 60)
         await swarm(ours.basic).auto_connector.maybe_connect()
         assert swarm(ours.basic).get_total_connections() == 0
@@ -184,7 +184,7 @@ async def test_a_closed_host_goes_on_listening() -> None:
     async with stock() as ann:
         port = port_of(info(ann).addrs[0])
     assert accepts(port)
-    async with open_host(Identity.generate(), Address("127.0.0.1", 0), (), lambda event: None) as ours:
+    async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (), lambda event: None) as ours:
         port = port_of(Multiaddr(ours.announced[0]))
         assert accepts(port)
     assert not accepts(port)

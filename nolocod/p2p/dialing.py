@@ -1,0 +1,262 @@
+"""TCP connections of our own making: dialled from the port that we listen on, accepted, punched, or only tried.
+
+The rule: whatever can be seen of us is seen of the listening port, so that a NAT keeps one mapping for all,
+and what a peer observes tells others where to dial or to punch. Where that port cannot be used, a fresh one is;
+only punching needs it. libp2p's own dials leave from a port of chance.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from multiaddr import Multiaddr
+
+from nolocod.config import Address
+from nolocod.p2p.addresses import tcp_parts, transport
+from nolocod.p2p.libp2p_streams import FOREIGN, already_gone, causes, shielded
+from nolocod.p2p.links import Link, Origin, TcpStream, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from libp2p.io.trio import TrioTCPStream
+    from libp2p.network.swarm import Swarm
+
+    from nolocod.identity import PeerId
+
+logger = logging.getLogger(__name__)
+
+Endpoint = tuple[str, int]
+"""An IP address and a port."""
+
+_MOST_RESOLVED = 4
+"""Addresses of one name that are tried."""
+_PAUSE = 0.1
+"""Seconds until a punch that was turned away is tried again: most likely the other side's NAT knew nothing of us yet."""
+_ELSEWHERE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EINVAL)
+"""What the system says when the listening port cannot be used for this peer, for instance because it is already."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Who is going to come from an address, and which of us two is the client then."""
+
+    peer: PeerId
+    client: bool
+
+
+class Dialler:
+    """All TCP connections of one host, both ways. `listening` are its sockets' addresses."""
+
+    def __init__(self, swarm: Swarm, listening: Sequence[Address], most: int) -> None:
+        self._swarm = swarm
+        self._most = most
+        self._sources = {_family(address.host): address for address in reversed(listening)}
+        self._expected: dict[Endpoint, Expected] = {}
+        # Also frees an inbound connection's task and slot when the connection ends. libp2p 0.8.1 keeps both until the
+        # host stops: after `max_connections` inbound connections in its whole life, a node would accept no more.
+        swarm._handle_inbound_connection = self._accept
+
+    def port(self, host: str) -> int | None:
+        """The port that we listen on for peers of `host`'s family."""
+        source = self._sources.get(_family(host))
+        return source.port if source else None
+
+    # --- dialling -------------------------------------------------------------------------------------
+
+    async def dial(self, peer: PeerId, address: str) -> None:
+        """Have a straight connection to `peer` at a TCP multiaddr. Raises what libp2p and the system raise (FOREIGN)."""
+        failure: BaseException | None = None
+        for target in await resolve(address):
+            try:
+                return await self._dial(peer, target)
+            except FOREIGN as error:
+                failure = error
+        raise failure or OSError(errno.EHOSTUNREACH, "the name has no address")
+
+    async def _dial(self, peer: PeerId, target: Endpoint) -> None:
+        if self._swarm.get_total_connections() >= self._most:
+            raise SwarmException("this node has all the connections that it may have.")
+        connected, from_listen_port = await self._connect(target)
+        try:
+            await self._upgrade(connected, peer, Origin("direct", from_listen_port), client=True)
+        except BaseLibp2pError as error:
+            if not from_listen_port or not _crossed(error):
+                raise
+            # Perhaps both of us dialled at the same moment, and TCP made one connection of it, with two clients.
+            await self._upgrade(await _open(target, None), peer, Origin("direct"), client=True)
+
+    async def _connect(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
+        """A socket, and whether it is bound to the listening port."""
+        source = self._source(target)
+        if source is not None:
+            try:
+                return await _open(target, source), True
+            except OSError as error:
+                if error.errno not in _ELSEWHERE:
+                    raise
+        return await _open(target, None), False
+
+    def _source(self, target: Endpoint) -> Address | None:
+        source = self._sources.get(_family(target[0]))
+        if source is None or (_loopback(source.host) and not _loopback(target[0])):
+            return None
+        return source
+
+    async def probe(self, peer: PeerId, address: str) -> None:
+        """Dial a TCP multiaddr from a fresh port beside all connections, make sure that `peer` answers, and hang up.
+
+        Raises what libp2p and the system raise (FOREIGN).
+        """
+        failure: BaseException | None = None
+        for target in await resolve(address):
+            link: Link | None = None
+            try:
+                link = Link(TcpStream(trio.SocketStream(await _open(target, None))), True, Origin("direct"))
+                await self._swarm.upgrader.upgrade_security(link, True, ID.from_string(peer))
+                return
+            except FOREIGN as error:
+                failure = error
+            finally:
+                await _hang_up(link)
+        raise failure or OSError(errno.EHOSTUNREACH, "the name has no address")
+
+    # --- punching -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def expecting(self, peer: PeerId, targets: Iterable[Endpoint], *, client: bool) -> Iterator[None]:
+        """While inside, who comes from one of `targets` is taken for `peer`, and we are the `client` of the connection.
+
+        When both ends dial at once and one of them is late, its listener gets what the other meant to meet it half-way.
+        """
+        ours = {target: Expected(peer, client) for target in targets if target not in self._expected}
+        self._expected |= ours
+        try:
+            yield
+        finally:
+            for target in ours:
+                del self._expected[target]
+
+    async def punch(self, target: Endpoint) -> trio.socket.SocketType:
+        """Connect from the listening port, again and again until it works or the caller cancels.
+
+        OSError where there is no such port for `target`.
+        """
+        source = self._source(target)
+        if source is None:
+            raise OSError(errno.EADDRNOTAVAIL, "no listening port of this address family")
+        while True:
+            try:
+                return await _open(target, source)
+            except OSError as error:
+                logger.debug("a punch to %s: %s", target, error)
+            await trio.sleep(_PAUSE)
+
+    async def punched(self, connected: trio.socket.SocketType, peer: PeerId, *, client: bool) -> None:
+        """Make a connection to `peer` of what `punch` returned. Raises what libp2p and the system raise (FOREIGN)."""
+        await self._upgrade(connected, peer, Origin("punched", True, peer), client=client)
+
+    # --- both -----------------------------------------------------------------------------------------
+
+    async def _upgrade(self, connected: trio.socket.SocketType, peer: PeerId, origin: Origin, *, client: bool) -> None:
+        link = Link(TcpStream(trio.SocketStream(connected)), client, origin)
+        whole = False
+        try:
+            if client:
+                await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(peer))
+            else:
+                muxed = await self._swarm.upgrade_inbound_raw_conn(link, _remote(link))
+                if muxed.peer_id != ID.from_string(peer):
+                    raise SwarmException("another peer answered a punch.")
+            whole = True
+        finally:
+            if not whole:
+                await _hang_up(link)
+
+    async def _accept(self, stream: TrioTCPStream, address: Multiaddr) -> None:
+        """One inbound connection, until it ends."""
+        if self._swarm.get_total_connections() >= self._most:
+            await stream.close()
+            return
+        inner = TcpStream(stream.stream)
+        expected = self._expected.get(inner.get_remote_address() or ("", 0))
+        client = expected is not None and expected.client
+        origin = Origin("punched", True, expected.peer) if expected else Origin("inbound", True)
+        link = Link(inner, client, origin)
+        try:
+            if expected is not None and client:
+                muxed = (await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(expected.peer))).muxed_conn
+            else:
+                muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
+            await muxed.event_closed.wait()
+        except FOREIGN as error:
+            logger.debug("an inbound connection failed: %s", error)
+        finally:
+            await _hang_up(link)
+
+
+async def resolve(address: str) -> list[Endpoint]:
+    """The IP addresses and ports that a TCP multiaddr means; OSError for a name that has none."""
+    kind, host, port = tcp_parts(address)
+    if kind.startswith("ip"):
+        return [(host, port)]
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
+    found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    return list(dict.fromkeys((plain(str(sockaddr[0])), port) for *_, sockaddr in found))[:_MOST_RESOLVED]
+
+
+async def _open(target: Endpoint, source: Address | None) -> trio.socket.SocketType:
+    """A socket connected to `target`, from `source`; OSError."""
+    opened = trio.socket.socket(_family(target[0]), socket.SOCK_STREAM)
+    whole = False
+    try:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the listener does
+            await opened.bind((source.host, source.port))
+        await opened.connect(target)
+        whole = True
+    finally:
+        if not whole:
+            opened.close()
+    return opened
+
+
+async def _hang_up(link: Link | None) -> None:
+    if link is not None:
+        with shielded(1.0), already_gone():
+            await link.close()
+
+
+def _crossed(error: BaseException) -> bool:
+    """Whether the two ends may have taken the same part in the handshake."""
+    found = list(causes(error))
+    if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in found):
+        return False
+    return any(isinstance(cause, (HandshakeFailure, MultiselectError, MultiselectClientError)) for cause in found)
+
+
+def _remote(link: Link) -> Multiaddr:
+    host, port = link.get_remote_address() or ("0.0.0.0", 0)
+    return Multiaddr(transport(Address(host, port)))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")
