@@ -135,6 +135,34 @@ class NoDonorError(LocalError):
     entry = _entry("NLC-111", "no peer gave weights", "Wait for a peer that trains, or try other --bootstrap addresses.")
 
 
+class NetworkKeyError(LocalError):
+    entry = _entry(
+        "NLC-112",
+        "network key differs",
+        "Give --network-key the file that the network's nodes share, or leave it out if they have none.",
+    )
+
+
+class NotInvitedError(LocalError):
+    entry = _entry("NLC-113", "not invited", "Ask the run's owner for an invitation, and join with --invite TOKEN.")
+
+
+class InvitationOverError(LocalError):
+    entry = _entry("NLC-114", "invitation expired or revoked", "Ask the run's owner for a new one; check this machine's clock.")
+
+
+class InvitationError(LocalError):
+    entry = _entry("NLC-115", "invitation not valid", "Copy the whole token again, or ask the run's owner for another.", 2)
+
+
+class NotAllowedError(LocalError):
+    entry = _entry(
+        "NLC-116",
+        "not on the peers' allow list",
+        "Give the peers' owners what `nolocod id` prints, for their allow lists.",
+    )
+
+
 class NoRelayError(LocalError):
     entry = _entry(
         "NLC-117",
@@ -254,6 +282,34 @@ class PeerBusyError(RemoteError):
 
 class PeerVersionError(RemoteError):
     entry = _entry("NLC-209", "peer speaks another protocol version", "One of the two needs the other's major version.")
+
+
+class PeerNetworkKeyError(RemoteError):
+    entry = _entry("NLC-210", "peer has another network key", "None needed; if it is your own node, give both the same key.")
+
+
+class PeerNotAllowedError(RemoteError):
+    """One of the two is not on the other's allow list."""
+
+    entry = _entry("NLC-211", "peer not on the allow list", "Add its peer id to the file of --allow, or ask it to add ours.")
+
+
+class AdmissionError(RefusedError):
+    """A peer shows an admission that nobody could have given it: forged, or another's."""
+
+    entry = _entry("NLC-212", "peer's admission not valid", "None needed; if it is your own node, join with a new invitation.")
+
+
+class PeerNotInvitedError(RefusedError):
+    """A peer shows no admission; the code is the one that its user knows."""
+
+    entry = NotInvitedError.entry
+
+
+class PeerInvitationOverError(RefusedError):
+    """A peer's invitation has expired or was revoked; the code is the one that its user knows."""
+
+    entry = InvitationOverError.entry
 
 
 class RelayBudgetError(RefusedError):

@@ -36,7 +36,7 @@ class Identity:
     def from_secret(cls, secret: bytes) -> Identity:
         """Make the identity of a 32-byte Ed25519 seed."""
         public = Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-        return cls(secret, PeerId(base58.b58encode(_PREFIX + public).decode()))
+        return cls(secret, peer_id_of(public))
 
     @classmethod
     def generate(cls) -> Identity:
@@ -55,6 +55,11 @@ class Identity:
 def short(peer_id: str) -> str:
     """The last 8 characters: how people are shown a peer id."""
     return peer_id[-8:]
+
+
+def peer_id_of(public: bytes) -> PeerId:
+    """The peer id of a 32-byte Ed25519 public key."""
+    return PeerId(base58.b58encode(_PREFIX + public).decode())
 
 
 def public_key(peer_id: str) -> bytes:

@@ -148,6 +148,8 @@ class Manifest(Section, frozen=True):
     evaluation: Evaluation = Evaluation()
     codec: Codec = "float32"
     """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or about 0.5 bytes per parameter."""
+    access: Literal["open", "invited"] = "open"
+    """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("model_type"), str):

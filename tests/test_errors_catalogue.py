@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod import errors, manifest
-from nolocod.errors import CATALOGUE, LocalError, NolocodError, OtherRunError, PeerBusyError, RemoteError
+from nolocod.errors import (
+    CATALOGUE,
+    LocalError,
+    NolocodError,
+    OtherRunError,
+    PeerBusyError,
+    PeerInvitationOverError,
+    PeerNotInvitedError,
+    RemoteError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = runpy.run_path(str(ROOT / "tools" / "docs.py"))
 
-SHARED = {OtherRunError}
+SHARED = {OtherRunError, PeerInvitationOverError, PeerNotInvitedError}
 """Classes that have another's entry on purpose: the peer's code is the one that its user knows."""
 
 
