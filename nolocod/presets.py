@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _llama(hidden: int, layers: int, heads: int, feed_forward: int) -> dict[str, Any]:
+def llama(hidden: int, layers: int, heads: int, feed_forward: int) -> dict[str, Any]:
+    """A small Llama's configuration; its vocabulary is the tokenizer's."""
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -28,9 +29,9 @@ def _llama(hidden: int, layers: int, heads: int, feed_forward: int) -> dict[str,
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "tiny": _llama(64, 2, 2, 176),  # 0.1 M parameters over bytes
-    "small": _llama(128, 4, 4, 352),  # 0.8 M
-    "10m": _llama(384, 6, 6, 1024),  # 10.7 M
+    "tiny": llama(64, 2, 2, 176),  # 0.1 M parameters over bytes
+    "small": llama(128, 4, 4, 352),  # 0.8 M
+    "10m": llama(384, 6, 6, 1024),  # 10.7 M
 }
 
 

@@ -1,19 +1,21 @@
-"""Several replicas of one run in one process, exchanging in memory: what a codec or an overlap costs in loss.
+"""Several replicas of one run in one process, exchanging in memory: what a method, a codec or an overlap costs in loss.
 
-The rule: everything is the product's own, the replicas and their messages; only the network is missing, and
-with it time. Pairs are drawn anew for every outer step from the seed, everybody is paired, and all variants of
-a seed train on the same tokens in the same order from the same weights.
+The rule: everything is the product's own, the replicas, their messages and the outer step; only the network is
+missing, and with it time. Pairs are drawn anew for every outer step from the seed, everybody is paired (of an odd
+count one takes a solo step), and all variants of a seed train on the same tokens in the same order from the same
+weights.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import torch
 
+from nolocod import outer
 from nolocod.identity import Identity
 from nolocod.manifest import Codec, seal
 from nolocod.terms import Subject
@@ -25,17 +27,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from nolocod.manifest import Manifest
+    from nolocod.trainer.windows import Position, Source
+
+Scheme = Literal["pairs", "all", "none", "gradients"]
+"""Who takes part in an outer step: random pairs (NoLoCo); all at once (DiLoCo); nobody, each trains alone; or there is
+none, and the gradients of all are averaged at every step (synchronous data parallel)."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How the replicas exchange. `late`: inner steps between the snapshot and the merge; 0 blocks."""
+    """How the replicas exchange. `late`: inner steps between the snapshot and the merge; 0 blocks. Codec, lateness and
+    fragments are matters of pairs."""
 
     name: str
-    codec: Codec
+    codec: Codec = "float32"
     late: int = 0
     fragments: int = 1
+    scheme: Scheme = "pairs"
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,18 @@ class Outcome:
     skipped: float
 
 
+@dataclass(frozen=True)
+class Point:
+    """How the replicas stand after `round` outer steps: held-out losses in nats per token, and how far apart they are
+    (`spread`: the standard deviation of a weight over the replicas, root mean square over all weights)."""
+
+    round: int
+    averaged: float
+    mean: float
+    worst: float
+    spread: float
+
+
 def use_threads(count: int) -> None:
     """Let torch compute on so many threads in this process."""
     torch.set_num_threads(count)
@@ -58,9 +82,10 @@ def use_threads(count: int) -> None:
 class Rehearsal:
     """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
 
-    def __init__(self, manifest: Manifest, variant: Variant, count: int, cache: Path) -> None:
+    def __init__(self, manifest: Manifest, variant: Variant, count: int, cache: Path, watch: int = 0) -> None:
+        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none."""
         # As many inner steps from merge to merge of a fragment, and in all, whatever the number of fragments.
-        inner, outer = manifest.inner, manifest.outer
+        inner, settings = manifest.inner, manifest.outer
         fragments = variant.fragments
         self._variant = variant
         self.manifest = msgspec.structs.replace(
@@ -68,20 +93,28 @@ class Rehearsal:
             codec=variant.codec,
             inner=msgspec.structs.replace(inner, steps=inner.steps // fragments, warmup_rounds=inner.warmup_rounds * fragments),
             outer=msgspec.structs.replace(
-                outer, rounds=outer.rounds * fragments, fragments=fragments, blocking=not variant.late
+                settings, rounds=settings.rounds * fragments, fragments=fragments, blocking=not variant.late
             ),
         )
         sealed = seal(self.manifest, Identity.generate())
         tokenizer = make_tokenizer(manifest.data)
         self._replicas = []
-        for index in range(count):
-            name = f"replica {index}"
-            source = open_source(self.manifest, tokenizer, name, None, cache)
+        sources: list[Source] = [
+            open_source(self.manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)
+        ]
+        if variant.scheme == "gradients":
+            sources = [_InTurn(sources)]
+            accumulated = msgspec.structs.replace(self.manifest.inner, accumulation=count * inner.accumulation)
+            self.manifest = msgspec.structs.replace(self.manifest, inner=accumulated)
+            sealed = seal(self.manifest, Identity.generate())
+        for index, source in enumerate(sources):
             replica = Replica(sealed, tokenizer.vocabulary, source, "cpu")
-            replica.draw_as(name)
+            replica.draw_as(f"replica {index}")
             self._replicas.append(replica)
+        self._watch = watch
+        self.points: list[Point] = []
         size = self._replicas[0].box_size
-        self._boxes = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
+        self._boxes = [torch.zeros(size, dtype=torch.uint8) for _ in self._replicas]
         self._rng = random.Random(manifest.seed)
         self._bytes = self._parameters = self._skipped = self._blocks = 0
 
@@ -89,14 +122,47 @@ class Rehearsal:
         """Train to the run's goal and evaluate."""
         steps, late = self.manifest.inner.steps, self._variant.late
         waiting: list[tuple[int, int]] = []
-        for _ in range(self.manifest.outer.rounds):
+        for number in range(1, self.manifest.outer.rounds + 1):
             self._train(late)
             self._merge(waiting)
             self._train(steps - late)
-            waiting = list(self._pairs())
-            self._snapshot(waiting)
+            waiting = self._outer_step()
+            if self._watch and number % self._watch == 0 and number < self.manifest.outer.rounds:
+                self.points.append(self._point(number))
         self._merge(waiting)
-        return self._outcome()
+        last = self._point(self.manifest.outer.rounds)
+        self.points.append(last)
+        sent, skipped = self._bytes / max(1, self._parameters), self._skipped / max(1, self._blocks)
+        return Outcome(last.averaged, last.mean, sent, skipped)
+
+    def _outer_step(self) -> list[tuple[int, int]]:
+        """Take it, or begin it: returns the pairs whose messages wait to be merged."""
+        match self._variant.scheme:
+            case "pairs":
+                pairs = list(self._pairs())
+                for alone in set(range(len(self._replicas))) - {index for pair in pairs for index in pair}:
+                    self._replicas[alone].solo()
+                self._snapshot(pairs)
+                if self._variant.late:
+                    return pairs
+                self._merge(pairs)
+            case "all":
+                self._all_at_once()
+            case _:
+                for replica in self._replicas:
+                    replica.pass_boundary()
+        return []
+
+    def _all_at_once(self) -> None:
+        """One group of everybody: the outer step of DiLoCo, where all slow weights are and stay the same."""
+        settings, count = self.manifest.outer, len(self._replicas)
+        total = torch.zeros_like(self._replicas[0].phi)
+        for replica in self._replicas:
+            total += outer.message(replica.phi, replica.theta, settings)
+        for replica in self._replicas:
+            outer.step(replica.phi, replica.delta, total, count, settings)
+            replica.theta.copy_(replica.phi)
+            replica.pass_boundary()
 
     def _train(self, steps: int) -> None:
         for replica in self._replicas:
@@ -129,8 +195,37 @@ class Rehearsal:
                 round_number = self._replicas[other].standing.round
                 self._replicas[own].apply(self._boxes[own], self._boxes[other], round_number, theirs.skipped)
 
-    def _outcome(self) -> Outcome:
-        mean = sum(replica.evaluate() for replica in self._replicas) / len(self._replicas)
+    def _point(self, number: int) -> Point:
+        own = [replica.evaluate() for replica in self._replicas]
         first = self._replicas[0]
-        first.theta.copy_(torch.stack([replica.theta for replica in self._replicas]).mean(0))
-        return Outcome(first.evaluate(), mean, self._bytes / self._parameters, self._skipped / self._blocks)
+        kept = first.theta.clone()
+        everybody = torch.stack([replica.theta for replica in self._replicas])
+        first.theta.copy_(everybody.mean(0))
+        averaged = first.evaluate()
+        first.theta.copy_(kept)
+        spread = everybody.var(0, correction=0).mean().sqrt().item()
+        return Point(number, averaged, sum(own) / len(own), max(own), spread)
+
+
+class _InTurn:
+    """The windows of several sources, micro-batch by micro-batch: what all replicas would train on at one step."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
+        self._next = 0
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        source = self._sources[self._next]
+        self._next = (self._next + 1) % len(self._sources)
+        return source.take(count)
+
+    def held_out(self, count: int) -> NDArray[np.int64]:
+        return self._sources[0].held_out(count)
+
+    @property
+    def position(self) -> Position:
+        return self._sources[0].position
+
+    def seek(self, position: Position) -> None:
+        for source in self._sources:
+            source.seek(position)

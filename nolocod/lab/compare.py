@@ -1,0 +1,125 @@
+"""`nolocod lab compare`: NoLoCo beside the methods that it could be replaced by, at equal tokens.
+
+The rule: the learning rate of each method is tuned for itself, on a budget that is the same for all (one seed, four
+replicas, half the steps, the rates of RATES); then every method trains on the same tokens in the same order for each
+seed, and what is told of two methods are differences on the same seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nolocod.lab.methods import BY_NAME, METHODS, VARIANTS, Method
+from nolocod.lab.trials import Book, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nolocod.trainer.rehearsal import Point
+
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+_TUNING_SEED = 100
+"""Not among those that are compared."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is compared. `like` gives all that is the same for every trial."""
+
+    replicas: tuple[int, ...]
+    seeds: tuple[int, ...]
+    variants: bool
+    """The variants of ours too, at the smallest count of replicas."""
+    like: Trial
+
+
+FULL = Size((4, 8, 16), (1, 2, 3), True, Trial("none", 1, 0, 0.0))
+REDUCED = Size((4,), (1, 2), False, Trial("none", 1, 0, 0.0, model="tiny", steps=600, phase=20, held_out=16, points=2))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The last point of every trial: by (method, replicas), one for each seed."""
+
+    rates: dict[str, float]
+    ends: dict[tuple[str, int], list[Point]]
+    size: Size
+
+    def to_text(self) -> str:
+        """Tables in Markdown."""
+        lines = []
+        for count in self.size.replicas:
+            methods = [name for name, replicas in self.ends if replicas == count]
+            lines += [
+                f"\n{count} replicas, {self.size.like.steps} inner steps each:\n",
+                "| method | learning rate | mean replica | worst | averaged model | against DiLoCo, each seed | gap closed |",
+                "|---|---|---|---|---|---|---|",
+            ]
+            lines += [self._row(name, count) for name in methods]
+        return "\n".join(lines)
+
+    def _row(self, name: str, count: int) -> str:
+        ends = self.ends[name, count]
+        differences = [100 * difference for difference in self.differences(name, "DiLoCo", count)]
+        cells = [
+            name,
+            f"{self.rates[name]:g}",
+            *(f"{statistics.mean(getattr(end, kind) for end in ends):.4f}" for kind in ("mean", "worst", "averaged")),
+            ", ".join(f"{one:+.2f} %" for one in differences),
+            f"{self.gap_closed(name, count):.0%}",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+    def differences(self, one: str, other: str, count: int) -> list[float]:
+        """Of the mean replica's loss, relative to `other`'s, seed by seed."""
+        pairs = zip(self.ends[one, count], self.ends[other, count], strict=True)
+        return [mine.mean / theirs.mean - 1 for mine, theirs in pairs]
+
+    def gap_closed(self, name: str, count: int) -> float:
+        """The share of the way from no communication to DiLoCo."""
+        none, diloco, own = (
+            statistics.mean(end.mean for end in self.ends[method, count]) for method in ("none", "DiLoCo", name)
+        )
+        return (none - own) / (none - diloco)
+
+    def to_json(self) -> str:
+        ends = {f"{name}, {count}": [end.mean for end in ends] for (name, count), ends in self.ends.items()}
+        return json.dumps({"rates": self.rates, "mean": ends})
+
+
+def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
+    """Do what is not done yet, and compare."""
+    book.perform((trial for method in METHODS for trial in _tuning(method, size)), workers, tell)
+    rates = {method.name: _best(method, size, book) for method in (*METHODS, *VARIANTS)}
+    trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
+    book.perform((trial for some in trials.values() for trial in some), workers, tell)
+    ends = {key: [book.points(trial)[-1] for trial in some] for key, some in trials.items()}
+    return Comparison(rates, ends, size)
+
+
+def _all(size: Size) -> Iterator[tuple[Method, int]]:
+    for count in size.replicas:
+        for method in METHODS:
+            yield method, count
+    if size.variants:
+        for method in VARIANTS:
+            yield method, size.replicas[0]
+
+
+def _tuning(method: Method, size: Size) -> Iterator[Trial]:
+    tuned = BY_NAME[method.tuned_as or method.name]
+    for rate in RATES:
+        like = replace(size.like, steps=size.like.steps // 2, points=1)
+        yield replace(like, method=tuned.name, replicas=size.replicas[0], seed=_TUNING_SEED, learning_rate=rate)
+
+
+def _best(method: Method, size: Size, book: Book) -> float:
+    return min(_tuning(method, size), key=lambda trial: book.points(trial)[-1].mean).learning_rate
+
+
+def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> Iterator[Trial]:
+    for seed in size.seeds:
+        yield replace(size.like, method=method.name, replicas=count, seed=seed, learning_rate=rates[method.name])
