@@ -123,6 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     testnet.add_argument("--seed", type=int, default=0)
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
+    lab = add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
+    lab.add_argument("what", choices=["compare"])
+    lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
+    lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
+    lab.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results, done only once")
     _bench_options(add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
     return parser
 
@@ -346,6 +351,17 @@ def _bench(options: argparse.Namespace) -> None:
     )
     result = benchmarks.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
     print(result.to_json() if options.json else result.to_text())
+
+
+def _lab(options: argparse.Namespace) -> None:
+    from nolocod.lab import compare, trials
+
+    if options.workers < 0:
+        raise UsageError("--workers cannot be negative.")
+    size = compare.REDUCED if options.reduced else compare.FULL
+    book = trials.Book(options.kept)
+    result = compare.compare(size, book, options.workers or os.cpu_count() or 1, lambda text: print(text, flush=True))
+    print(result.to_text())
 
 
 def _nothing(_: str) -> None:
