@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,6 @@ class Place:
 class Scene:
     """Relays, and one node that keeps places at them."""
 
-    stack: AsyncExitStack
     nursery: trio.Nursery
     host: Host
     events: list[Event] = field(default_factory=list)
@@ -93,8 +92,8 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 async def scene() -> AsyncIterator[Scene]:
     """A node without relays yet."""
     host_of = open_host(Identity.generate(), LOOPBACK, (), lambda _: None)
-    async with AsyncExitStack() as stack, host_of as host, trio.open_nursery() as nursery:
-        yield Scene(stack, nursery, host)
+    async with host_of as host, trio.open_nursery() as nursery:
+        yield Scene(nursery, host)
         nursery.cancel_scope.cancel()
 
 
@@ -104,11 +103,11 @@ async def test_two_reservations_at_least_and_circuits_through_both() -> None:
         keeper = here.keep()
         await until(lambda: len(keeper.held) == 2)
         assert set(here.host.circuits) == {f"{place.host.announced[0]}/p2p/{place.host.own}/p2p-circuit" for place in places}
-        caller = await here.stack.enter_async_context(open_host(Identity.generate(), LOOPBACK, (), lambda _: None))
         RelayClient(here.host).serve()
-        await caller.connect(places[1].host.own, places[1].host.announced)
-        await RelayClient(caller).connect(places[1].host.own, here.host.own)
-        assert caller.peers()[here.host.own] == "relayed"
+        async with open_host(Identity.generate(), LOOPBACK, (), lambda _: None) as caller:
+            await caller.connect(places[1].host.own, places[1].host.announced)
+            await RelayClient(caller).connect(places[1].host.own, here.host.own)
+            assert caller.peers()[here.host.own] == "relayed"
 
 
 async def test_never_more_places_than_needed() -> None:
