@@ -38,8 +38,9 @@ from nolocod.errors import PeerTooSlowError, RefusedError, RemoteError
 from nolocod.events import Relaying
 from nolocod.identity import PeerId, short
 from nolocod.p2p.budget import Bucket
+from nolocod.p2p.delimited import send_message
 from nolocod.p2p.libp2p_streams import map_exceptions
-from nolocod.p2p.relay_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive, send
+from nolocod.p2p.relay_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Relay:
         expire = int(time.time() + self.limits.reservation_seconds)
         addresses = [address_bytes(address) for address in self._host.addresses]
         reservation = Reservation(expire=expire, addrs=addresses)
-        await send(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
+        await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
 
     def _holds(self, peer: PeerId) -> bool:
         """Whether `peer` has a reservation: it must not have run out, and its holder must still be connected."""
@@ -205,7 +206,7 @@ class Relay:
                 await self._refuse(stream, CONNECTION_FAILED)
                 return
             try:
-                await send(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
+                await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
                 self.carried.circuits += 1
                 await self._carry(circuit, stream, onward)
             finally:
@@ -227,7 +228,7 @@ class Relay:
             with deadline(self.limits.answer_seconds, "the answer of a circuit's target"):
                 onward = await self._host.open_stream(target, STOP)
                 request = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=peer_bytes(source)), limit=self._limit())
-                await send(onward, request)
+                await send_message(onward, request)
                 willing = (await receive(onward, StopMessage)).status == OK
         except RemoteError:
             willing = False
@@ -265,7 +266,7 @@ class Relay:
 
     async def _refuse(self, stream: Stream, status: Status.ValueType) -> None:
         self.carried.refused += 1
-        await send(stream, HopMessage(type=HopMessage.STATUS, status=status))
+        await send_message(stream, HopMessage(type=HopMessage.STATUS, status=status))
 
     def _limit(self) -> Limit:
         return Limit(duration=int(self.limits.circuit_seconds), data=min(self.limits.circuit_bytes, 2**63 - 1))
@@ -315,10 +316,10 @@ class RelayClient:
         with deadline(self._limits.answer_seconds, "a relay's request"):
             request = await receive(stream, StopMessage)
         if request.type != StopMessage.CONNECT:
-            await send(stream, StopMessage(type=StopMessage.STATUS, status=MALFORMED_MESSAGE))
+            await send_message(stream, StopMessage(type=StopMessage.STATUS, status=MALFORMED_MESSAGE))
             return
         source = read_peer(request.peer)
-        await send(stream, StopMessage(type=StopMessage.STATUS, status=OK))
+        await send_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
         self._note(source, request.limit)
         await self._host.accept_circuit(stream, source)
 
@@ -330,7 +331,7 @@ class RelayClient:
 
     async def _ask(self, stream: Stream, request: HopMessage) -> HopMessage:
         with deadline(2 * self._limits.answer_seconds, "the answer of a relay", PeerTooSlowError):
-            await send(stream, request)
+            await send_message(stream, request)
             answer = await receive(stream, HopMessage)
         if answer.status != OK:
             name = Status.Name(answer.status) if answer.status in Status.values() else str(answer.status)

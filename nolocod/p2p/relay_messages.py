@@ -1,14 +1,12 @@
-"""The messages of circuit relay v2: a varint length, then protobuf.
+"""The messages of circuit relay v2.
 
-The rule: a length is compared with its limit before anything is read for it, and a peer that is named is one
-that can be. Source: github.com/libp2p/specs, relay/circuit-v2.md.
+The rule: a peer that is named is one that can be. Source: github.com/libp2p/specs, relay/circuit-v2.md.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf.message import DecodeError
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
@@ -16,6 +14,7 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import ProtocolError
 from nolocod.identity import PeerId
+from nolocod.p2p.delimited import receive_message
 
 if TYPE_CHECKING:
     from nolocod.p2p.streams import Stream
@@ -30,40 +29,9 @@ _MESSAGE_BYTES = 4096
 _ID_BYTES = 64
 
 
-async def send(stream: Stream, message: HopMessage | StopMessage) -> None:
-    """Send one message. Raises what the stream raises."""
-    raw = message.SerializeToString()
-    await stream.write(_varint(len(raw)) + raw)
-
-
 async def receive(stream: Stream, kind: type[M]) -> M:
-    """Read one message. ProtocolError for what is none."""
-    length = shift = 0
-    while True:
-        (byte,) = await stream.read_exactly(1)
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            break
-        if shift > 21:
-            raise ProtocolError("a relay message's length does not end.")
-    if length > _MESSAGE_BYTES:
-        raise ProtocolError(f"a relay message of {length} bytes.")
-    message = kind()
-    try:
-        message.ParseFromString(await stream.read_exactly(length))
-    except DecodeError as error:
-        raise ProtocolError("a relay message cannot be parsed.") from error
-    return message
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    """Read one message. Raises ProtocolError, or what the stream raises."""
+    return await receive_message(stream, kind, _MESSAGE_BYTES)
 
 
 def read_peer(wire: WirePeer) -> PeerId:
