@@ -162,7 +162,7 @@ class LogFollower:
         self._committed: dict[PeerId, ExchangeEnded] = {}
         self._members: set[PeerId] = set()
         self._paused = ""
-        self._reach: tuple[str | None, str] = (None, "")
+        self._reach: NatClass | None = None
         self._relays: set[PeerId] = set()
         self._carried = 0
 
@@ -205,9 +205,10 @@ class LogFollower:
     def _follow_reach(self, event: ReachFound | RelayHeld | RelayLost | Punched | Relaying | PartitionHealed) -> None:
         match event:
             case ReachFound():
-                if (event.kind, event.why) != self._reach:  # else only the addresses changed, and they come and go
-                    self._reach = (event.kind, event.why)
-                    _log.info("reachable %s, because %s", REACHABLE[event.kind], event.why)
+                # how many saw what changes all the time: the new kind is news, the rest is detail
+                level = logging.DEBUG if event.kind == self._reach else logging.INFO
+                self._reach = event.kind
+                _log.log(level, "reachable %s, because %s", REACHABLE[event.kind], event.why)
             case RelayHeld():
                 renewed = event.relay in self._relays
                 self._relays.add(event.relay)

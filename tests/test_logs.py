@@ -202,8 +202,9 @@ def test_a_pause_and_its_end_are_a_line_each(log: Log) -> None:
 def test_reach_is_a_line_when_it_changes_and_no_more(log: Log) -> None:
     follow(
         ReachFound(None, "1 peer was asked", ()),
-        ReachFound(None, "1 peer was asked", ("/ip4/192.0.2.1/tcp/1",)),
         ReachFound("public", "3 of 3 peers dialled back", ()),
+        ReachFound("public", "3 of 4 peers dialled back", ()),
+        ReachFound(None, "nobody dialled back", ()),
         RelayHeld(BOB, 3600.0),
         RelayHeld(BOB, 3600.0),
         Relaying(1, 0, 0, 0),
@@ -211,8 +212,8 @@ def test_reach_is_a_line_when_it_changes_and_no_more(log: Log) -> None:
         Relaying(0, 0, 5, 2_000_000),
     )
     assert log.lines == [
-        "info reachable in ways not known yet, because 1 peer was asked",
         "info reachable directly, because 3 of 3 peers dialled back",
+        "info reachable in ways not known yet, because nobody dialled back",
         "info relay …abcd1234 holds a place for us for 60 min",
         "info places held for other peers: 1",
         "info places held for other peers: 0",

@@ -125,7 +125,8 @@ def _reach(report: ReachReport) -> dict[str, str]:
     carried = report.carried
     if carried.reservations or carried.circuits:
         facts["relay"] = (
-            f"places held {carried.reservations}, circuits {carried.open} now, {carried.circuits} in all, {amount(carried.bytes)}"
+            f"places held {carried.reservations}, circuits {carried.open} now, {carried.circuits} in all, "
+            f"{amount(carried.bytes)}"
         )
     return facts
 
