@@ -197,6 +197,10 @@ class DataDir:
     incoming: Path = field(init=False)
     cache: Path = field(init=False)
     usage: Path = field(init=False)
+    network_key: Path = field(init=False)
+    admission: Path = field(init=False)
+    invitations: Path = field(init=False)
+    revocations: Path = field(init=False)
 
     def __post_init__(self) -> None:
         for name, file in {
@@ -211,5 +215,9 @@ class DataDir:
             "incoming": "incoming",
             "cache": "cache",
             "usage": "usage.json",
+            "network_key": "network.key",
+            "admission": "admission",
+            "invitations": "invitations.json",
+            "revocations": "revocations",
         }.items():
             object.__setattr__(self, name, self.root / file)

@@ -48,6 +48,8 @@ LAYERS = {
     "presets": layer("errors manifest", "msgspec"),
     "disk": layer("errors"),
     "datadir": layer("config disk errors identity manifest"),
+    "access": layer("proto errors identity", "google blake3", SANS_IO),
+    "papers": layer("access config disk errors identity manifest", "msgspec blake3"),
     "outer": layer("manifest", "torch"),
     "codec": layer("errors manifest", "torch blake3"),
     "metrics": layer("errors events identity", "prometheus_client"),
@@ -56,7 +58,7 @@ LAYERS = {
     "proto": layer("errors identity terms", "google cryptography blake3", SANS_IO),
     "rounds": layer("events terms errors identity", "trio", "socket time random"),
     "p2p": layer(
-        "proto manifest config disk events terms errors identity",
+        "proto manifest config disk events terms errors identity access papers",
         "libp2p miniupnpc multiaddr trio trio_typing msgspec psutil blake3 google cryptography noise",
     ),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
