@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.p2p.addresses import endpoint
+from nolocod.p2p.addresses import endpoint, public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Finding:
-    """`external` are the multiaddrs at which others got through."""
+    """`external` are the multiaddrs at which others got through, the surest first."""
 
     kind: NatClass | None
     why: str
@@ -115,10 +115,10 @@ def _of_family(seen: Seen, version: int) -> Finding:
     verdicts = [one for one in verdicts if _version(one.host) == version]
     through = [one.dialled for one in verdicts if one.dialled is not None]
     if through and 2 * len(through) >= len(verdicts):
-        best, _ = Counter(through).most_common(1)[0]
+        best, *others = (address for address, _ in Counter(through).most_common())
         by = ", the port that the router gave us by UPnP" if best == seen.mapped else ""
         why = f"{_of(len(through), len(verdicts))} dialled us at {best}{by}."
-        return Finding("public", why, tuple(dict.fromkeys(through)))
+        return Finding("public", why, (best, *others))
     return _behind(seen, sightings, verdicts)
 
 
@@ -151,7 +151,7 @@ def outside(seen: Seen) -> tuple[list[Sighting], list[Verdict]]:
 
 def inside(host: str, own: Iterable[str]) -> bool:
     """Whether who sees us at `host` sees us in a private network of our own."""
-    return host in own and not ipaddress.ip_address(host).is_global
+    return host in own and not public(host)
 
 
 def _remedy(seen: Seen) -> str:

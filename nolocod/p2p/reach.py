@@ -15,7 +15,7 @@ import trio
 from nolocod.config import Address
 from nolocod.errors import RefusedError, RemoteError
 from nolocod.events import ReachFound
-from nolocod.p2p.addresses import endpoint, transport
+from nolocod.p2p.addresses import endpoint, public, transport
 from nolocod.p2p.autonat import AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.natclass import Finding, Seen, Sighting, Verdict, find, inside
 from nolocod.p2p.upnp import PortMapper
@@ -250,4 +250,4 @@ def _behind_router(local: tuple[str, ...]) -> bool:
     """Whether we have private IPv4 addresses only: there is a router to ask, and a reason to."""
     found = [ipaddress.ip_address(one[0]) for one in map(endpoint, local) if one]
     four = [address for address in found if address.version == 4 and not address.is_loopback]
-    return bool(four) and not any(address.is_global for address in four)
+    return bool(four) and not any(public(str(address)) for address in four)
