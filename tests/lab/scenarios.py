@@ -1,0 +1,362 @@
+"""What must hold behind NATs, each as a function that lays its networks, starts real daemons and returns figures.
+
+The rule: a scenario measures and does not judge; times are in seconds, None where something did not come within its
+limit. `tests/lab/test_*.py` runs short forms and asserts, `python -m tests.lab` runs the long forms and writes
+docs/network.md.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tests.lab.nodes import Load, swarm
+from tests.lab.topology import internet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nolocod.status.state import ExchangeRow
+    from tests.lab.nodes import Node, Swarm
+    from tests.lab.topology import Home, Internet, Kind
+
+Accident = Literal["forgotten", "moved", "readdressed", "cut"]
+
+MEETING = 10.0
+"""Within which two nodes that met are to have a straight connection."""
+START = 90.0
+"""What a node may take from its start to a training member: torch is slow to import where many do at once."""
+PAIRING = 120.0
+
+
+def pairs(node: Node, other: Node) -> list[ExchangeRow]:
+    """The committed exchanges with `other` in its report, newest first."""
+    report = node.report
+    rows = report.exchanges if report else ()
+    return [row for row in rows if row.partner == other.peer_id and row.outcome == "committed"]
+
+
+def reach(node: Node, other: Node) -> str | None:
+    """How `node` says that it is connected with `other`."""
+    row = node.row(other)
+    return row.reach if row else None
+
+
+def training(*nodes: Node) -> bool:
+    return all((report := node.report) is not None and report.inner_steps > 0 for node in nodes)
+
+
+def publics(net: Internet, nodes: Swarm, count: int, delay: float = 0.0) -> list[Node]:
+    """Nodes that everybody reaches: the run's first, and others; helpers and relays of those behind routers."""
+    found = [nodes.found(net.public(delay))]
+    for _ in range(count - 1):
+        found.append(nodes.public(net.public(delay), found[:1]))
+    nodes.wait("the public nodes train", lambda: training(*found), START)
+    return found
+
+
+# --- meeting -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Meeting:
+    """One newcomer behind a router, and the node behind another that it meets."""
+
+    straight: float | None
+    """From when either first told of the other as connected, until both are straight."""
+    reach: tuple[str | None, str | None]
+    """How each says that they are connected, in the end."""
+    paired: float | None
+    """From then to a committed exchange of the two."""
+    nat: tuple[str | None, str | None] = (None, None)
+    why: tuple[str, str] = ("", "")
+    rate: float | None = None
+    """MB/s of that exchange, both ways together."""
+
+
+def meetings(
+    root: Path,
+    kinds: tuple[Kind, Kind] = ("cone", "cone"),
+    rtt: float = 0.0,
+    trials: int = 1,
+    load: Load | None = None,
+    rate: float = 0.0,
+) -> list[Meeting]:
+    """Let a node behind one router meet a fresh one behind another, `trials` times; `rtt` in milliseconds, `rate` in Mbit/s."""
+    found = []
+    with internet() as net, swarm(root, load) as nodes:
+        homes = [net.home(kind, delay=rtt / 4, rate=rate) for kind in kinds]
+        helpers = publics(net, nodes, 2)
+        host = nodes.join(homes[0].hosts[0], helpers)
+        nodes.wait("the first node behind a router trains", lambda: training(host), START)
+        for _ in range(trials):
+            guest = nodes.join(homes[1].hosts[0], helpers)
+            found.append(_meet(nodes, host, guest, straight="symmetric" not in kinds))
+            guest.kill()
+            nodes.nodes.remove(guest)
+    return found
+
+
+def _meet(nodes: Swarm, host: Node, guest: Node, straight: bool) -> Meeting:
+    both = ((host, guest), (guest, host))
+    nodes.wait("the two nodes meet", lambda: any(reach(*pair) is not None for pair in both), START)
+    seconds = None
+    if straight:
+        seconds = nodes.within(lambda: all(reach(*pair) not in (None, "relayed") for pair in both), 3 * MEETING)
+    paired = nodes.within(lambda: bool(pairs(host, guest) and pairs(guest, host)), PAIRING)
+    reports = [node.report for node in (host, guest)]
+    rows = pairs(guest, host)
+    return Meeting(
+        seconds,
+        (reach(host, guest), reach(guest, host)),
+        paired,
+        tuple(report.reach.kind if report else None for report in reports),
+        tuple(report.reach.why if report else "" for report in reports),
+        (rows[0].sent + rows[0].received) / rows[0].seconds / 1e6 if rows and rows[0].seconds else None,
+    )
+
+
+# --- a relay dies ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RelayKilled:
+    """What became of an exchange whose relay was killed."""
+
+    elsewhere: float | None
+    """Until both ends hold two reservations, none of them at the dead relay."""
+    paired: float | None
+    """Until the two have committed another exchange."""
+    agreed: bool
+    """Whether both hold receipts of the same sessions with each other, and have applied as many."""
+    during: bool
+    """Whether an exchange was under way when the relay died."""
+
+
+def relay_killed(root: Path, load: Load | None = None) -> RelayKilled:
+    """Kill the relay of two nodes behind symmetric routers with -9 in the middle of their exchange."""
+    with internet() as net, swarm(root, load or Load(hidden=512, steps=20)) as nodes:
+        relays = publics(net, nodes, 3)
+        ends = [nodes.join(net.home("symmetric").hosts[0], relays) for _ in range(2)]
+        one, other = ends
+        nodes.wait("both nodes hold two reservations", lambda: all(len(_held(end)) >= 2 for end in ends), START)
+
+        def carrying() -> Node | None:
+            if not any((report := a.report) and report.exchanging_with == b.peer_id for a, b in (ends, ends[::-1])):
+                return None
+            busy = [relay for relay in relays if (report := relay.report) and report.reach.carried.open]
+            return busy[0] if busy else None
+
+        victim: list[Node] = []
+
+        def caught() -> bool:
+            relay = carrying()
+            if relay is not None:
+                victim.append(relay)
+            return relay is not None
+
+        during = nodes.within(caught, PAIRING) is not None
+        dead = victim[0] if victim else relays[1]
+        before = len(one.receipts(other))
+        dead.kill()
+        elsewhere = nodes.within(lambda: all(len(_held(end)) >= 2 and dead.peer_id not in _held(end) for end in ends), 60.0)
+        paired = nodes.within(lambda: len(one.receipts(other)) > before, PAIRING)
+        agreed = nodes.within(lambda: _agree(one, other), 30.0) is not None
+        return RelayKilled(elsewhere, paired, agreed, during)
+
+
+def _held(node: Node) -> set[str]:
+    report = node.report
+    return {row.peer_id for row in report.reach.relays} if report else set()
+
+
+def _agree(one: Node, other: Node) -> bool:
+    """Whether both hold the same receipts about each other, and each has taken as many paired steps as it holds receipts."""
+    reports = [(node, node.report) for node in (one, other)]
+    stepped = all(report is not None and report.outer_paired == len(node.receipts()) for node, report in reports)
+    return stepped and one.receipts(other) == other.receipts(one)
+
+
+# --- a line fails ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recovery:
+    accident: Accident
+    connected: float | None
+    """From the line's return until a peer outside says that the node is connected."""
+    paired: float | None
+    """From the line's return until the node has committed another exchange."""
+
+
+def recoveries(root: Path, accidents: tuple[Accident, ...], down: float = 60.0) -> list[Recovery]:
+    """Let accidents befall the router of one node, one after the other, and see when it pairs again."""
+    found = []
+    with internet() as net, swarm(root) as nodes:
+        helpers = publics(net, nodes, 2)
+        home, far = net.home("cone"), net.home("cone")
+        node, other = (nodes.join(where.hosts[0], helpers) for where in (home, far))
+        for accident in accidents:
+            nodes.wait("the nodes behind routers have paired", lambda: all(_committed(n) for n in (node, other)), START)
+            _befall(home, accident, down)
+            found.append(_recovery(nodes, accident, node, (*helpers, other)))
+    return found
+
+
+def _recovery(nodes: Swarm, accident: Accident, node: Node, others: Sequence[Node]) -> Recovery:
+    returned = time.monotonic()
+    connected = nodes.within(lambda: any(reach(other, node) is not None for other in others), PAIRING)
+    paired = nodes.within(lambda: _fresh(node, time.monotonic() - returned), PAIRING)
+    return Recovery(accident, connected, None if paired is None else time.monotonic() - returned)
+
+
+def _befall(home: Home, accident: Accident, down: float) -> None:
+    match accident:
+        case "forgotten":
+            home.forget()
+        case "moved":
+            home.move()
+        case "readdressed":
+            home.readdress(home.hosts[0])
+        case "cut":
+            home.cut()
+            time.sleep(down)
+            home.join()
+
+
+def _committed(node: Node) -> bool:
+    report = node.report
+    return bool(report and report.exchanges_by_outcome.get("committed"))
+
+
+def _fresh(node: Node, seconds: float) -> bool:
+    """Whether `node` has begun and committed an exchange within the last `seconds`."""
+    report = node.report
+    rows = report.exchanges if report else ()
+    return any(row.outcome == "committed" and row.age + row.seconds < seconds for row in rows)
+
+
+# --- many, coming and going --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Churn:
+    nodes: int
+    minutes: float
+    paired: int
+    """Of the nodes alive at the end that had a minute's time, those that have paired within the last two minutes."""
+    asked: int
+    """Those."""
+    tried: dict[str, int] = field(default_factory=dict)
+    """Outcomes of all exchanges that nodes alive at the end have taken part in."""
+    success: float | None = None
+    """Committed, as a share of those that were tried: with a partner that said yes, or could not be had."""
+    memory: tuple[float, float] = (0.0, 0.0)
+    """MiB of the network processes that lived throughout, median: after a third of the time, and at the end."""
+    threads: tuple[float, float] = (0.0, 0.0)
+    files: tuple[float, float] = (0.0, 0.0)
+    steady: int = 0
+    """How many these are."""
+
+
+def churn(
+    root: Path, nodes_in_all: int = 20, homes: int = 5, minutes: float = 10.0, every: float = 60.0, delay: float = 10.0
+) -> Churn:
+    """Nodes in private networks of all kinds and three public ones; one killed and one joined each `every` seconds."""
+    rng = random.Random(4)
+    kinds: tuple[Kind, ...] = ("cone", "cone", "symmetric", "cone", "open")
+    with internet() as net, swarm(root, Load(steps=200)) as nodes:
+        first = publics(net, nodes, 3, delay)
+        hosts = [net.home(kinds[number % len(kinds)], delay=delay) for number in range(homes)]
+        live = list(first)
+        for number in range(nodes_in_all - len(first)):
+            live.append(nodes.join(hosts[number % homes].host(), first))
+            time.sleep(1.0)  # or they all import torch at once
+        nodes.wait("all nodes train", lambda: training(*live), 10 * START)
+        stayed = set(live)
+        began = time.monotonic()
+        joined: dict[Node, float] = {}
+        early: dict[Node, Any] = {}
+        turns = int(minutes * 60 / every)
+        for turn in range(1, turns + 1):
+            time.sleep(max(0.0, began + turn * every - time.monotonic()))
+            if not early and turn * 3 >= turns:
+                early = {node: node.resources() for node in stayed}
+            if turn == turns:
+                break
+            dead = rng.choice([node for node in live if node not in first[:1]])
+            dead.kill()
+            live.remove(dead)
+            stayed.discard(dead)
+            live.append(nodes.join(rng.choice(hosts).host(), first))
+            joined[live[-1]] = time.monotonic()
+        late = {node: node.resources() for node in stayed}
+        asked = [node for node in live if time.monotonic() - joined.get(node, began) > 60.0]
+        outcome: dict[str, int] = {}
+        for node in live:
+            report = node.report
+            for name, count in report.exchanges_by_outcome.items() if report else ():
+                outcome[name] = outcome.get(name, 0) + count
+        tried = sum(count for name, count in outcome.items() if name not in ("busy", "refused"))
+        kept = [node for node in stayed if early.get(node) and late[node]]
+
+        def medians(what: str) -> tuple[float, float]:
+            before, after = (statistics.median(getattr(found[node], what) for node in kept) for found in (early, late))
+            return before, after
+
+        return Churn(
+            nodes_in_all,
+            minutes,
+            sum(_fresh(node, 120.0) for node in asked),
+            len(asked),
+            outcome,
+            outcome.get("committed", 0) / tried if tried else None,
+            medians("memory"),
+            medians("threads"),
+            medians("files"),
+            len(kept),
+        )
+
+
+# --- the doctor --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Diagnosis:
+    kind: str
+    status: int
+    told: str
+    """What the check of reachability said."""
+
+
+def diagnoses(root: Path) -> list[Diagnosis]:
+    """`nolocod doctor` behind each kind of router."""
+    found = []
+    with internet() as net, swarm(root) as nodes:
+        helpers = publics(net, nodes, 2)
+        places = {kind: net.home(kind).hosts[0] for kind in ("cone", "symmetric", "open")}
+        for kind, place in {"public": net.public(), **places}.items():
+            node = nodes.node(place)
+            given = [part for helper in helpers for part in ("--bootstrap", helper.bootstrap)]
+            done = node.command("doctor", "--json", *given)
+            found.append(Diagnosis(kind, done.returncode, _reachability(done.stdout) or done.stderr[-300:]))
+    return found
+
+
+def _reachability(text: str) -> str:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return ""
+    checks = told["checks"] if isinstance(told, dict) else told
+    return next((json.dumps(check) for check in checks if "reach" in str(check.get("name", ""))), "")
+
+
+def plain(found: object) -> Any:  # noqa: ANN401  # whatever JSON holds
+    """Figures as JSON holds them."""
+    return [asdict(item) for item in found] if isinstance(found, list) else asdict(found)  # type: ignore[call-overload]
