@@ -24,6 +24,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from nolocod.config import Address
+from nolocod.errors import RemoteError
 from nolocod.p2p.addresses import tcp_parts, transport
 from nolocod.p2p.libp2p_streams import FOREIGN, already_gone, causes, shielded
 from nolocod.p2p.links import Link, Origin, TcpStream, plain
@@ -244,7 +245,7 @@ async def _hang_up(link: Link | None) -> None:
 def _crossed(error: BaseException) -> bool:
     """Whether the two ends may have taken the same part in the handshake."""
     found = list(causes(error))
-    if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in found):
+    if any(isinstance(cause, (PeerIDMismatchesPubkey, RemoteError)) for cause in found):
         return False
     return any(isinstance(cause, (HandshakeFailure, MultiselectError, MultiselectClientError)) for cause in found)
 

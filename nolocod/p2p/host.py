@@ -26,7 +26,14 @@ from libp2p.peer.id import ID
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from multiaddr import Multiaddr
 
-from nolocod.errors import PeerTooSlowError, PeerUnavailableError, PortTakenError, RemoteError
+from nolocod.errors import (
+    PeerNetworkKeyError,
+    PeerNotAllowedError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    PortTakenError,
+    RemoteError,
+)
 from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
 from nolocod.p2p.addresses import announced, claim, interleave, straight, transport, via, with_peer
@@ -34,7 +41,6 @@ from nolocod.p2p.dialing import Dialler
 from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer, ask
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
 from nolocod.p2p.links import Link, Origin, origin_of, relayed
-from nolocod.p2p.metering import Unmetered
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
 from nolocod.p2p.wire import deadline
 from nolocod.p2p.wire_ends import Circuit
@@ -44,11 +50,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from libp2p.abc import INetConn, INetStream, INetwork
+    from libp2p.crypto.keys import KeyPair
     from libp2p.host.basic_host import BasicHost
     from libp2p.network.swarm import Swarm
 
     from nolocod.config import Address
     from nolocod.identity import Identity
+    from nolocod.p2p.gate import Gate
     from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
 
@@ -105,17 +113,19 @@ async def open_host(
     emit: Emit,
     limits: HostLimits | None = None,
     meter: Meter | None = None,
+    gate: Gate | None = None,
 ) -> AsyncIterator[Host]:
     """Listen on `listen` and be reachable as `identity`; `announce` replaces the straight addresses that others are told.
 
-    All connections together keep to `meter`'s budgets.
+    All connections together keep to `meter`'s budgets; `gate` says with whom there may be one.
 
     Raises PortTakenError, or UsageError for an address that this machine does not have.
     """
     quiet_libraries()
     bound = claim(listen)
     limits = limits or HostLimits()
-    basic = _basic_host(identity, limits, meter or Unmetered())
+    keys = create_new_key_pair(identity.secret)
+    basic = _basic_host(keys, limits, NoiseTransport(keys, limits.progress, meter, gate))
     swarm = cast("Swarm", basic.get_network())
     dialler = Dialler(swarm, bound, limits.connections)
     async with basic.run([Multiaddr(transport(address)) for address in bound]), trio.open_nursery() as nursery:
@@ -132,8 +142,7 @@ async def open_host(
             nursery.cancel_scope.cancel()
 
 
-def _basic_host(identity: Identity, limits: HostLimits, meter: Meter) -> BasicHost:
-    keys = create_new_key_pair(identity.secret)
+def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> BasicHost:
     config = ConnectionConfig(
         max_connections=limits.connections,
         min_connections=0,
@@ -153,7 +162,7 @@ def _basic_host(identity: Identity, limits: HostLimits, meter: Meter) -> BasicHo
     )
     basic = new_host(
         key_pair=keys,
-        sec_opt={NOISE_PROTOCOL: NoiseTransport(keys, limits.progress, meter)},
+        sec_opt={NOISE_PROTOCOL: noise},
         resource_manager=manager,
         connection_config=config,
         disable_identify_address_discovery=True,
@@ -196,8 +205,9 @@ class Host:
         self._swarm = cast("Swarm", basic.get_network())
         self._nursery = nursery
         self._emit = emit
+        self._listening: tuple[Address, ...] = ()
         self._bound: tuple[str, ...] = ()
-        self._override = False
+        self._override: tuple[str, ...] = ()
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._inbound: Counter[PeerId] = Counter()
         self._known: set[PeerId] = set()
@@ -209,10 +219,15 @@ class Host:
 
     def announce(self, bound: Sequence[Address], override: Sequence[str] = ()) -> None:
         """Tell others the sockets' addresses `bound`, or `override` instead of all straight ones."""
-        self._bound = announced(bound, override)
-        self._override = bool(override)
+        self._listening, self._override = tuple(bound), tuple(override)
+        self.look_again()
         # Without circuits, of which libp2p 0.8.1 would make addresses of the relay with our name.
         self.basic._addrs_factory = lambda _: [Multiaddr(text) for text in self._straight_addresses()]
+
+    def look_again(self) -> bool:
+        """Work out our addresses anew, as interfaces come and go; whether they changed."""
+        before, self._bound = self._bound, announced(self._listening, self._override)
+        return self._bound != before
 
     def _straight_addresses(self) -> tuple[str, ...]:
         if self.straight_to is not None:
@@ -303,8 +318,7 @@ class Host:
                         await tried.wait()
                     nursery.start_soon(tries, self._by_circuit, circuits)
         if not self.connected(peer):
-            kind = PeerTooSlowError if all(isinstance(cause, PeerTooSlowError) for cause in failures) else PeerUnavailableError
-            raise kind(" ".join(cause.cause for cause in failures) or f"{short(peer)} hung up.")
+            raise _kind(failures)(" ".join(cause.cause for cause in failures) or f"{short(peer)} hung up.")
         self._swarm.unblock_peer(_id(peer))  # the DHT's dials go by libp2p's own memory of failures
 
     def _sorted(self, peer: PeerId, addresses: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -552,6 +566,14 @@ class _Watch(INotifee):  # type: ignore[misc]  # libp2p has no types that mypy f
     async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
     async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+
+def _kind(failures: Sequence[RemoteError]) -> type[RemoteError]:
+    """What several failures to reach one peer come to: that it wants nothing of us, if it answered so anywhere."""
+    for kind in (PeerNetworkKeyError, PeerNotAllowedError):
+        if any(isinstance(failure, kind) for failure in failures):
+            return kind
+    return PeerTooSlowError if all(isinstance(failure, PeerTooSlowError) for failure in failures) else PeerUnavailableError
 
 
 def _id(peer: PeerId) -> ID:

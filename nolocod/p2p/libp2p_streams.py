@@ -17,7 +17,14 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from nolocod.config import Address
-from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RefusedError, RemoteError
+from nolocod.errors import (
+    PeerNetworkKeyError,
+    PeerNotAllowedError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    RefusedError,
+    RemoteError,
+)
 from nolocod.identity import short
 from nolocod.p2p.addresses import transport
 from nolocod.p2p.links import origin_of
@@ -55,6 +62,9 @@ def map_exceptions(peer: PeerId, doing: str, *, stranger: bool = False) -> Itera
 
 def _translate(peer: PeerId, doing: str, error: BaseException, stranger: bool) -> RemoteError:
     """Find the cause in the chain that people can act on."""
+    ours = next((reason for reason in causes(error) if isinstance(reason, (PeerNetworkKeyError, PeerNotAllowedError))), None)
+    if ours is not None:
+        return type(ours)(f"{doing}: {ours.cause}")
     for reason in causes(error):
         match reason:
             case trio.TooSlowError():

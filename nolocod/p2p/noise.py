@@ -21,7 +21,11 @@ from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.patterns import PatternXX
 from noise.exceptions import NoiseValueError
 
+from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
+from nolocod.identity import PeerId, short
 from nolocod.p2p.buffers import BATCH, SIZE, Pool
+from nolocod.p2p.gate import Gate
+from nolocod.p2p.libp2p_streams import already_gone
 from nolocod.p2p.links import Link
 from nolocod.p2p.metering import Prepaid, Unmetered
 from nolocod.p2p.records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from libp2p.abc import IRawConnection
     from libp2p.connection_types import ConnectionType
     from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
-    from libp2p.security.noise.io import NoiseTransportReadWriter
+    from libp2p.security.noise.io import NoiseState, NoiseTransportReadWriter
     from libp2p.security.secure_session import SecureSession
     from multiaddr import Multiaddr
 
@@ -42,6 +46,12 @@ if TYPE_CHECKING:
 NOISE_PROTOCOL = TProtocol("/noise")
 _GARBAGE = (InvalidTag, NoiseValueError, ValueError)
 """What the handshake lets through when the other side sends nonsense."""
+_LEAST_ANSWER = 32 + 48 + 16 + 64
+"""Bytes of the handshake's second message at least: two keys, two tags, and a payload that holds a signature."""
+_TURNED_AWAY = b"\x1b/nolocod/not-allowed/1.0.0\n"
+"""The last word to a peer that is not on the allow list. To others it is a multistream message that they do not know."""
+_LAST_WORD = 1.0
+"""Seconds that such a peer has to read it."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,13 @@ class Shared:
 class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """/noise for `new_host(sec_opt=...)`; one per host, whose connections share its meter and buffers.
 
-    `progress`: seconds without a byte moved, while something is due, after which a connection ends.
+    `progress`: seconds without a byte moved, while something is due, after which a connection ends. `gate` says
+    whom we talk to.
     """
 
-    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None) -> None:
+    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None, gate: Gate | None = None) -> None:
         self._keys = keys
+        self._gate = gate or Gate()
         self._static = create_new_key_pair().private_key
         self._shared = Shared(progress, meter or Unmetered(), Pool())
 
@@ -71,8 +83,12 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         return await self._secure(conn, peer_id)
 
     async def _secure(self, raw: IRawConnection, dialled: ID | None) -> SecureChannel:
-        """HandshakeFailure if the other side does not prove who it is, or another than `dialled`."""
-        pattern = PatternXX(ID.from_pubkey(self._keys.public_key), self._keys.private_key, self._static)
+        """HandshakeFailure if the other side does not prove who it is, or another than `dialled`; caused by
+        PeerNetworkKeyError or PeerNotAllowedError if we want nothing of each other."""
+        if dialled is not None and not self._gate.lets(PeerId(str(dialled))):
+            raise _failure(PeerNotAllowedError(f"{short(str(dialled))} is not on this node's allow list."))
+        own = ID.from_pubkey(self._keys.public_key)
+        pattern = _Pattern(own, self._keys.private_key, self._static, prologue=self._gate.prologue)
         try:
             if dialled is None:
                 session = await pattern.handshake_inbound(raw)
@@ -86,7 +102,41 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEnd) else self._shared
         channel = SecureChannel(session, end, *keys, shared)
         channel.origin = raw.origin if isinstance(raw, Link) else None
+        remote = PeerId(str(session.get_remote_peer()))
+        if dialled is None and not self._gate.lets(remote):
+            await channel.turn_away()
+            raise _failure(PeerNotAllowedError(f"{short(remote)} is not on this node's allow list."))
         return channel
+
+
+class _Pattern(PatternXX):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """Noise XX that can tell another network key from nonsense.
+
+    The first message is the same with any prologue; the answer to it cannot be opened by who has another. An answer
+    of the right size that cannot be opened was most likely made with one.
+    """
+
+    def create_noise_state(self, prologue: bytes | None = None) -> NoiseState:
+        state = super().create_noise_state(prologue)
+        read = state.read_message
+
+        def read_message(data: bytes) -> bytearray:
+            try:
+                return cast("bytearray", read(data))
+            except InvalidTag:
+                if len(data) < _LEAST_ANSWER:
+                    raise
+            raise _failure(PeerNetworkKeyError("it has another network key than this node, or one of the two has none."))
+
+        state.read_message = read_message
+        return state
+
+
+def _failure(reason: RemoteError) -> HandshakeFailure:
+    """`reason` as libp2p lets it through; `map_exceptions` finds it again."""
+    failure = HandshakeFailure(reason.cause)
+    failure.__cause__ = reason
+    return failure
 
 
 class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
@@ -238,6 +288,9 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
                 await self.fill()
             view = memoryview(bytearray(size))
             self.open_into(view)
+            if view == _TURNED_AWAY:
+                reason = PeerNotAllowedError(f"this node is not on the allow list of {short(str(self.get_remote_peer()))}.")
+                raise ConnectionClosedError(reason.cause) from reason
             self._plain = view
         piece = bytes(self._plain if n is None else self._plain[:n])
         self._plain = self._plain[len(piece) :]
@@ -252,6 +305,13 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
                 await self.meter.up(sealed_size(len(piece)))
                 self.seal(b"", piece)
                 await self.flush()
+
+    async def turn_away(self) -> None:
+        """Tell the other side that it is not allowed, and give it a moment to read that and hang up."""
+        with trio.move_on_after(_LAST_WORD), already_gone():
+            await self.write(_TURNED_AWAY)
+            while True:
+                await self.read()
 
     async def close(self) -> None:
         await self._session.close()

@@ -1,0 +1,71 @@
+"""Whom a handshake lets through: those with our network key, and of them those on the allow list.
+
+The rule: what is decided here costs a stranger its connection before it can open a stream. The network key is mixed
+into the handshake itself, so that without it nothing more can be read or said; the list is asked once the peer has
+proved its id. libp2p's own private networks (pnet) put a second cipher over every byte instead; a key in the
+handshake keeps strangers out as well, and costs nothing afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import UsageError
+from nolocod.events import Emit, Troubled
+from nolocod.papers import prologue, read_allow_list
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from nolocod.identity import PeerId
+
+_REREAD = 2.0
+"""Seconds between two looks at the allow list's file."""
+
+
+@dataclass
+class Gate:
+    """`prologue` is what both sides mix into the handshake, None for an open network; `allowed` None lets all in."""
+
+    prologue: bytes | None = None
+    allowed: frozenset[PeerId] | None = None
+
+    @classmethod
+    def of(cls, network_key: bytes | None, allow: Path | None) -> Gate:
+        """Raises UsageError for an allow list that is none."""
+        return cls(prologue(network_key), None if allow is None else read_allow_list(allow))
+
+    def lets(self, peer: PeerId) -> bool:
+        return self.allowed is None or peer in self.allowed
+
+    async def follow(self, allow: Path, dropped: Callable[[], Awaitable[None]], emit: Emit) -> None:
+        """Read the list again whenever its file changes; call `dropped` when somebody may be in no more.
+
+        A file that cannot be read leaves the list as it was, and is told once.
+        """
+        seen = _stamp(allow)
+        while True:
+            await trio.sleep(_REREAD)
+            if (stamp := _stamp(allow)) == seen:
+                continue
+            seen = stamp
+            try:
+                before, self.allowed = self.allowed or frozenset(), await trio.to_thread.run_sync(read_allow_list, allow)
+            except UsageError as error:
+                emit(Troubled(error.code, f"{error.cause} The list stays as it was."))
+                continue
+            if before - self.allowed:
+                await dropped()
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

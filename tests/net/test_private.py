@@ -1,0 +1,135 @@
+"""Private networks on real sockets: who has another network key, or is not on the list, and what each side is told."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.config import Address
+from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, PeerUnavailableError
+from nolocod.events import Event, Troubled
+from nolocod.identity import Identity
+from nolocod.p2p import gate as gates
+from nolocod.p2p.gate import Gate
+from nolocod.p2p.host import Host, open_host
+from nolocod.papers import prologue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nolocod.p2p.streams import Stream
+
+ECHO = "/test/echo"
+KEY, OTHER = bytes(32), bytes(range(32))
+
+
+@asynccontextmanager
+async def a_host(gate: Gate | None = None, identity: Identity | None = None) -> AsyncIterator[Host]:
+    own = identity or Identity.generate()
+    async with open_host(own, (Address("127.0.0.1", 0),), (), lambda event: None, gate=gate) as host:
+
+        async def echo(stream: Stream) -> None:
+            await stream.write(await stream.read_exactly(5))
+
+        host.serve(ECHO, echo)
+        yield host
+
+
+async def talk(asker: Host, other: Host) -> None:
+    """RemoteError unless a stream works."""
+    with trio.fail_after(10):
+        stream = await asker.open_stream(other.own, ECHO, other.announced)
+        await stream.write(b"hello")
+        assert await stream.read_exactly(5) == b"hello"
+        await stream.close()
+
+
+def keyed(key: bytes | None) -> Gate:
+    return Gate(prologue(key))
+
+
+# --- the network key ----------------------------------------------------------------------------------
+
+
+async def test_the_same_key_on_both_sides_connects() -> None:
+    async with a_host(keyed(KEY)) as ann, a_host(keyed(KEY)) as bob:
+        await talk(ann, bob)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(KEY, OTHER), (None, KEY), (KEY, None)], ids=["another", "none", "needless"])
+async def test_another_key_or_none_is_told_at_once(ours: bytes | None, theirs: bytes | None) -> None:
+    async with a_host(keyed(ours)) as ann, a_host(keyed(theirs)) as bob:
+        with trio.fail_after(3), pytest.raises(PeerNetworkKeyError, match="network key"):
+            await talk(ann, bob)
+        assert not ann.peers()
+        assert not bob.peers()
+
+
+async def test_what_is_no_answer_at_all_is_not_taken_for_another_key() -> None:
+    async def babble(stream: trio.SocketStream) -> None:
+        await stream.receive_some(100)
+        await stream.send_all(b"\x13/multistream/1.0.0\n\x07/noise\n" + b"\x00\x20" + bytes(32))
+        await trio.sleep(0.5)
+
+    async with a_host(keyed(KEY)) as ann, trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, babble, listeners)
+        port = listeners[0].socket.getsockname()[1]
+        with pytest.raises(PeerUnavailableError, match="no libp2p node"):
+            await ann.connect(Identity.generate().peer_id, (f"/ip4/127.0.0.1/tcp/{port}",))
+        nursery.cancel_scope.cancel()
+
+
+# --- the allow list -----------------------------------------------------------------------------------
+
+
+async def test_who_is_not_on_the_list_is_told_so_before_any_stream() -> None:
+    stranger, friend = Identity.generate(), Identity.generate()
+    async with a_host(Gate(allowed=frozenset({friend.peer_id}))) as bob:
+        async with a_host(identity=friend) as ann:
+            await talk(ann, bob)
+        async with a_host(identity=stranger) as eve:
+            with trio.fail_after(3), pytest.raises(PeerNotAllowedError, match="not on the allow list of"):
+                await talk(eve, bob)
+            assert not bob.peers().keys() & {stranger.peer_id}
+
+
+async def test_we_dial_nobody_who_is_not_on_our_list() -> None:
+    async with a_host(Gate(allowed=frozenset())) as ann, a_host() as bob:
+        with pytest.raises(PeerNotAllowedError, match="not on this node's allow list"):
+            await talk(ann, bob)
+        assert not bob.peers()
+
+
+async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_REREAD", 0.02)
+    ann, bob = Identity.generate().peer_id, Identity.generate().peer_id
+    file = tmp_path / "allow"
+    file.write_text(f"{ann}\n")
+    gate, events = Gate.of(None, file), list[Event]()
+    dropped = trio.Event()
+
+    async def drop() -> None:
+        dropped.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gate.follow, file, drop, events.append)
+        assert gate.lets(ann)
+        await trio.testing.wait_all_tasks_blocked()
+        file.write_text("nonsense and more than one line has room for, so that the size differs\n")
+        with trio.fail_after(5):
+            while not events:  # noqa: ASYNC110  # the file is what is waited for
+                await trio.sleep(0.01)
+        assert isinstance(events[0], Troubled)
+        assert "line 1" in events[0].message
+        assert gate.lets(ann), "a list that is none changes nothing"
+        file.write_text(f"{bob}\n")
+        with trio.fail_after(5):
+            await dropped.wait()
+        assert not gate.lets(ann)
+        assert gate.lets(bob)
+        nursery.cancel_scope.cancel()
