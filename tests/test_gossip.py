@@ -10,7 +10,8 @@ import trio
 from nolocod.errors import PeerUnavailableError
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.discovery import Contact, Discovery
-from nolocod.p2p.gossip import Gossip, Voice
+from nolocod.p2p.gossip import Gossip
+from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.membership import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.terms import Standing

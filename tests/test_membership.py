@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureError
 from nolocod.events import PeerLost, PeerSeen
-from nolocod.identity import Identity
-from nolocod.p2p.gossip import Voice
+from nolocod.identity import Identity, PeerId
+from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.membership import MAX_HEARTBEAT, Membership
+from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal
 from nolocod.terms import Standing
@@ -42,8 +43,8 @@ class Node:
         return self.voice.heartbeat(leaving=leaving)
 
 
-def table(capacity: int = 4096) -> Membership:
-    return Membership(ME.peer_id, RUN, capacity=capacity)
+def table(timing: Timing | None = None) -> Membership:
+    return Membership(ME.peer_id, RUN, timing or Timing(lasting=20.0))  # the same from the start, whatever its size
 
 
 def sealed(node: Node, **changes: object) -> bytes:
@@ -195,15 +196,97 @@ def test_a_heartbeat_altered_anywhere_makes_no_other_member(position: int, flip:
 
 
 def test_the_table_is_bounded_and_keeps_the_fresh() -> None:
-    members = table(capacity=4)
+    members = table(Timing(capacity=4))
     nodes = [Node() for _ in range(5)]
     for second, node in enumerate(nodes[:4]):
         members.heard(node.beat(), float(second), WALL)
-    assert members.heard(nodes[4].beat(), 5.0, WALL) is None, "four fresh ones do not give way"
-    members.heard(nodes[1].beat(), 11.0, WALL)
-    assert isinstance(members.heard(nodes[4].beat(), 11.0, WALL), PeerSeen)
-    live = {member.peer_id for member in members.live(11.0)}
-    assert live == {node.identity.peer_id for node in nodes[1:]}
+    assert members.heard(nodes[4].beat(), 5.0, WALL, age=5.5) is None, "it is staler than the stalest"
+    assert members.heard(nodes[4].beat(), 5.0, WALL, newcomer=False) is None, "its source brought enough"
+    members.heard(nodes[0].beat(), 6.0, WALL)
+    assert isinstance(members.heard(nodes[4].beat(), 7.0, WALL), PeerSeen)
+    live = {member.peer_id for member in members.live(7.0)}
+    assert live == {node.identity.peer_id for node in nodes} - {nodes[1].identity.peer_id}
+    assert members.expire(7.0) == [PeerLost(nodes[1].identity.peer_id, "made room for others")]
+    assert members.expire(7.0) == []
+    members.heard(nodes[2].beat(), 8.0, WALL, newcomer=False)
+    ages = {member.peer_id: member.age for member in members.live(8.0)}
+    assert ages[nodes[2].identity.peer_id] == 0.0, "who is known is heard from whomever"
+
+
+def test_an_old_heartbeat_of_one_we_never_knew_lives_only_as_long_as_it_is_young() -> None:
+    members, node, dead = table(), Node(), Node()
+    members.heard(node.beat(), 0.0, WALL, age=15.0)
+    assert members.live(4.0)[0].age == 19.0
+    assert members.live(6.0) == []
+    assert members.heard(dead.beat(), 0.0, WALL, age=21.0) is None
+    assert dead.identity.peer_id not in members
+
+
+def test_a_large_run_is_believed_for_longer_and_at_first_every_run_may_be_large() -> None:
+    timing = Timing(live=20.0, lasting=180.0, crowd=1)
+    members = Membership(ME.peer_id, RUN, timing)
+    nodes = [Node() for _ in range(3)]
+    for node in nodes:
+        members.heard(node.beat(), 0.0, WALL)
+    assert members.lasts(5.0) == 180.0
+    assert not members.settled(59.0)
+    assert members.lasts(20.0) == 60.0
+    assert members.settled(60.0)
+    assert len(members.live(60.0)) == 3
+    assert len(members.expire(61.0)) == 3
+    assert members.lasts(61.0) == 20.0
+
+
+def test_who_could_not_be_reached_is_gone_after_half_the_time() -> None:
+    members, nodes = table(), [Node(), Node()]
+    for node in nodes:
+        members.heard(node.beat(), 0.0, WALL)
+    unreached = nodes[0].identity.peer_id
+    members.suspect(unreached, 1.0)
+    assert members.expire(10.0) == []
+    assert members.expire(10.5) == [PeerLost(unreached, "silent for 10 s")]
+    members.heard(nodes[0].beat(), 11.0, WALL)
+    assert members.expire(20.0) == [], "heard again, it has all the time"
+
+
+def test_how_others_reach_it_and_what_it_gives() -> None:
+    members = table()
+    words = {"public": "public", "symmetric": "symmetric", "": None, "quantum": None}
+    for word, meant in words.items():
+        node = Node()
+        members.heard(sealed(node, reach=word, relays=word == "public"), 0.0, WALL)
+        member = members.live(0.0)[-1]
+        assert (member.nat, member.relays) == (meant, word == "public")
+
+
+class Doorman:
+    """Admits those that show "yes"; takes back what it is told."""
+
+    def __init__(self) -> None:
+        self.word = b"yes"
+        self.revoked = b""
+
+    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
+        return admission == self.word
+
+    def told(self) -> bytes:
+        return self.revoked
+
+    def learn(self, raw: bytes) -> bool:
+        self.revoked, self.word = raw, b"no more"
+        return True
+
+
+def test_only_who_is_admitted_is_a_member_and_only_as_long() -> None:
+    doorman = Doorman()
+    members, invited, stray = Membership(ME.peer_id, RUN, access=doorman), Node(), Node()
+    assert members.heard(sealed(stray), 0.0, WALL) is None
+    assert isinstance(members.heard(sealed(invited, admission=b"yes"), 0.0, WALL), PeerSeen)
+    assert [member.peer_id for member in members.live(0.0)] == [invited.identity.peer_id]
+    assert members.review(WALL) == []
+    doorman.learn(b"all")
+    assert [lost.peer_id for lost in members.review(WALL)] == [invited.identity.peer_id]
+    assert members.live(0.0) == []
 
 
 def test_suspicion_needs_time_and_a_sign_of_life_to_pass() -> None:
@@ -226,17 +309,27 @@ def test_suspicion_needs_time_and_a_sign_of_life_to_pass() -> None:
 
 
 def test_a_view_is_the_freshest_and_some_of_the_rest() -> None:
-    members = table()
+    members = table(Timing(view=8))
     raws = []
     for second in range(20):
         raws.append(Node().beat())
         members.heard(raws[-1], float(second), WALL)
-    view = members.encode_view(random.Random(0), 8)
-    assert len(set(view)) == 8
-    assert set(raws[-4:]) <= set(view)
-    assert members.encode_view(random.Random(0), 20) == raws[::-1]
-    views = {tuple(members.encode_view(random.Random(seed), 8)) for seed in range(10)}
+    told = dict(members.encode_view(random.Random(0), 19.0))
+    assert len(told) == 8
+    assert [told[raw] for raw in raws[-4:]] == [3.0, 2.0, 1.0, 0.0]
+    assert not set(raws[10:]) & set(dict(members.encode_view(random.Random(0), 19.0, set(raws[10:]))))
+    views = {tuple(members.encode_view(random.Random(seed), 19.0)) for seed in range(10)}
     assert len(views) > 1, "the rest is drawn, so that everybody gets known"
+
+
+def test_a_view_is_bounded_in_bytes_too() -> None:
+    members, nodes = table(Timing(view_bytes=1000)), [Node() for _ in range(5)]
+    nodes[4].addresses = tuple(f"/dns4/{'x' * 200}.{n}.example/tcp/4001" for n in range(8))
+    for second, node in enumerate(nodes):
+        members.heard(node.beat(), float(second), WALL)
+    told = members.encode_view(random.Random(0), 4.0)
+    assert 3 <= len(told) < 5
+    assert sum(len(raw) for raw, _ in told) <= 1000
 
 
 def test_a_sample_is_of_live_members() -> None:

@@ -16,7 +16,8 @@ from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError,
 from nolocod.p2p.addresses import split
 from nolocod.p2p.dht import open_dht
 from nolocod.p2p.discovery import Discovery, find_run
-from nolocod.p2p.gossip import Gossip, Voice
+from nolocod.p2p.gossip import Gossip
+from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.info import serve_info
 from nolocod.p2p.keepalive import keep_alive
@@ -62,7 +63,7 @@ async def open_mesh(
     bootstrap = [contact(text) for text in config.bootstrap]
     book = Peerbook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    host_of = open_host(identity, config.listen[0], config.announce, emit, HostLimits(), meter)
+    host_of = open_host(identity, config.listen, config.announce, emit, HostLimits(), meter)
     async with host_of as host, trio.open_nursery() as nursery:
         try:
             yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))
@@ -100,7 +101,7 @@ class Mesh:
         self._identity = identity
         self._book = book
         self._around = around
-        self._table = Membership(identity.peer_id, "", around.timing.live)
+        self._table = Membership(identity.peer_id, "", around.timing)
         self._gossip: Gossip | None = None
         self._staleness = 0
         self._work = trio.CancelScope()
@@ -132,7 +133,7 @@ class Mesh:
             raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
         around = self._around
         self._staleness = sealed.manifest.outer.staleness
-        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing.live)
+        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing)
         voice = Voice(self._identity, sealed.run_id, own, lambda: self._host.announced)
         gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
         terms = Terms(self._identity, sealed.run_id, around.timing.request)

@@ -1,0 +1,217 @@
+"""What members tell each other of each other: which heartbeats go into a message, and what is made of those that come.
+
+The rule: one contact decides little. Per beat, a source is listened to for so many heartbeats, and where the
+table is full it brings in so many newcomers, whatever it sends (limited pushes: Bortnikov et al., "Brahms",
+Computer Networks 53(13), 2009). No clock and no network in here: `now` is a monotonic time in seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nolocod import __version__
+from nolocod.errors import RemoteError
+from nolocod.events import PartitionHealed, PeerLost, PeerSeen
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import seal, standing_to_wire
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Collection, Sequence
+
+    from nolocod.events import NatClass
+    from nolocod.identity import Identity, PeerId
+    from nolocod.p2p.membership import Membership
+    from nolocod.terms import Standing
+
+_ENOUGH = 16
+"""With so many connections, gossip prefers connected members: a random graph of that degree holds together."""
+_CANDIDATES = 3
+"""Members drawn to find a connected one. Few, so that one to whom everybody is connected, as to a bootstrap, is
+asked at most so many times as often as others."""
+_MESSAGES = 3
+"""Full messages that a source is listened to per beat."""
+_SLOW_STATES = frozenset({"paused", "finished"})
+_STRANGERS_AT_ONCE = 8
+"""Members of another part of the mesh that are contacted when it is found."""
+_HISTORY = 64
+_MAX_AGE = 1 << 20
+
+
+@dataclass
+class Voice:
+    """Makes our heartbeats: `own` gives standing and state, `addresses` what others may dial, `reach` how others
+    reach us, `relays` whether we give reservations, `admission` by what right we are a member."""
+
+    identity: Identity
+    run_id: str
+    own: Callable[[], tuple[Standing, str]]
+    addresses: Callable[[], Sequence[str]]
+    clock: Callable[[], float] = time.time
+    reach: Callable[[], NatClass | None] = lambda: None
+    relays: Callable[[], bool] = lambda: False
+    admission: bytes = b""
+    _count: int = field(default=0)
+
+    def heartbeat(self, *, leaving: bool = False) -> bytes:
+        """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
+        standing, state = self.own()
+        now_ms = int(self.clock() * 1000)
+        self._count = max(now_ms, self._count + 1)
+        heartbeat = pb.Heartbeat(
+            count=self._count,
+            standing=standing_to_wire(standing),
+            state="leaving" if leaving else state,
+            addresses=list(self.addresses())[:8],
+            version=__version__,
+            time_ms=now_ms,
+            reach=self.reach() or "",
+            relays=self.relays(),
+            admission=self.admission,
+        )
+        return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
+
+
+@dataclass
+class Heard:
+    """What one message changed."""
+
+    changes: list[PeerSeen | PeerLost] = field(default_factory=list)
+    newcomers: list[PeerId] = field(default_factory=list)
+    """Members now, of whom nothing was known before."""
+    contact: list[PeerId] = field(default_factory=list)
+    """Whom to swap views with at once."""
+    faults: int = 0
+    healed: PartitionHealed | None = None
+
+
+class Hearsay:
+    """Speaks and listens for one node, and keeps `table` up to date."""
+
+    def __init__(self, table: Membership, voice: Voice, rng: random.Random) -> None:
+        self._table = table
+        self._voice = voice
+        self._rng = rng
+        self._timing = table.timing
+        self._beat = voice.heartbeat()
+        self._beat_at = 0.0
+        self._listened: Counter[PeerId] = Counter()
+        self._brought: Counter[PeerId] = Counter()
+        self._rounds: deque[tuple[float, int]] = deque([(0.0, voice.own()[0].round)], _HISTORY)
+        self._healed_at: float | None = None
+        self._began: float | None = None
+        self._greeted = 0
+        self._connected: frozenset[PeerId] = frozenset()
+
+    def beat(self, now: float, *, leaving: bool = False) -> list[PeerLost]:
+        """Seal a new heartbeat; return who is no member any more."""
+        self._beat, self._beat_at = self._voice.heartbeat(leaving=leaving), now
+        self._listened.clear()
+        self._brought.clear()
+        own_round = self._voice.own()[0].round
+        if own_round != self._rounds[-1][1]:
+            self._rounds.append((now, own_round))
+        return self._table.expire(now)
+
+    def pause(self) -> float:
+        """Seconds until the next heartbeat."""
+        slow = 2.0 if self._voice.own()[1] in _SLOW_STATES else 1.0
+        return slow * self._timing.pace(len(self._table)) * self._rng.uniform(0.8, 1.2)
+
+    def targets(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
+        """Members to swap views with at this beat; and those whose connection ended since the last one, because they
+        may have ended themselves."""
+        gone = sorted(self._table.among(self._connected.difference(connected)))
+        self._connected = frozenset(connected)
+        return list(dict.fromkeys([*self._drawn(now, connected), *gone[: _ENOUGH if len(self._table) <= 2 * _ENOUGH else 1]]))
+
+    def _drawn(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
+        near = self._table.among(connected)
+        if len(near) < _ENOUGH:
+            return self._table.sample(self._rng, self._timing.fanout, now)
+        drawn = self._table.sample(self._rng, self._timing.fanout * _CANDIDATES, now)
+        drawn.sort(key=lambda peer: peer not in near)
+        return drawn[: self._timing.fanout]
+
+    def question(self, now: float) -> pb.Gossip:
+        """Our view, for a member that shall answer with its own."""
+        return self._message(now, (), answer=True)
+
+    def reply(self, source: PeerId, message: pb.Gossip, now: float) -> tuple[pb.Gossip, Heard]:
+        """Answer a question: with what the other does not have."""
+        heard = self.learn(source, message, now)
+        if not message.answer:
+            return pb.Gossip(), heard
+        return self._message(now, frozenset(message.heartbeats), answer=False), heard
+
+    def _message(self, now: float, without: Collection[bytes], *, answer: bool) -> pb.Gossip:
+        view = [(self._beat, now - self._beat_at), *self._table.encode_view(self._rng, now, without)]
+        return pb.Gossip(
+            heartbeats=[raw for raw, _ in view],
+            ages=[round(age) for _, age in view],
+            answer=answer,
+            revocations=self._table.access.told(),
+        )
+
+    def learn(self, source: PeerId, message: pb.Gossip, now: float) -> Heard:
+        """Take in what `source` told; heartbeats that are not valid are dropped, one by one."""
+        heard, table, wall = Heard(), self._table, self._voice.clock()
+        before, settled, looked_at = len(table), table.settled(now), 0
+        ages = [*message.ages, *[0] * len(message.heartbeats)]
+        for raw, told in zip(message.heartbeats[: self._timing.view + 1], ages, strict=False):
+            if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
+                break
+            self._listened[source] += 1
+            age, met = float(min(told, _MAX_AGE)), table.strangers
+            welcome = self._brought[source] <= self._timing.view // 2
+            try:
+                change = table.heard(raw, now, wall, self._round_at(now - age), age=age, newcomer=welcome)
+            except RemoteError:
+                heard.faults += 1
+                continue
+            looked_at += 1
+            if change is not None:
+                heard.changes.append(change)
+            if table.strangers > met and isinstance(change, PeerSeen):
+                heard.newcomers.append(change.peer_id)
+                self._brought[source] += 1
+        heard.faults += self._learn_revocations(message.revocations, heard)
+        strangers = [peer for peer in heard.newcomers if peer in table and peer != source]
+        if settled and before >= 2 and len(heard.newcomers) >= 2 and looked_at - len(heard.newcomers) <= looked_at / 16:
+            self._heal(source, heard, now)
+            heard.contact = strangers[:_STRANGERS_AT_ONCE]
+        elif self._is_new(now):
+            heard.contact = strangers[: max(_ENOUGH - self._greeted, 0)]
+            self._greeted += len(heard.contact)
+        return heard
+
+    def _is_new(self, now: float) -> bool:
+        if self._began is None:
+            self._began = now
+        return now < self._began + self._timing.eager
+
+    def _heal(self, source: PeerId, heard: Heard, now: float) -> None:
+        """The other side's view had next to nobody of ours: told once for all that come in the same while."""
+        if self._healed_at is None or now - self._healed_at >= self._table.lasts(now):
+            self._healed_at = now
+            heard.healed = PartitionHealed(source, len(heard.newcomers))
+
+    def _learn_revocations(self, raw: bytes, heard: Heard) -> int:
+        if not raw or raw == self._table.access.told():
+            return 0
+        try:
+            if self._table.access.learn(raw):
+                heard.changes += self._table.review(self._voice.clock())
+        except RemoteError:
+            return 1
+        return 0
+
+    def _round_at(self, then: float) -> int:
+        """Our own round at a time that is not long ago."""
+        own = self._voice.own()[0].round
+        if own != self._rounds[-1][1] and then >= self._beat_at:
+            return own
+        return next((number for since, number in reversed(self._rounds) if since <= then), self._rounds[0][1])
