@@ -21,7 +21,6 @@ from multiaddr import Multiaddr
 
 from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import PeerUnavailableError, RefusedError
-from nolocod.events import ReachFound
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.autonat import AUTONAT, AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.delimited import receive_message, send_message
@@ -31,6 +30,8 @@ from nolocod.p2p.relay import Relay, RelayClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from nolocod.events import ReachFound
 
 SHORT = HostLimits(connect=2.0, negotiate=2.0, progress=3.0, linger=0.5)
 QUICK = ReachTiming(first=0.1, look=0.02, again=0.1, interval=0.2)
@@ -94,12 +95,19 @@ async def test_only_the_host_that_asks_is_dialled() -> None:
     async with hosts(3) as (ann, bob, victim):
         AutoNatServer(bob).serve()
         met: list[object] = []
-        victim.basic.get_network()._handle_inbound_connection = lambda stream, address: met.append(address)
+
+        async def meet(stream: object, address: object) -> None:
+            met.append(address)
+
+        victim.basic.get_network()._handle_inbound_connection = meet
         for addresses in ([*victim.local], ["/dns4/localhost/tcp/4001"], []):
             answer = await question(ann, bob, addresses)
             assert answer.dialResponse.status == Message.E_DIAL_REFUSED, addresses
         assert await ask(ann, bob.own, victim.local) is None
         assert met == []
+        with pytest.raises(PeerUnavailableError), trio.fail_after(3):
+            await ann.probe(victim.own, victim.local[0])
+        assert met, "it would have been seen"
 
 
 async def test_a_question_about_another_peer_is_refused() -> None:
