@@ -54,6 +54,21 @@ async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timi
                     nursery.start_soon(check, peer)
 
 
+async def drop_the_dead(host: Host, seconds: float) -> None:
+    """Ping all connected peers now, and close the connections of those that do not answer within `seconds`."""
+
+    async def check(peer: PeerId) -> None:
+        try:
+            with trio.fail_after(seconds):
+                await ping(host, peer)
+        except (RemoteError, trio.TooSlowError):
+            await host.disconnect(peer)
+
+    async with trio.open_nursery() as nursery:
+        for peer in host.peers():
+            nursery.start_soon(check, peer)
+
+
 async def ping(host: Host, peer: PeerId) -> None:
     """Send 32 random bytes on a stream of their own and have them back. Raises RemoteError."""
     sent = secrets.token_bytes(32)

@@ -7,26 +7,38 @@ member, `leave` says that it goes. Streams are opened by peer id alone: the addr
 from __future__ import annotations
 
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, VersionError
+from nolocod.errors import (
+    NolocodError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    RelayBudgetError,
+    RemoteError,
+    VersionError,
+)
 from nolocod.p2p.addresses import split
 from nolocod.p2p.dht import open_dht
 from nolocod.p2p.discovery import Discovery, find_run
+from nolocod.p2p.gate import Gate
 from nolocod.p2p.gossip import Gossip
 from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.info import serve_info
-from nolocod.p2p.keepalive import keep_alive
+from nolocod.p2p.keepalive import drop_the_dead, keep_alive
 from nolocod.p2p.membership import Membership
 from nolocod.p2p.partners import choose
 from nolocod.p2p.peerbook import Peerbook
 from nolocod.p2p.requests import Terms
-from nolocod.p2p.streams import GOSSIP, INFO
+from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.ways import Ways
+from nolocod.papers import read_network_key, stored_network_key
 from nolocod.proto.envelope import MAJOR
 
 if TYPE_CHECKING:
@@ -44,6 +56,9 @@ if TYPE_CHECKING:
 
 _SAVE_EVERY = 30.0
 _FAREWELL = 1.5
+_REMEMBERED = 8
+"""Peers of earlier days that are tried at once."""
+_BULK = frozenset({EXCHANGE, SNAPSHOT})
 
 
 @asynccontextmanager
@@ -55,23 +70,44 @@ async def open_mesh(
     rng: random.Random,
     timing: Timing | None = None,
     meter: Meter | None = None,
+    guard: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> AsyncIterator[Mesh]:
     """Listen and be ready to find a run; what is sent and received goes by `meter`.
 
-    Raises PortTakenError or UsageError.
+    `guard` is put around what this node does for others alone, so that it can be broken off. Raises PortTakenError
+    or UsageError.
     """
     bootstrap = [contact(text) for text in config.bootstrap]
     book = Peerbook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    host_of = open_host(identity, config.listen, config.announce, emit, HostLimits(), meter)
+    gate = Gate.of(_network_key(config), config.access.allow)
+    host_of = open_host(identity, config.listen, config.announce, emit, HostLimits(), meter, gate)
     async with host_of as host, trio.open_nursery() as nursery:
+        if config.access.allow is not None:
+            nursery.start_soon(gate.follow, config.access.allow, partial(_drop_strangers, host, gate), emit)
+        ways = Ways(host, config, bootstrap, rng, emit)
+        ways.serve(guard)
+        nursery.start_soon(ways.run)
         try:
-            yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit))
+            yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit, ways))
         except NolocodError as error:
             raised = error  # on its own, not in a group for each nursery around it
         nursery.cancel_scope.cancel()
     if raised is not None:
         raise raised
+
+
+def _network_key(config: NodeConfig) -> bytes | None:
+    """The one that was named, else the one that came with the invitation; UsageError for a file that holds none."""
+    named = config.access.network_key
+    return stored_network_key(config.paths) if named is None else read_network_key(named)
+
+
+async def _drop_strangers(host: Host, gate: Gate) -> None:
+    """Close the connections to those who are on the allow list no more."""
+    for peer in host.peers():
+        if not gate.lets(peer):
+            await host.disconnect(peer)
 
 
 def contact(text: str) -> Contact:
@@ -80,17 +116,16 @@ def contact(text: str) -> Contact:
     return peer, (address,)
 
 
+@dataclass(frozen=True)
 class _Surroundings:
     """What a mesh is given by those who open it."""
 
-    def __init__(
-        self, bootstrap: Sequence[Contact], nursery: trio.Nursery, rng: random.Random, timing: Timing, emit: Emit
-    ) -> None:
-        self.bootstrap = bootstrap
-        self.nursery = nursery
-        self.rng = rng
-        self.timing = timing
-        self.emit = emit
+    bootstrap: Sequence[Contact]
+    nursery: trio.Nursery
+    rng: random.Random
+    timing: Timing
+    emit: Emit
+    ways: Ways
 
 
 class Mesh:
@@ -118,7 +153,7 @@ class Mesh:
 
         Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
         """
-        contacts = dict([*self._book.recent()[:8], *self._around.bootstrap])
+        contacts = dict(self._known())
         terms = Terms(self._identity, None, self._around.timing.request)
         return await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
 
@@ -134,7 +169,16 @@ class Mesh:
         around = self._around
         self._staleness = sealed.manifest.outer.staleness
         self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing)
-        voice = Voice(self._identity, sealed.run_id, own, lambda: self._host.announced)
+        ways = around.ways
+        ways.members, ways.resting = self.live, lambda: own()[1] == "paused"
+        voice = Voice(
+            self._identity,
+            sealed.run_id,
+            own,
+            lambda: ways.told,
+            reach=lambda: ways.kind,
+            relays=lambda: ways.gives,
+        )
         gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
         terms = Terms(self._identity, sealed.run_id, around.timing.request)
 
@@ -156,6 +200,7 @@ class Mesh:
                 nursery.start_soon(discovery.run, self._contacts)
                 nursery.start_soon(keep_alive, self._host, self._table, gossip, self._around.timing)
                 nursery.start_soon(self._remember)
+                nursery.start_soon(self._roam, gossip)
                 ready.set()
 
     async def leave(self) -> None:
@@ -179,6 +224,28 @@ class Mesh:
     def _contacts(self) -> list[Contact]:
         return [(member.peer_id, member.addresses) for member in self.live()]
 
+    async def _roam(self, gossip: Gossip) -> None:
+        """Come back to the others after our network was another one, or none, for a while."""
+        while True:
+            await trio.sleep(self._around.timing.roam)
+            moved = self._host.look_again()
+            if moved:
+                await drop_the_dead(self._host, self._around.timing.pong)
+            if moved or not self._host.peers():
+                self._around.ways.wake()
+                with trio.move_on_after(self._around.timing.bootstrap):
+                    async with trio.open_nursery() as nursery:
+                        for peer, addresses in self._known():
+                            nursery.start_soon(self._greet, gossip, peer, addresses)
+
+    async def _greet(self, gossip: Gossip, peer: PeerId, addresses: Sequence[str]) -> None:
+        with suppress(RemoteError):
+            await gossip.contact(peer, addresses)
+
+    def _known(self) -> list[Contact]:
+        """Where to look for the run: those seen last, and the bootstraps."""
+        return [*self._book.recent()[:_REMEMBERED], *self._around.bootstrap]
+
     # --- the members ------------------------------------------------------------------------------
 
     def live(self) -> list[Member]:
@@ -186,10 +253,15 @@ class Mesh:
         return self._table.live(trio.current_time(), self._host.peers())
 
     def partner(self, own: Standing, avoid: Collection[PeerId] = ()) -> PeerId | None:
-        """Draw a live training member within the run's staleness limit, or None."""
-        now = trio.current_time()
-        shunned = {*avoid, *self._table.suspected(now)}
-        return choose(self._around.rng, self._table.live(now), own, self._staleness, shunned)
+        """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
+        members = self.live()
+        shunned = {*avoid, *self._table.suspected(trio.current_time())}
+        carried = self._around.ways.carried(members)
+        return choose(self._around.rng, members, own, self._staleness, shunned, carried)
+
+    def expect(self, size: int) -> None:
+        """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""
+        self._around.ways.bulk = size
 
     def suspect(self, peer: PeerId) -> None:
         """This peer could not be reached: no partner until it is heard again, and for a growing while."""
@@ -219,11 +291,18 @@ class Mesh:
     # --- streams ----------------------------------------------------------------------------------
 
     async def dial(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream to a member. Raises PeerUnavailableError, PeerTooSlowError or RefusedError."""
+        """Open a stream to a member; one for bulk goes straight where that can be had.
+
+        Raises PeerUnavailableError, PeerTooSlowError or RefusedError, of which RelayBudgetError is one.
+        """
         known = (*self._table.addresses(peer), *self._book.addresses(peer))
         try:
+            if protocol in _BULK:
+                await self._host.connect(peer, known)
+                member = next((member for member in self.live() if member.peer_id == peer), None)
+                await self._around.ways.straighten(peer, member, self._around.timing.punch)
             stream = await self._host.open_stream(peer, protocol, known)
-        except (PeerUnavailableError, PeerTooSlowError):
+        except (PeerUnavailableError, PeerTooSlowError, RelayBudgetError):
             self.suspect(peer)
             raise
         self._table.trust(peer)

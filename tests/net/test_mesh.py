@@ -5,30 +5,34 @@ from __future__ import annotations
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import trio
 
-from nolocod.config import Address, NodeConfig
+from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import (
     NoBootstrapError,
     OtherRunError,
     PeerUnavailableError,
     PeerVersionError,
+    RelayBudgetError,
+    RemoteError,
     UsageError,
     VersionError,
     WrongRunError,
 )
-from nolocod.events import Event, PeerLost, PeerSeen, Troubled
+from nolocod.events import Event, PeerLost, PeerSeen, RelayHeld, RelayLost, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Manifest, Sealed, seal
 from nolocod.p2p import requests
+from nolocod.p2p.addresses import claim, transport
 from nolocod.p2p.dht import open_dht
 from nolocod.p2p.host import open_host
 from nolocod.p2p.keepalive import PING
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.streams import EXCHANGE, GOSSIP
 from nolocod.p2p.timing import Timing
 from nolocod.proto import envelope
 from nolocod.terms import Standing
@@ -57,6 +61,9 @@ class Node:
     timing: Timing = QUICK
     standing: Standing = field(default_factory=lambda: Standing(5, 100, 2.5))
     state: str = "training"
+    relaying: Relaying = field(default_factory=Relaying)
+    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    announce: tuple[str, ...] = ()
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -69,7 +76,13 @@ class Node:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mesh]:
         self.data_dir.mkdir(exist_ok=True)
-        config = NodeConfig(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=(Address("127.0.0.1", 0),))
+        config = NodeConfig(
+            data_dir=self.data_dir,
+            bootstrap=self.bootstrap,
+            listen=(self.listen,),
+            announce=self.announce,
+            relaying=self.relaying,
+        )
         async with open_mesh(config, self.identity, self.events.append, rng=random.Random(7), timing=self.timing) as mesh:
             yield mesh
 
@@ -332,7 +345,8 @@ async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
     loopback = Address("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         hosts = [
-            await stack.enter_async_context(open_host(Identity.generate(), (loopback,), (), lambda event: None)) for _ in range(3)
+            await stack.enter_async_context(open_host(Identity.generate(), (loopback,), (), lambda event: None))
+            for _ in range(3)
         ]
         dhts = [await stack.enter_async_context(open_dht(host, run_id)) for host in hosts]
         ann, bob, cyd = hosts
@@ -344,3 +358,102 @@ async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
         assert cyd.own in found
         assert ann.own not in found
         assert any(address.startswith(cyd.announced[0]) for address in found[cyd.own])
+
+
+# --- through relays ---------------------------------------------------------------------------------------
+
+
+def public_node(data_dir: Path, **more: Any) -> Node:  # noqa: ANN401 - Node's own fields
+    """A node that says where it is reached, and so relays from the beginning."""
+    (listen,) = claim((Address("127.0.0.1", 0),))
+    return Node(data_dir, listen=listen, announce=(transport(listen),), **more)
+
+
+def hidden_node(data_dir: Path, *bootstrap: str) -> Node:
+    """A node that connects straight to bootstraps and relays only, as if behind a NAT that cannot be punched."""
+    return Node(data_dir, bootstrap=bootstrap, relaying=Relaying(only=True))
+
+
+async def shout(stream: Stream) -> None:
+    await stream.write((await stream.read_exactly(3)).upper())
+
+
+async def shouted(mesh: Mesh, to: PeerId) -> bytes:
+    stream = await mesh.dial(to, EXCHANGE)
+    await stream.write(b"hey")
+    try:
+        return await stream.read_exactly(3)
+    finally:
+        await stream.reset()
+
+
+def held(node: Node) -> int:
+    gained = [event.relay for event in node.events if isinstance(event, RelayHeld)]
+    lost = [event.relay for event in node.events if isinstance(event, RelayLost)]
+    return len(set(gained)) - len(set(lost) - {relay for relay in lost if gained.count(relay) > lost.count(relay)})
+
+
+def addresses_of(node: Node, mesh: Mesh) -> tuple[str, ...]:
+    """As its heartbeats have told `mesh`."""
+    return next((member.addresses for member in mesh.live() if member.peer_id == node.peer_id), ())
+
+
+async def test_two_that_speak_only_through_a_third_exchange_a_stream(tmp_path: Path) -> None:
+    sealed = a_run()
+    middle = public_node(tmp_path / "m", relaying=Relaying(rate=1_000_000))
+    async with middle.member(sealed) as relay:
+        first, second = (hidden_node(tmp_path / name, *relay.addresses) for name in "ab")
+        async with first.member(sealed) as ann, second.member(sealed) as bob:
+            bob.serve(EXCHANGE, shout)
+            await until(lambda: held(first) == held(second) == 1)
+            assert all("/p2p-circuit" in address for address in bob.addresses)
+            await until(lambda: len(addresses_of(second, ann)) == 1)
+            assert {member.peer_id: member.nat for member in ann.live()}[second.peer_id] == "symmetric"
+            assert {member.peer_id: member.relays for member in ann.live()} == {middle.peer_id: True, second.peer_id: False}
+            assert await shouted(ann, second.peer_id) == b"HEY"
+            assert ann.connections() == {middle.peer_id: "direct", second.peer_id: "relayed"}
+
+            ann.expect(2 << 30)  # each way; the relay carries an hour at its rate
+            with pytest.raises(RelayBudgetError, match="3600 MB"):
+                await ann.dial(second.peer_id, EXCHANGE)
+            assert await relay.dial(second.peer_id, GOSSIP), "to the relay itself it is straight"
+
+            middle.state = "paused"  # its owner wants nothing done for others now
+            await until(lambda: held(first) == held(second) == 0)
+            assert not ann.addresses
+
+
+async def test_when_the_relay_dies_another_one_carries(tmp_path: Path) -> None:
+    sealed = a_run()
+    stays, dies = (public_node(tmp_path / name) for name in "xy")
+    async with stays.member(sealed) as staying, trio.open_nursery() as nursery:
+        dies.bootstrap = staying.addresses
+        up, death = trio.Event(), trio.CancelScope()
+
+        async def live() -> None:
+            with death:
+                async with dies.member(sealed):
+                    up.set()
+                    await trio.sleep_forever()
+
+        nursery.start_soon(live)
+        await up.wait()
+        dying = f"{dies.announce[0]}/p2p/{dies.peer_id}"
+        first, second = (hidden_node(tmp_path / name, dying, *staying.addresses) for name in "ab")
+        async with first.member(sealed) as ann, second.member(sealed) as bob:
+            bob.serve(EXCHANGE, shout)
+            await until(lambda: held(first) == held(second) == 2)
+            await until(lambda: len(addresses_of(second, ann)) == 2)
+            assert await shouted(ann, second.peer_id) == b"HEY"
+            death.cancel()
+            await until(lambda: held(first) == held(second) == 1)
+
+            with trio.fail_after(10):
+                answer = b""
+                while not answer:
+                    try:
+                        answer = await shouted(ann, second.peer_id)
+                    except RemoteError:
+                        await trio.sleep(0.1)
+            assert ann.connections()[second.peer_id] == "relayed"
+            assert any(stays.peer_id in address for address in addresses_of(second, ann))
