@@ -104,6 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     status = add_here("status", _status, "What a running node does and waits for.")
     status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="one JSON object (a line each with --watch)")
+    doctor = add_here("doctor", _doctor, "Find out what keeps this machine from a run; changes nothing.")
+    _reach_options(doctor)
+    _training_options(doctor)
+    doctor.add_argument("--json", action="store_true", help="one JSON object")
     add_here("id", _id, "Print this node's peer id; makes the identity if there is none.")
     export = add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
     export.add_argument("into", type=Path, metavar="DIR")
@@ -146,19 +150,29 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true")
 
 
-def _node_options(parser: argparse.ArgumentParser) -> None:
+def _reach_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; may be given again")
     add("--listen", action="append", metavar="HOST:PORT", help="for peers; may be given again (0.0.0.0:0 and [::]:0)")
     add("--announce", action="append", default=[], metavar="MULTIADDR", help="tell peers this address instead")
     add("--no-upnp", action="store_true", help="do not ask the router for a port")
+
+
+def _training_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", type=Path, metavar="PATH", help="training text, for runs that leave it to the node")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+
+
+def _node_options(parser: argparse.ArgumentParser) -> None:
+    _reach_options(parser)
+    _training_options(parser)
+    add = parser.add_argument
     add("--no-relay", action="store_true", help="carry nothing for others, and be carried by nobody")
     add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
     add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
     add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
-    add("--data", type=Path, metavar="PATH", help="training text, for runs that leave it to the node")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
     add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
     add("--max-upload", metavar="RATE", help="on all connections together, like 20Mbit or 2.5MB (per second)")
@@ -178,7 +192,7 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
     return NodeConfig(
         data_dir=options.data_dir,
         bootstrap=tuple(options.bootstrap),
-        listen=tuple(Address.parse(text, "--listen") for text in options.listen or ()) or NodeConfig.listen,
+        listen=_listen(options),
         announce=tuple(options.announce),
         http=Address.parse(options.http, "--http"),
         data=options.data,
@@ -191,6 +205,10 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         relaying=_relaying(options),
         upnp=not options.no_upnp,
     )
+
+
+def _listen(options: argparse.Namespace) -> tuple[Address, ...]:
+    return tuple(Address.parse(text, "--listen") for text in options.listen or ()) or NodeConfig.listen
 
 
 def _relaying(options: argparse.Namespace) -> Relaying:
@@ -272,6 +290,22 @@ def _status(options: argparse.Namespace) -> None:
     from nolocod import terminal
 
     terminal.show_status(DataDir(options.data_dir), watch=options.watch, as_json=options.json)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    config = NodeConfig(
+        data_dir=options.data_dir,
+        bootstrap=tuple(options.bootstrap),
+        listen=_listen(options),
+        announce=tuple(options.announce),
+        data=options.data,
+        device=options.device,
+        upnp=not options.no_upnp,
+    )
+    from nolocod.doctor import show
+
+    if not show.examined(config, as_json=options.json):
+        sys.exit(1)
 
 
 def _id(options: argparse.Namespace) -> None:

@@ -33,6 +33,7 @@ from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.sample import SAMPLE, Sampler
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT, Handler, Stream
 from nolocod.p2p.wire import Context
 from nolocod.schedule import Gate, month_spent, on_battery, outside_hours, told
@@ -144,7 +145,10 @@ class Node:
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
         self.emit(StateChanged("starting"))
-        async with open_mesh(self._config, self._identity, self.emit, rng=self._rng, meter=self._budget) as mesh:
+        mesh_of = open_mesh(
+            self._config, self._identity, self.emit, rng=self._rng, meter=self._budget, guard=self._unless_paused
+        )
+        async with mesh_of as mesh:
             try:
                 while await self._one_life(mesh, http):
                     pass
@@ -160,7 +164,7 @@ class Node:
             async with open_trainer(self.emit) as self._trainer:
                 if self._part is None:
                     self._part = await self._join(mesh, http)
-                await self._train(self._part, self._trainer)
+                await self._train(self._part, self._trainer, mesh)
         except* TrainerError as errors:
             self._failures += 1
             if self._failures >= _TRAINER_FAILURES:
@@ -173,13 +177,14 @@ class Node:
             self._trainer = None
         return again
 
-    async def _train(self, part: Part, trainer: TrainerProcess) -> None:
+    async def _train(self, part: Part, trainer: TrainerProcess, mesh: Mesh) -> None:
         self._stint = stint = Stint(part, trainer, self.emit)
         if not await stint.rest(self._stop):
             return
         await stint.load()
         if self._exchanger is not None:
             self._exchanger.box_size = trainer.outbox.size
+            mesh.expect(trainer.outbox.size)
             self._mind(trainer.outbox.size, self._exchanger.patience)
         self._reception.rounds = stint.rounds
         while (reason := await stint.train(self._stop)) in ("behind", "paused"):
@@ -220,6 +225,7 @@ class Node:
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
         mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))
+        mesh.serve(SAMPLE, self._unless_paused(Sampler().handle))
         swarm = MeshSwarm(mesh, exchanger, context, self.emit)
         return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed, self._gate)
 

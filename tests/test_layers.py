@@ -62,6 +62,8 @@ LAYERS = {
         "libp2p miniupnpc multiaddr trio trio_typing msgspec psutil blake3 google cryptography noise",
     ),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
+    # The doctor's child, which may try what the trainer would do.
+    "doctor.training": layer("doctor.findings codec trainer manifest errors", "torch msgspec psutil"),
     # The parent's side of the trainer lives in the network process, which never imports torch.
     "trainer.process": layer("trainer.pipe trainer.boxes errors events terms identity manifest", "trio trio_typing msgspec"),
     "trainer.pipe": layer("errors events terms manifest", "msgspec"),
@@ -76,7 +78,7 @@ LAYERS = {
     # The one measurement that needs stock py-libp2p, and a certificate, to have something beside ours.
     "benchmarks.carriers": layer("benchmarks.relayed config identity p2p", "cryptography libp2p multiaddr trio"),
 }
-TOP = frozenset({"cli", "__main__", "terminal", "testnet", "benchmarks", "lab"})
+TOP = frozenset({"cli", "__main__", "terminal", "testnet", "benchmarks", "lab", "doctor"})
 """What people call: it may import anything of ours. Only `cli` prints."""
 TOP_PACKAGES = frozenset({"trio", "msgspec", "rich", "psutil"})
 

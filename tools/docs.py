@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: docs/errors.md and docs/run-file.md.
+"""Writes the pages that are made from the code: docs/errors.md, docs/run-file.md and docs/doctor.md.
 
 The rule: whoever changes the catalogue or the manifest runs `python tools/docs.py`; a test compares.
 """
@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from nolocod import manifest
+from nolocod.doctor.findings import CHECKS
 from nolocod.errors import Entry, LocalError, NolocodError, RemoteError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -35,6 +36,25 @@ Made by `python tools/docs.py` from `nolocod/manifest.py`; do not edit.
 
 A run is described by a TOML file, which `nolocod start` signs and hands to everybody who joins. Keys
 outside a table come first. A key that is misspelt, or a value out of bounds, is refused with its line.
+"""
+
+_DOCTOR_HEAD = """\
+# The doctor
+
+Made by `python tools/docs.py` from `nolocod/doctor/findings.py`; do not edit.
+
+`nolocod doctor` finds out what keeps this machine from a run, before a node is started or beside one that runs. It
+takes the flags of `join` that matter for it (`--data-dir`, `--bootstrap`, `--listen`, `--announce`, `--no-upnp`,
+`--data`, `--device`), takes at most 40 s, writes nothing into the data directory, and leaves a running node alone:
+it then goes by an identity and a port of its own, and asks the node's status for what only the node can know.
+
+Each check is *ok*, *warn* (a node can live with it), *fail* (it cannot), or *skipped*, with the reason. The exit
+status is 1 if any fails, else 0; `--json` prints one object: `version`, `ok`, and `findings`, a list with `code`,
+`name`, `status`, `found`, and where there is something to say `remedy`, `about` (an address) and `error` (a code of
+[errors.md](errors.md)). Where several bootstrap addresses are given and one is good, the others' failures are
+warnings.
+
+A code never changes its meaning.
 """
 
 
@@ -79,6 +99,14 @@ def run_file_page() -> str:
         summary = " ".join((section.__doc__ or "").split())
         lines += _table(f"`[{name}]`", summary, keys_of(section))
     return "\n".join(lines)
+
+
+def doctor_page() -> str:
+    """docs/doctor.md."""
+    lines = [_DOCTOR_HEAD, "| code | check | all right if | else | at most |", "|---|---|---|---|---|"]
+    for one in CHECKS.values():
+        lines.append(f"| {one.code} | {one.name} | {_cell(one.asks)} | {_cell(one.remedy)} | {one.seconds:.0f} s |")
+    return "\n".join([*lines, ""])
 
 
 def keys_of(section: type[msgspec.Struct]) -> list[Key]:
@@ -164,7 +192,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"errors.md": errors_page, "run-file.md": run_file_page}
+PAGES = {"errors.md": errors_page, "run-file.md": run_file_page, "doctor.md": doctor_page}
 
 
 def main() -> None:

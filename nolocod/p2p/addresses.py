@@ -257,3 +257,9 @@ def _interfaces(family: socket.AddressFamily) -> list[tuple[int, str]]:
             else:
                 ranked.append((1 if name.startswith(_BRIDGES) else 0, str(host)))
     return ranked or loopback
+
+
+def is_bridge(host: str) -> bool:
+    """Whether the IP address `host` of this machine belongs to a bridge of a container engine."""
+    entries = psutil.net_if_addrs().items()
+    return any(name.startswith(_BRIDGES) and host in {entry.address for entry in found} for name, found in entries)

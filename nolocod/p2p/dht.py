@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 
 import trio
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from nolocod.errors import RemoteError
+from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
+from nolocod.p2p.delimited import receive_message, send_message
+from nolocod.p2p.identify import readable
 from nolocod.p2p.libp2p_streams import map_exceptions
+from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -29,6 +33,11 @@ if TYPE_CHECKING:
 _SERVERS = 4
 """Asked about providers at a time."""
 _DEADLINE = 20.0
+_KADEMLIA = "/ipfs/kad/1.0.0"
+_ANSWER = 5.0
+"""Seconds for one server's answer to a look-up."""
+_MOST_BYTES = 256 << 10
+_MOST_PROVIDERS = 64
 _SHA2_256 = b"\x12\x20"
 """The multihash's code and length (https://multiformats.io/multihash)."""
 _ADDRESS_LIFE = 3600
@@ -49,6 +58,23 @@ def provider_key(run_id: RunId) -> bytes:
     Other implementations take nothing else: js-libp2p refuses keys that are no sha2-256 multihash, and searches by CID.
     """
     return _SHA2_256 + hashlib.sha256(bytes.fromhex(run_id)).digest()
+
+
+async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tuple[str, ...]]:
+    """Who is in the run by the word of `server`, with addresses, without taking part ourselves. Raises RemoteError."""
+    stream = await host.open_stream(server, _KADEMLIA)
+    try:
+        with deadline(_ANSWER, "the DHT's answer", PeerTooSlowError):
+            await send_message(stream, Message(type=Message.GET_PROVIDERS, key=provider_key(run_id)))
+            answer = await receive_message(stream, Message, _MOST_BYTES)
+    finally:
+        await stream.reset()
+    found = {
+        PeerId(str(ID(told.id))): tuple(filter(None, map(readable, told.addrs)))
+        for told in answer.providerPeers[:_MOST_PROVIDERS]
+    }
+    found.pop(host.own, None)
+    return found
 
 
 class Dht:

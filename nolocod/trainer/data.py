@@ -99,6 +99,19 @@ def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache:
     return np.memmap(target, dtype=dtype, mode="r")
 
 
+def some_text(settings: Data, path: Path | None, characters: int) -> tuple[str, bool]:
+    """The first `characters` or so of a local source without a cache, and whether that is all. Raises DataError."""
+    parts: list[str] = []
+    have = 0
+    for file in _stdlib_files() if settings.source == "stdlib" else _files(settings.source, path):
+        for text in _texts(settings, file):
+            if have >= characters:
+                return "".join(parts), False
+            parts.append(text)
+            have += len(text)
+    return "".join(parts), True
+
+
 def _tokenise(settings: Data, files: list[Path], tokenizer: Tokenizer, target: Path, dtype: type[Any]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(target) as handle:

@@ -1,0 +1,207 @@
+"""The checks of this machine that need neither torch nor a peer.
+
+The rule: files are read and never made; what is not there yet is no fault. Every function blocks on disks at
+most, returns one finding, and is given what it needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nolocod import datadir, identity
+from nolocod.doctor.findings import Finding, fail, failed, ok, warn
+from nolocod.errors import NotRunningError, PortTakenError, UsageError, VersionError
+from nolocod.p2p.addresses import announced, claim, dialable, endpoint, is_bridge
+from nolocod.proto.envelope import MAJOR
+from nolocod.status import client
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nolocod.config import Address, DataDir
+    from nolocod.datadir import Running
+    from nolocod.identity import Identity
+    from nolocod.manifest import Sealed
+    from nolocod.status.state import StatusReport
+
+_OLDEST = (3, 11)
+_LITTLE = 1_000_000_000
+"""Bytes free below which a disk is worth a warning, whatever the model."""
+_CHECKPOINT = 20
+"""Bytes per parameter: phi, delta, theta and Adam's two moments, float32."""
+_CHECKPOINTS = 3
+"""On the disk at once: two that are kept, and the one being written."""
+_SERVED = 8
+"""Bytes per parameter of the weights that are served to, or fetched by, a newcomer."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """The node of this data directory, if one runs: what it left in the directory, and what its status says."""
+
+    running: Running | None = None
+    report: StatusReport | None = None
+    pid: str = ""
+    """Of whoever holds the lock; empty if nobody does."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the identity is in use."""
+        return bool(self.pid)
+
+
+def python_version(found: tuple[int, int, int] = sys.version_info[:3]) -> Finding:
+    """D01."""
+    text = ".".join(map(str, found))
+    return ok("D01", f"Python {text}.") if found[:2] >= _OLDEST else fail("D01", f"Python {text} is older than 3.11.")
+
+
+def disk(paths: DataDir, parameters: int | None) -> Finding:
+    """D05: free space against what a model of so many parameters needs; None where no run is known."""
+    free = shutil.disk_usage(_existing(paths.root)).free
+    there = sum(file.stat().st_size for file in paths.checkpoints.rglob("*") if file.is_file())
+    if parameters is None:
+        text = f"{_size(free)} free; how much is needed is not known without a run."
+        return ok("D05", text) if free >= _LITTLE else warn("D05", text)
+    one = _CHECKPOINT * parameters
+    needed = max(one, _CHECKPOINTS * one - there) + _SERVED * parameters
+    text = f"{_size(free)} free, {_size(needed)} needed for the checkpoints of {parameters:,} parameters."
+    if free < needed:
+        return fail("D05", text)
+    return ok("D05", text) if free - needed >= _LITTLE else warn("D05", text)
+
+
+def data_directory(paths: DataDir) -> Finding:
+    """D06."""
+    root = paths.root
+    if not root.exists():
+        parent = _existing(root)
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+            return ok("D06", f"{root} is not there yet and can be made.")
+        return fail("D06", f"{root} cannot be made: {parent} is not writable.")
+    if not root.is_dir():
+        return fail("D06", f"{root} is no directory.")
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        return fail("D06", f"{root} cannot be read and written by this user.")
+    mode = stat.S_IMODE(root.stat().st_mode)
+    if mode & 0o022:
+        return warn("D06", f"{root} can be written by other users (mode {mode:04o}).", f"Run: chmod go-w {root}")
+    return ok("D06", f"{root} can be written.")
+
+
+def identity_file(paths: DataDir) -> tuple[Finding, Identity | None]:
+    """D07, and the identity. Raises IdentityError."""
+    if not paths.identity.exists():
+        return ok("D07", "none yet; the first start makes one."), None
+    found = identity.load_or_create(paths.identity)
+    return ok("D07", f"{found.peer_id}."), found
+
+
+def node_here(paths: DataDir) -> tuple[Finding, Here]:
+    """D08: by the lock, which a node holds for as long as it lives, and by its status page."""
+    pid = _holder(paths.lock)
+    if not pid:
+        return ok("D08", "no node runs here."), Here()
+    try:
+        running = datadir.find_running(paths)
+        report = client.read(running)
+    except NotRunningError as error:
+        joining = f"process {pid} holds the directory, and is not up yet."
+        found = warn("D08", joining if not paths.daemon.exists() else f"process {pid} holds the directory, but {error.cause}")
+        return found, Here(pid=pid)
+    return ok("D08", f"process {running.pid} runs here: {report.state}; it is asked for what only it knows."), Here(
+        running, report, pid
+    )
+
+
+def _holder(lock: Path) -> str:
+    """The process that holds the lock, "unknown" where it left no number; empty if nobody holds it."""
+    try:
+        handle = os.open(lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
+    try:
+        # shared, and given back at once: a node that starts this very moment is the only one it could be in the way of
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
+    finally:
+        os.close(handle)
+    return ""
+
+
+def stored_run(paths: DataDir) -> tuple[Finding, Sealed | None]:
+    """D09, and the run. Raises ManifestError or VersionError."""
+    sealed = datadir.stored_manifest(paths)
+    if sealed is None:
+        return ok("D09", "belongs to no run yet; a bootstrap tells which one it is."), None
+    if sealed.manifest.protocol != MAJOR:
+        cause = f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}."
+        return failed("D09", VersionError(cause)), sealed
+    return ok("D09", f"{sealed.manifest.name} ({sealed.run_id[:12]})."), sealed
+
+
+def port(listen: Sequence[Address], running: Running | None) -> Finding:
+    """D11."""
+    told = " and ".join(map(str, listen))
+    own = {found[1] for address in running.addresses if (found := endpoint(_transport(address)))} if running else set()
+    if any(address.port in own for address in listen):
+        return ok("D11", f"{told} is this directory's own node.")
+    try:
+        bound = claim(listen)
+    except (PortTakenError, UsageError) as error:
+        return failed("D11", error)
+    if all(address.port == 0 for address in listen):
+        return ok("D11", f"{told}: there are free ports.")
+    return ok("D11", f"{' and '.join(map(str, bound))} is free.")
+
+
+def own_addresses(listen: Sequence[Address], announce: Sequence[str], running: Running | None) -> Finding:
+    """D12: what peers are, or would be, told."""
+    wrong = [address for address in announce if not dialable(address)]
+    if wrong:
+        return fail("D12", f"--announce {wrong[0]!r} cannot be dialled.", "Write it like /ip4/203.0.113.7/tcp/4001.")
+    told = [_transport(address) for address in running.addresses] if running else announced(_bound(listen), announce)
+    if not told:
+        return fail("D12", "this machine has no address that peers could be told.")
+    shown = ", ".join(told[:3])
+    if announce or running:
+        return ok("D12", f"peers are told {shown}.")
+    hosts = [found[0] for address in told if (found := endpoint(address))]
+    if all(_loopback(host) for host in hosts):
+        return warn("D12", f"only {shown}: peers on other machines cannot reach it.")
+    if all(_loopback(host) or is_bridge(host) for host in hosts):
+        return warn("D12", f"only {shown}, which belong to bridges of containers.")
+    return ok("D12", f"peers are told {', '.join(hosts[:3])}.")
+
+
+def _bound(listen: Sequence[Address]) -> list[Address]:
+    """As if bound: some port, where any will do."""
+    return [address if address.port else type(address)(address.host, 1) for address in listen]
+
+
+def _transport(address: str) -> str:
+    return address.partition("/p2p/")[0]
+
+
+def _loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above `path` that is there."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

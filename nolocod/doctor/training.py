@@ -1,0 +1,182 @@
+"""The checks that need torch, in a process of their own: `python -m nolocod.doctor.training`.
+
+The rule: one line of JSON per result, written as soon as it is there, so that a torch that hangs or kills its
+process costs the checks that it was in the way of, and no others. The job comes on standard input.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+
+from nolocod.doctor.findings import CHECKS, Finding, failed, ok, skipped, warn
+from nolocod.errors import NolocodError, TrainerError
+from nolocod.manifest import Manifest, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SAMPLE = 200_000
+"""Characters of the training text that are tokenised."""
+_RECORDS = 20
+"""Documents that are read of a streamed data set."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is to be looked at. `manifest` is a sealed one, empty where no run is known."""
+
+    device: str = "auto"
+    data: str = ""
+    manifest: bytes = b""
+    loaded: bool = False
+    """Whether a node of ours holds the model in memory already."""
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of output: a finding, or the model's size in parameters, and that of an exchange in bytes each way."""
+
+    finding: Finding | None = None
+    parameters: int | None = None
+    exchange: int | None = None
+
+
+def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
+    """Make all checks: D02 before `job` is asked for, and D10 before those that need torch to compute."""
+    torch = _torch(tell)
+    _look(job(), torch is not None, tell)
+
+
+def _look(job: Job, has_torch: bool, tell: Callable[[Line], None]) -> None:
+    manifest = unseal(job.manifest).manifest if job.manifest else None
+    if manifest is None:
+        tell(Line(skipped("D10", "no run is known, so no source of text.")))
+    else:
+        _make("D10", tell, lambda: training_data(manifest, job.data))
+    if not has_torch:
+        for code in ("D03", "D04"):
+            tell(Line(skipped(code, "torch cannot be imported (D02).")))
+        return
+    _make("D03", tell, lambda: device(job.device))
+    if manifest is None:
+        tell(Line(skipped("D04", "no run is known, so no model.")))
+        return
+
+    _make("D04", tell, lambda: memory(manifest, job, tell))
+
+
+def _make(code: str, tell: Callable[[Line], None], check: Callable[[], Finding]) -> None:
+    try:
+        tell(Line(check()))
+    except NolocodError as error:
+        tell(Line(failed(code, error)))
+    except Exception as error:  # noqa: BLE001 - what torch and data sets raise has no end; it is the check's result
+        tell(Line(failed(code, TrainerError(f"{type(error).__name__}: {_first_line(error)}", remedy=CHECKS[code].remedy))))
+
+
+def _torch(tell: Callable[[Line], None]) -> Any:  # noqa: ANN401 - a module
+    try:
+        torch = importlib.import_module("torch")
+    except Exception as error:  # noqa: BLE001 - a broken torch raises whatever its parts do
+        cause = TrainerError(
+            f"torch cannot be imported ({type(error).__name__}: {_first_line(error)}).", remedy=CHECKS["D02"].remedy
+        )
+        tell(Line(failed("D02", cause)))
+        return None
+    tell(Line(ok("D02", f"torch {torch.__version__} on {platform.machine()}, {torch.get_num_threads()} threads.")))
+    return torch
+
+
+def device(name: str) -> Finding:
+    """D03. Raises DeviceError."""
+    from nolocod.trainer.model import pick_device
+
+    found = pick_device(name)
+    if found.type != "cuda":
+        return ok("D03", f"{found} computes.")
+    import torch
+
+    free, total = torch.cuda.mem_get_info(found)
+    name = torch.cuda.get_device_name(found)
+    return ok("D03", f"{found} computes: {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free.")
+
+
+def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Finding:
+    """D04; tells the model's size as soon as it is known. Raises ModelTooLargeError, RunFileError or DeviceError."""
+    from nolocod.codec import box_size
+    from nolocod.trainer.boxes import outbox_offset
+    from nolocod.trainer.data import make_tokenizer
+    from nolocod.trainer.model import check_memory, layout_of, pick_device, read_config
+    from nolocod.trainer.snapshot import Plan
+
+    config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
+    layout = layout_of(config)
+    tell(Line(parameters=layout.size))
+    where = pick_device("cpu" if job.loaded else job.device)
+    if not job.loaded:
+        # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
+        check_memory(layout.size, config.vocab_size, manifest, 0, where)
+    fragments = layout.fragments(manifest.outer.fragments)
+    size = box_size(manifest.codec, fragments)
+    tell(Line(exchange=size))
+    if job.loaded:
+        return skipped("D04", f"the node that runs here holds the model's {layout.size:,} parameters already.")
+    kept = Plan(manifest.codec, manifest.outer, fragments).keeps_outbox
+    check_memory(layout.size, config.vocab_size, manifest, outbox_offset(size, kept=kept) + size, where)
+    free = psutil.virtual_memory().available
+    return ok("D04", f"{layout.size:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
+
+
+def training_data(manifest: Manifest, data: str) -> Finding:
+    """D10. Raises DataError or RunFileError."""
+    from nolocod.trainer.data import make_tokenizer, some_text
+
+    settings = manifest.data
+    tokenizer = make_tokenizer(settings)
+    if settings.source == "hub":
+        text, whole = _streamed(manifest), False
+    else:
+        text, whole = some_text(settings, Path(data) if data else None, _SAMPLE)
+    tokens = tokenizer.encode(text)
+    where = settings.dataset if settings.source == "hub" else data or "the standard library"
+    if not len(tokens):
+        return warn("D10", f"{where} holds no text in what was looked at.")
+    if whole:
+        from nolocod.trainer.windows import Windows
+
+        Windows(tokens, manifest.inner.sequence, settings.held_out)  # raises if that is too little
+    share = "all of it, " if whole else ""
+    return ok("D10", f"{where}: {share}{len(text):,} characters give {len(tokens):,} tokens.")
+
+
+def _streamed(manifest: Manifest) -> str:
+    from itertools import islice
+
+    from nolocod.trainer.hub import open_hub
+
+    return "\n".join(str(record.get(manifest.data.field, "")) for record in islice(open_hub(manifest.data), _RECORDS))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:300] if str(error) else "no word why"
+
+
+def main() -> None:
+    """Read a job, write lines. What libraries print goes to standard error."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(line: Line) -> None:
+        out.write(msgspec.json.encode(line) + b"\n")
+
+    look(lambda: msgspec.json.decode(sys.stdin.buffer.read(), type=Job), tell)
+
+
+if __name__ == "__main__":
+    main()
