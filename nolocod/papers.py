@@ -233,13 +233,18 @@ def stored_network_key(paths: DataDir) -> bytes | None:
 
 def stored_revocations(paths: DataDir, sealed: Sealed) -> Revocations:
     """What is revoked, as far as this node knows. A file that the owner did not sign is DataDirError."""
-    raw = _read(paths.revocations)
+    raw = stored_revocations_bytes(paths)
     if not raw:
         return Revocations()
     try:
         return access.open_revocations(raw, PeerId(sealed.manifest.owner), sealed.run_id)
     except AdmissionError as error:
         raise DataDirError(f"{paths.revocations}: {error.cause}", remedy="Remove it; peers tell it again.") from error
+
+
+def stored_revocations_bytes(paths: DataDir) -> bytes:
+    """The same as the owner sealed it; empty if nothing is."""
+    return _read(paths.revocations)
 
 
 def store_revocations(paths: DataDir, raw: bytes) -> None:

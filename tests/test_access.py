@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,12 +20,17 @@ from nolocod.errors import (
     DataDirError,
     InvitationError,
     InvitationOverError,
+    NotInvitedError,
+    PeerInvitationOverError,
     PeerNotInvitedError,
     UsageError,
     WrongRunError,
 )
+from nolocod.events import Event
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Manifest, Sealed, seal
+from nolocod.p2p import guard as guards
+from nolocod.p2p.guard import Guard
 from nolocod.papers import Grant
 from nolocod.proto import nolocod_pb2 as pb
 
@@ -253,3 +259,91 @@ def test_an_allow_list(tmp_path: Path) -> None:
         papers.read_allow_list(path)
     with pytest.raises(UsageError, match="cannot be read"):
         papers.read_allow_list(tmp_path / "none")
+
+
+# --- what a node makes of it --------------------------------------------------------------------------
+
+
+def a_guard(paths: DataDir, clock: list[float], own: PeerId = OWNER.peer_id) -> Guard:
+    return Guard(a_run(), own, paths, clock=lambda: clock[0])
+
+
+def invited(paths: DataDir, peer: PeerId, lasts: float = 60.0) -> bytes:
+    """The admission of a peer that the owner of `paths` has invited just now."""
+    _, text = papers.issue(paths, a_run(), OWNER, Grant(NOW, lasts))
+    return sign_admission(access.read_token(text), peer)
+
+
+def test_a_guard_lets_in_who_shows_an_admission_while_it_lasts(paths: DataDir) -> None:
+    clock = [NOW]
+    guard, shown = a_guard(paths, clock), invited(paths, ANN)
+    assert isinstance(guard.objection(ANN), PeerNotInvitedError)
+    assert guard.admits(ANN, shown, NOW)
+    assert guard.objection(ANN) is None
+    assert not guard.admits(BOB, shown, NOW)
+    assert isinstance(guard.objection(BOB), AdmissionError)
+    assert not guard.admits(BOB, b"", NOW)
+    assert isinstance(guard.objection(BOB), PeerNotInvitedError)
+    clock[0] = NOW + 60
+    assert isinstance(guard.objection(ANN), PeerInvitationOverError)
+    assert not guard.admits(ANN, shown, clock[0])
+    assert guard.admits(ANN, invited(paths, ANN, 600.0), clock[0]), "a new one may follow"
+    assert guard.objection(ANN) is None
+    assert guard.admits(OWNER.peer_id, b"", NOW)
+
+
+def test_a_guard_learns_revocations_and_never_older_ones(paths: DataDir) -> None:
+    guard, run_id = a_guard(paths, [NOW]), a_run().run_id
+    assert guard.admits(ANN, invited(paths, ANN), NOW)
+    older = seal_revocations(Revocations(1), run_id, OWNER)
+    newer = seal_revocations(Revocations(2, peers=frozenset({ANN})), run_id, OWNER)
+    assert guard.learn(newer)
+    assert isinstance(guard.objection(ANN), PeerInvitationOverError)
+    assert not guard.learn(older), "replayed"
+    assert not guard.learn(newer)
+    assert guard.told() == newer
+    with pytest.raises(AdmissionError):
+        guard.learn(seal_revocations(Revocations(3), run_id, KEY))
+    assert isinstance(guard.objection(ANN), PeerInvitationOverError)
+
+
+def test_a_node_finds_out_by_itself_that_it_may_not_be_a_member(paths: DataDir, tmp_path: Path) -> None:
+    theirs, clock = DataDir(tmp_path / "theirs"), [NOW]
+    with pytest.raises(NotInvitedError):
+        a_guard(theirs, clock, ANN)
+    _, text = papers.issue(paths, a_run(), OWNER, Grant(NOW, 60.0))
+    papers.accept(theirs, text, ANN, NOW)
+    assert a_guard(theirs, clock, ANN).admission
+    with pytest.raises(InvitationError):
+        a_guard(theirs, clock, BOB)
+    with pytest.raises(InvitationOverError, match="expired"):
+        a_guard(theirs, [NOW + 60], ANN)
+    papers.revoke(paths, a_run(), OWNER, [ANN])
+    papers.store_revocations(theirs, papers.stored_revocations_bytes(paths))
+    with pytest.raises(InvitationOverError, match="revoked"):
+        a_guard(theirs, clock, ANN)
+
+
+async def test_revocations_go_both_ways_between_a_node_and_its_directory(
+    paths: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "_REREAD", 0.01)
+    guard, run_id, told = a_guard(paths, [NOW]), a_run().run_id, list[Event]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guard.run, told.append)
+        papers.revoke(paths, a_run(), OWNER, [ANN])
+        stored = papers.stored_revocations_bytes(paths)
+        with trio.fail_after(5):
+            while guard.told() != stored:  # noqa: ASYNC110  # a file is what is waited for
+                await trio.sleep(0.01)
+        newer = seal_revocations(Revocations(9, peers=frozenset({BOB})), run_id, OWNER)
+        assert guard.learn(newer)
+        with trio.fail_after(5):
+            while papers.stored_revocations_bytes(paths) != newer:  # noqa: ASYNC110  # a file is what is waited for
+                await trio.sleep(0.01)
+        paths.revocations.write_bytes(b"nonsense")
+        with trio.fail_after(5):
+            while not told:  # noqa: ASYNC110  # a file is what is waited for
+                await trio.sleep(0.01)
+        assert guard.told() == newer
+        nursery.cancel_scope.cancel()

@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import (
+    InvitationOverError,
     LocalError,
     ManifestError,
+    NetworkKeyError,
     NoBootstrapError,
+    NotAllowedError,
+    NotInvitedError,
     OtherRunError,
+    PeerInvitationOverError,
+    PeerNetworkKeyError,
+    PeerNotAllowedError,
+    PeerNotInvitedError,
+    PeerTooSlowError,
+    PeerUnavailableError,
     PeerVersionError,
     RemoteError,
     VersionError,
@@ -40,6 +50,15 @@ if TYPE_CHECKING:
 Contact = tuple["PeerId", tuple[str, ...]]
 """A peer and where to dial it."""
 
+_SHUT_OUT: dict[type[RemoteError], type[LocalError]] = {
+    PeerNetworkKeyError: NetworkKeyError,
+    PeerNotAllowedError: NotAllowedError,
+    PeerNotInvitedError: NotInvitedError,
+    PeerInvitationOverError: InvitationOverError,
+}
+"""What it means for this node when every peer that answers keeps it out for the same reason."""
+_FINAL = (ManifestError, VersionError, OtherRunError, PeerVersionError, PeerNetworkKeyError, PeerNotAllowedError)
+"""What asking again does not change."""
 _RETRY = 0.5
 _REMEMBERED_AT_ONCE = 8
 
@@ -48,8 +67,8 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
     """Ask all contacts at once which run they are in; the first good answer wins.
 
     A peer that does not answer yet is asked again until `seconds` are over: it may just be starting.
-    Raises NoBootstrapError with each address's cause, or what all of them gave: WrongRunError,
-    VersionError, ManifestError.
+    Raises NoBootstrapError with each address's cause, or what all of them gave: WrongRunError, VersionError,
+    ManifestError; or what all that answered gave: NetworkKeyError, NotAllowedError.
     """
     causes: dict[PeerId, LocalError | RemoteError] = {}
     found: list[Sealed] = []
@@ -59,7 +78,7 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
         while True:
             try:
                 found.append(await fetch_info(host, peer, addresses, terms))
-            except (ManifestError, VersionError, OtherRunError, PeerVersionError) as error:
+            except _FINAL as error:
                 causes[peer] = error
                 return
             except RemoteError as error:
@@ -91,6 +110,10 @@ def verdict(contacts: Sequence[Contact], causes: dict[PeerId, LocalError | Remot
         return VersionError(words)
     if everybody and all(isinstance(error, ManifestError) for error in errors):
         return ManifestError(words)
+    answers = [error for error in errors if not isinstance(error, (PeerUnavailableError, PeerTooSlowError))]
+    for theirs, ours in _SHUT_OUT.items():
+        if answers and all(isinstance(error, theirs) for error in answers):
+            return ours(words)
     return NoBootstrapError(words or "no bootstrap address was given, and no peer is remembered.")
 
 
@@ -117,8 +140,9 @@ class Discovery:
     async def enter(self) -> None:
         """Contact the bootstraps, else the remembered peers; return with the first that has us.
 
-        Raises WrongRunError or VersionError when all bootstraps say so. That none can be reached is
-        told and no more: the node trains alone and goes on looking.
+        Raises WrongRunError or VersionError when all bootstraps say so; NetworkKeyError, NotAllowedError,
+        NotInvitedError or InvitationOverError when all that answer do. That none can be reached is told and no more: the
+        node trains alone and goes on looking.
         """
         contacts = [*self._bootstrap, *self._remembered()[:_REMEMBERED_AT_ONCE]]
         if not contacts:
@@ -126,7 +150,8 @@ class Discovery:
         causes = await self._contact_all(contacts)
         if causes is None:
             return
-        named = verdict(self._bootstrap, {peer: causes[peer] for peer, _ in self._bootstrap if peer in causes})
+        asked = self._bootstrap or contacts
+        named = verdict(asked, {peer: causes[peer] for peer, _ in asked if peer in causes})
         if isinstance(named, NoBootstrapError):
             self._emit(Troubled(named.code, named.cause))
         else:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import OtherRunError, PeerVersionError, ProtocolError, RemoteError
+from nolocod.errors import (
+    AdmissionError,
+    OtherRunError,
+    PeerInvitationOverError,
+    PeerNotInvitedError,
+    PeerVersionError,
+    ProtocolError,
+    RemoteError,
+)
 from nolocod.events import PeerLost, PeerSeen, Troubled
 from nolocod.p2p.hearsay import Hearsay
 from nolocod.p2p.requests import Terms, answer, ask
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
     from nolocod.p2p.timing import Timing
 
 _AT_ONCE = 32
+_THEIRS = (PeerNotInvitedError, PeerInvitationOverError)
+"""Refusals that only the refused one's user can do something about."""
 
 
 class Gossip:
@@ -79,7 +89,10 @@ class Gossip:
                 self.trouble(error)
 
     async def contact(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Swap views with `peer`, dialling `addresses` or those it announced. Raises RemoteError."""
+        """Swap views with `peer`, dialling `addresses` or those it announced. Raises RemoteError.
+
+        Each side then knows by what right the other is a member.
+        """
         self._under_way.add(peer)
         try:
             stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
@@ -89,9 +102,11 @@ class Gossip:
             self._under_way.discard(peer)
         if not body.HasField("gossip"):
             raise ProtocolError("gossip was answered with something else.")
+        self._take(self._hearsay.learn(peer, body.gossip, trio.current_time()))
+        if (objection := self._table.access.objection(peer)) is not None:
+            raise AdmissionError(objection.cause)
         self.heard_directly[peer] = trio.current_time()
         self._table.trust(peer)
-        self._take(self._hearsay.learn(peer, body.gossip, trio.current_time()))
 
     async def handle(self, stream: Stream) -> None:
         """Answer a GOSSIP stream."""
@@ -101,11 +116,14 @@ class Gossip:
                 raise ProtocolError("a gossip stream began with something else.")
             gossip, heard = self._hearsay.reply(stream.remote, body.gossip, trio.current_time())
             self._take(heard)
+            if (objection := self._table.access.objection(stream.remote)) is not None:
+                raise objection
             return pb.Body(gossip=gossip)
 
         refused = await answer(stream, self._terms, reply)
         if refused is not None:
-            self.trouble(refused)
+            if not isinstance(refused, _THEIRS):
+                self.trouble(refused)
             return
         self.heard_directly[stream.remote] = trio.current_time()
 
@@ -130,7 +148,7 @@ class Gossip:
 
     def trouble(self, error: RemoteError) -> None:
         """Show the faults that a user can act on; the others are the network's daily life."""
-        if isinstance(error, (OtherRunError, PeerVersionError)):
+        if isinstance(error, (OtherRunError, PeerVersionError, *_THEIRS)):
             self._emit(Troubled(error.code, error.cause))
 
     async def leave(self, seconds: float) -> None:

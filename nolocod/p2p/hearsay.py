@@ -114,7 +114,7 @@ class Hearsay:
         own_round = self._voice.own()[0].round
         if own_round != self._rounds[-1][1]:
             self._rounds.append((now, own_round))
-        return self._table.expire(now)
+        return [*self._table.expire(now), *self._table.review(self._voice.clock())]
 
     def pause(self) -> float:
         """Seconds until the next heartbeat."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Container, Iterable, Mapping
 
+    from nolocod.errors import RefusedError
     from nolocod.events import Reach
     from nolocod.proto import nolocod_pb2 as pb
 
@@ -88,6 +89,10 @@ class Access(Protocol):
         """Whether `peer` may be a member by the admission that it shows, at this time of day."""
         ...
 
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        """Why nothing of the run is given to `peer` now, by what it has shown so far; None if it may have it."""
+        ...
+
     def told(self) -> bytes:
         """The revocations that we tell others, sealed; empty while there are none."""
         ...
@@ -102,6 +107,9 @@ class Open:
 
     def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
         return True
+
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        return None
 
     def told(self) -> bytes:
         return b""

@@ -14,6 +14,8 @@ import trio
 from nolocod.errors import (
     CATALOGUE,
     OtherRunError,
+    PeerInvitationOverError,
+    PeerNotInvitedError,
     PeerTooSlowError,
     PeerVersionError,
     ProtocolError,
@@ -45,7 +47,7 @@ class Terms:
 async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
     """Send `body`, return the answer, and end the stream. Every failure is a RemoteError.
 
-    A peer's Refuse is raised as OtherRunError, PeerVersionError or RefusedError, with the peer's words.
+    A peer's Refuse is raised as what its code says, or as RefusedError, with the peer's words.
     """
     whole = False
     try:
@@ -84,6 +86,17 @@ async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Bod
         raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from error
 
 
+async def turn_away(stream: Stream, error: RefusedError, terms: Terms) -> None:
+    """Read the first message of a stream, whatever it asks for, and refuse it for `error`. Raises RemoteError."""
+    try:
+        with trio.fail_after(terms.seconds):
+            asked = await _receive(stream, terms)
+            refuse = pb.Refuse(code=error.code, reason=error.cause)
+            await _send(stream, pb.Body(refuse=refuse, session=asked.session, sequence=1), terms)
+    except trio.TooSlowError as slow:
+        raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from slow
+
+
 async def _send(stream: Stream, body: pb.Body, terms: Terms) -> None:
     body.receiver = stream.remote
     body.run_id = terms.run_id or body.run_id
@@ -109,7 +122,7 @@ async def _receive(stream: Stream, terms: Terms) -> pb.Body:
 
 def _refusal(refuse: pb.Refuse, stream: Stream) -> RemoteError:
     code, reason = readable(refuse.code, 16), readable(refuse.reason)
-    for kind in (OtherRunError, PeerVersionError):
+    for kind in (OtherRunError, PeerVersionError, PeerNotInvitedError, PeerInvitationOverError):
         if code == kind.entry.code:
             return kind(f"{short(stream.remote)} says: {reason}")
     title = CATALOGUE[code].title if code in CATALOGUE else code

@@ -1,0 +1,149 @@
+"""Who may be a member of a run that one must be invited to, as one node knows it.
+
+The rule: a peer counts as admitted for what it showed in its own signed heartbeat, as long as its invitation lasts and
+the owner has not taken it back; whatever it asks of us is looked at again. The owner needs no admission.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from nolocod import papers
+from nolocod.access import open_admission, open_revocations
+from nolocod.errors import (
+    InvitationOverError,
+    LocalError,
+    NotInvitedError,
+    PeerInvitationOverError,
+    PeerNotInvitedError,
+    RefusedError,
+)
+from nolocod.events import Troubled
+from nolocod.identity import PeerId, short
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.access import Invitation
+    from nolocod.config import DataDir
+    from nolocod.events import Emit
+    from nolocod.manifest import Sealed
+
+T = TypeVar("T")
+
+_KEPT = 4096
+"""Peers whose admission is kept in mind, and as many whose was refused."""
+_REREAD = 2.0
+"""Seconds between two looks at what the owner's commands left in the data directory."""
+
+
+class Guard:
+    """membership.Access for run `sealed`, on behalf of node `own`. `clock` gives the time of day.
+
+    Raises InvitationError, InvitationOverError or NotInvitedError if the node itself may not be a member, DataDirError
+    for files that are damaged.
+    """
+
+    def __init__(self, sealed: Sealed, own: PeerId, paths: DataDir, clock: Callable[[], float] = time.time) -> None:
+        self.admission = papers.stored_admission(paths)
+        """What we show to others."""
+        self._sealed = sealed
+        self._owner = PeerId(sealed.manifest.owner)
+        self._own = own
+        self._paths = paths
+        self._clock = clock
+        self._revoked = papers.stored_revocations(paths, sealed)
+        self._raw = papers.stored_revocations_bytes(paths)
+        self._admitted: OrderedDict[PeerId, tuple[bytes, Invitation]] = OrderedDict()
+        self._refused: OrderedDict[PeerId, RefusedError] = OrderedDict()
+        if own != self._owner:
+            self._check_ourselves()
+
+    def _check_ourselves(self) -> None:
+        manifest = self._sealed.manifest
+        if not self.admission:
+            raise NotInvitedError(f"run {manifest.name} of {short(manifest.owner)} takes only those whom its owner invited.")
+        papers.check_own(self.admission, self._own, self._sealed)
+        self.admits(self._own, self.admission, self._clock())
+        if (objection := self.objection(self._own)) is not None:
+            raise InvitationOverError(objection.cause)
+
+    # --- membership.Access ------------------------------------------------------------------------
+
+    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
+        if peer == self._owner:
+            return True
+        try:
+            invitation = self._opened(peer, admission)
+        except RefusedError as error:
+            self._admitted.pop(peer, None)
+            _keep(self._refused, peer, error)
+            return False
+        return self._revoked.over(invitation, peer, wall) is None
+
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        """Why nothing is given to `peer` now; None if it may have what members have."""
+        if peer == self._owner:
+            return None
+        known = self._admitted.get(peer)
+        if known is not None:
+            return self._revoked.over(known[1], peer, self._clock())
+        return self._refused.get(peer) or PeerNotInvitedError(f"{short(peer)} has shown no invitation to this node.")
+
+    def told(self) -> bytes:
+        return self._raw
+
+    def learn(self, raw: bytes) -> bool:
+        revoked = open_revocations(raw, self._owner, self._sealed.run_id)
+        if revoked.version <= self._revoked.version:
+            return False
+        self._revoked, self._raw = revoked, raw
+        return True
+
+    def _opened(self, peer: PeerId, admission: bytes) -> Invitation:
+        known = self._admitted.get(peer)
+        if known is None or known[0] != admission:  # two signatures are checked once, not for every heartbeat
+            known = admission, open_admission(admission, peer, self._owner, self._sealed.run_id)
+        _keep(self._admitted, peer, known)
+        self._refused.pop(peer, None)
+        return known[1]
+
+    # --- with the data directory ------------------------------------------------------------------
+
+    async def run(self, emit: Emit) -> None:
+        """Keep the revocations in the data directory the same as ours, the newer ones on both sides; tell once when our
+        own admission ends."""
+        over = False
+        while True:
+            try:
+                raw = await trio.to_thread.run_sync(self._meet, self._raw)
+                if raw != self._raw:
+                    self.learn(raw)
+            except (LocalError, RefusedError) as error:
+                emit(Troubled(error.code, error.cause))
+            objection = self.objection(self._own)
+            if isinstance(objection, PeerInvitationOverError) and not over:
+                over = True
+                emit(Troubled(objection.code, objection.cause))
+            await trio.sleep(_REREAD)
+
+    def _meet(self, ours: bytes) -> bytes:
+        """The newer of our revocations and those stored, which are replaced if ours are."""
+        stored = papers.stored_revocations_bytes(self._paths)
+        if stored == ours:
+            return ours
+        if stored and papers.stored_revocations(self._paths, self._sealed).version >= self._revoked.version:
+            return stored
+        papers.store_revocations(self._paths, ours)
+        return ours
+
+
+def _keep(table: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
+    table[peer] = value
+    table.move_to_end(peer)
+    if len(table) > _KEPT:
+        table.popitem(last=False)
