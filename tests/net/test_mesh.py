@@ -23,9 +23,10 @@ from nolocod.errors import (
     VersionError,
     WrongRunError,
 )
-from nolocod.events import Event, PeerLost, PeerSeen, RelayHeld, RelayLost, Troubled
+from nolocod.events import Event, PeerDisconnected, PeerLost, PeerSeen, RelayHeld, RelayLost, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Manifest, Sealed, seal
+from nolocod.p2p import host as host_module
 from nolocod.p2p import requests
 from nolocod.p2p.addresses import claim, transport
 from nolocod.p2p.dht import open_dht
@@ -360,6 +361,24 @@ async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
         assert any(address.startswith(cyd.announced[0]) for address in found[cyd.own])
 
 
+@asynccontextmanager
+async def short_lived(node: Node, sealed: Sealed) -> AsyncIterator[trio.CancelScope]:
+    """`node` as a member in a task of its own, until the scope is cancelled."""
+    up, life = trio.Event(), trio.CancelScope()
+
+    async def live() -> None:
+        with life:
+            async with node.member(sealed):
+                up.set()
+                await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live)
+        await up.wait()
+        yield life
+        life.cancel()
+
+
 # --- through relays ---------------------------------------------------------------------------------------
 
 
@@ -426,26 +445,16 @@ async def test_two_that_speak_only_through_a_third_exchange_a_stream(tmp_path: P
 async def test_when_the_relay_dies_another_one_carries(tmp_path: Path) -> None:
     sealed = a_run()
     stays, dies = (public_node(tmp_path / name) for name in "xy")
-    async with stays.member(sealed) as staying, trio.open_nursery() as nursery:
+    async with stays.member(sealed) as staying:
         dies.bootstrap = staying.addresses
-        up, death = trio.Event(), trio.CancelScope()
-
-        async def live() -> None:
-            with death:
-                async with dies.member(sealed):
-                    up.set()
-                    await trio.sleep_forever()
-
-        nursery.start_soon(live)
-        await up.wait()
         dying = f"{dies.announce[0]}/p2p/{dies.peer_id}"
         first, second = (hidden_node(tmp_path / name, dying, *staying.addresses) for name in "ab")
-        async with first.member(sealed) as ann, second.member(sealed) as bob:
+        async with short_lived(dies, sealed) as life, first.member(sealed) as ann, second.member(sealed) as bob:
             bob.serve(EXCHANGE, shout)
             await until(lambda: held(first) == held(second) == 2)
             await until(lambda: len(addresses_of(second, ann)) == 2)
             assert await shouted(ann, second.peer_id) == b"HEY"
-            death.cancel()
+            life.cancel()
             await until(lambda: held(first) == held(second) == 1)
 
             with trio.fail_after(10):
@@ -457,3 +466,37 @@ async def test_when_the_relay_dies_another_one_carries(tmp_path: Path) -> None:
                         await trio.sleep(0.1)
             assert ann.connections()[second.peer_id] == "relayed"
             assert any(stays.peer_id in address for address in addresses_of(second, ann))
+
+
+# --- a network that changes -------------------------------------------------------------------------------
+
+
+async def test_a_node_without_connections_comes_back_though_it_still_believes_its_members(tmp_path: Path) -> None:
+    sealed = a_run()
+    first = public_node(tmp_path / "a", timing=STILL)
+    second = Node(tmp_path / "b", timing=replace(STILL, roam=0.2), bootstrap=(f"{first.announce[0]}/p2p/{first.peer_id}",))
+    async with short_lived(first, sealed) as life, second.member(sealed) as bob:
+        assert first.peer_id in bob.connections()
+        life.cancel()
+        await until(lambda: not bob.connections())
+        async with short_lived(first, sealed):
+            await until(lambda: first.peer_id in bob.connections())
+
+
+async def test_other_interface_addresses_have_every_connection_tried_and_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = a_run()
+    first = Node(tmp_path / "a", timing=replace(STILL, pong=0.3))
+    async with first.member(sealed) as ann:
+        second = Node(tmp_path / "b", timing=replace(STILL, roam=0.2, pong=0.3), bootstrap=ann.addresses)
+        async with second.member(sealed) as bob:
+
+            async def never(_: Stream) -> None:
+                await trio.sleep_forever()
+
+            ann.serve(PING, never)
+            monkeypatch.setattr(host_module, "announced", lambda *_: ("/ip4/192.0.2.7/tcp/4001",))
+            await until(lambda: PeerDisconnected(first.peer_id) in second.events)
+            await until(lambda: first.peer_id in bob.connections())
+            assert bob.addresses == (f"/ip4/192.0.2.7/tcp/4001/p2p/{second.peer_id}",)
