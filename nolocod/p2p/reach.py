@@ -45,6 +45,8 @@ class ReachTiming:
 
     first: float = 5.0
     """From the start to the first questions, so that there is somebody to ask."""
+    router: float = 10.0
+    """That the first questions wait for the router's answer at most."""
     look: float = 2.0
     """Between two looks at what changed."""
     again: float = 15.0
@@ -96,8 +98,11 @@ class Reachability:
         timing = self._timing
         pause = timing.again
         due = trio.current_time() + timing.first
-        asked_about = self._surroundings()
         self._conclude()
+        if self._mapper is not None:
+            with trio.move_on_after(timing.router):
+                await self._mapper.asked.wait()
+        asked_about = self._surroundings()
         while True:
             await trio.sleep(timing.look)
             now = trio.current_time()

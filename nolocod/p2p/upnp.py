@@ -48,8 +48,8 @@ class Mapping:
 class UpnpTiming:
     """Seconds."""
 
-    discover: float = 3.0
-    """How long routers have to answer."""
+    discover: float = 1.5
+    """How long routers have to answer, for each of four kinds that are called in turn until one answers."""
     call: float = 15.0
     """For any one question, discovery included."""
     lease: int = 3600
@@ -64,7 +64,9 @@ class PortMapper:
 
     def __init__(self, port: int, rng: random.Random, timing: UpnpTiming | None = None) -> None:
         self.mapping: Mapping | None = None
-        self.why = "the router was not asked yet"
+        self.why = "no router has answered UPnP yet"
+        self.asked = trio.Event()
+        """The router gave a port, or turned out to give none."""
         self._port = port
         self._rng = rng
         self._timing = timing or UpnpTiming()
@@ -80,7 +82,8 @@ class PortMapper:
                     self.mapping = await self.map()
                     self.why = ""
                 except RouterError as error:
-                    self.mapping, self.why = None, error.cause
+                    self.mapping, self.why = None, error.cause.rstrip(".")
+                self.asked.set()
                 await trio.sleep(self._timing.renew if self.mapping else self._timing.retry)
         finally:
             if self.mapping is not None:
@@ -99,7 +102,7 @@ class PortMapper:
         try:
             await self._ask(partial(_unmap, self._gateway, mapping.external.port))
         except RouterError as error:
-            self.why = error.cause  # its lease will end
+            self.why = error.cause.rstrip(".")  # its lease will end
         self.mapping = None
 
     async def _ask(self, question: Callable[[], T]) -> T:
@@ -116,10 +119,8 @@ def _map(port: int, wanted: list[int], timing: UpnpTiming) -> tuple[miniupnpc.UP
     """Blocks. The router, and the first of the external ports `wanted` that the router gives us."""
     gateway = _find(timing)
     host = _call(gateway.externalipaddress)
-    try:
-        ipaddress.ip_address(host)
-    except ValueError as error:
-        raise RouterError("the router has no address outside.") from error
+    if not _usable(host):
+        raise RouterError("the router has no address outside.")
     lease = timing.lease
     refused = ""
     for external in wanted:
@@ -131,6 +132,13 @@ def _map(port: int, wanted: list[int], timing: UpnpTiming) -> tuple[miniupnpc.UP
             else:
                 return gateway, Mapping(Address(host, external), seconds)
     raise RouterError(refused)
+
+
+def _usable(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _unmap(gateway: miniupnpc.UPnP, external: int) -> None:
