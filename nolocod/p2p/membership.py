@@ -75,8 +75,9 @@ class _Memory:
 
 @dataclass
 class _Suspicion:
-    """A member that could not be reached: not chosen until `until` and until it is heard again."""
+    """A member that could not be reached at `since`: not chosen until `until` and until it is heard again."""
 
+    since: float
     until: float
     failures: int
     heard_again: bool = False
@@ -205,12 +206,13 @@ class Membership:
             entry.heard = max(entry.heard, before.heard)
         self._entries[peer] = entry
         self._memories.pop(peer, None)
-        if (suspicion := self._suspicions.get(peer)) is not None:
+        suspicion = self._suspicions.get(peer)
+        if suspicion is not None and entry.heard > suspicion.since:  # what was on its way before says nothing
             suspicion.heard_again = True
-        if before is not None and (before.standing, before.state) == (entry.standing, entry.state):
+        if before is not None and (before.standing, before.state, before.nat) == (entry.standing, entry.state, entry.nat):
             return None
         standing = entry.standing
-        return PeerSeen(peer, standing.round, standing.tokens, standing.loss, entry.state)
+        return PeerSeen(peer, standing.round, standing.tokens, standing.loss, entry.state, entry.nat)
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -272,7 +274,7 @@ class Membership:
             return
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
         pause = min(seconds * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
-        self._suspicions[peer] = _Suspicion(now + pause, failures)
+        self._suspicions[peer] = _Suspicion(now, now + pause, failures)
 
     def trust(self, peer: PeerId) -> None:
         """`peer` was reached: all is forgiven."""

@@ -194,20 +194,22 @@ class Reachability:
             agrees = True
         if agrees:
             self._contrary = 0
-            self._take(found)
+            self.kind, self.why = found.kind, found.why
+            self._host.external = tuple(address for address in found.external if address not in self._host.local)
+        self._tell()
         return agrees and found.kind is not None
 
     def _may_change(self, found: Finding, after_asking: bool) -> bool:
-        if self.kind is None or "client" in (found.kind, self.kind):
-            return found.kind is not None  # what relays there are is no matter of opinion
-        if found.kind is not None and after_asking:
+        if found.kind is None:
+            return False
+        if self.kind is None or {"client", "public"} & {found.kind, self.kind} == {"client"}:
+            return True  # what relays there are is no matter of opinion
+        if after_asking:
             self._contrary += 1
         return self._contrary >= _STEADY
 
-    def _take(self, found: Finding) -> None:
-        self.kind, self.why = found.kind, found.why
-        self._host.external = tuple(address for address in found.external if address not in self._host.local)
-        told = ReachFound(found.kind, found.why, self._host.addresses)
+    def _tell(self) -> None:
+        told = ReachFound(self.kind, self.why, self._host.addresses)
         if told != self._told:
             self._told = told
             self._emit(told)
