@@ -6,18 +6,20 @@ import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from nolocod import __version__, datadir
-from nolocod.config import Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size
-from nolocod.errors import NolocodError, NothingToUseError, UsageError
+from nolocod.config import Access, Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size, parse_span
+from nolocod.errors import NolocodError, NothingToUseError, NotRunningError, UsageError
 from nolocod.events import Started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nolocod.events import Event
+    from nolocod.identity import Identity
     from nolocod.manifest import Sealed
 
 
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     _training_options(doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     add_here("id", _id, "Print this node's peer id; makes the identity if there is none.")
+    _access_commands(add, add_here)
     export = add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
     export.add_argument("into", type=Path, metavar="DIR")
     evaluate = add_here("eval", _eval, "Held-out loss of the last checkpoint.")
@@ -134,6 +137,20 @@ def _parser() -> argparse.ArgumentParser:
     lab.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results, done only once")
     _bench_options(add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
     return parser
+
+
+def _access_commands(add: Callable[..., argparse.ArgumentParser], add_here: Callable[..., argparse.ArgumentParser]) -> None:
+    key = add("network-key", _network_key, "Make the key of a private network: all its nodes need the same file.")
+    key.add_argument("file", type=Path, metavar="FILE")
+    invite = add_here("invite", _invite, "Print a token that lets somebody join the run of this data directory.")
+    invite.add_argument(
+        "--expires", default="30d", metavar="SPAN", help="when membership ends, like 12h, 30d (the default) or 2w"
+    )
+    invite.add_argument("--peer", default="", metavar="PEER", help="the only peer id that may use it")
+    invite.add_argument("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="instead of the running node's")
+    invite.add_argument("--list", action="store_true", help="show what was given out, and make nothing")
+    revoke = add_here("revoke", _revoke, "Take back invitations, or the membership of peers.")
+    revoke.add_argument("names", nargs="+", metavar="INVITATION|PEER")
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +189,9 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
     add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
     add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
+    add("--network-key", type=Path, metavar="FILE", help="what all nodes of a private network share; kept for later starts")
+    add("--allow", type=Path, metavar="FILE", help="peer ids that may connect, one a line; read again when it changes")
+    add("--invite", default="", metavar="TOKEN", help="what the run's owner gave: bootstraps, key and admission in one")
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
     add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
     add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
@@ -203,6 +223,7 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         linger=options.linger,
         allowance=_allowance(options),
         relaying=_relaying(options),
+        access=Access(options.network_key, options.allow, options.invite),
         upnp=not options.no_upnp,
     )
 
@@ -256,8 +277,8 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _join(options: argparse.Namespace) -> None:
-    if not options.bootstrap and datadir.stored_manifest(DataDir(options.data_dir)) is None:
-        raise UsageError("a first join needs --bootstrap.", remedy="Ask for the line that the first node printed.")
+    if not (options.bootstrap or options.invite) and datadir.stored_manifest(DataDir(options.data_dir)) is None:
+        raise UsageError("a first join needs --bootstrap or --invite.", remedy="Ask for the line that the first node printed.")
     _run(options, may_seed=False)
 
 
@@ -314,6 +335,57 @@ def _id(options: argparse.Namespace) -> None:
     paths = DataDir(options.data_dir)
     datadir.make(paths)
     print(load_or_create(paths.identity).peer_id)
+
+
+def _network_key(options: argparse.Namespace) -> None:
+    from nolocod import papers
+
+    papers.make_network_key(options.file)
+    print(f"{options.file}: give it to those who may be in the network, and to nobody else")
+
+
+def _invite(options: argparse.Namespace) -> None:
+    from nolocod import papers
+
+    paths = DataDir(options.data_dir)
+    if options.list:
+        for note in papers.issued(paths):
+            print(f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}")
+        return
+    bootstrap = options.bootstrap
+    if not bootstrap:
+        try:
+            bootstrap = datadir.find_running(paths).addresses
+        except NotRunningError:
+            print("No node runs here: who uses the token needs --bootstrap as well.", file=sys.stderr)
+    sealed, owner = _owned(options)
+    grant = papers.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
+    note, token = papers.issue(paths, sealed, owner, grant)
+    print(f"invitation {note.id}, until {_day(note.expires)}, for {note.peer or 'whoever holds the token'}", file=sys.stderr)
+    print(token)
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from nolocod import papers
+
+    sealed, owner = _owned(options)
+    revoked = papers.revoke(DataDir(options.data_dir), sealed, owner, options.names)
+    print(f"version {revoked.version}: {len(revoked.invitations)} invitations and {len(revoked.peers)} peers are revoked")
+    print("A running node of this data directory tells the others.")
+
+
+def _owned(options: argparse.Namespace) -> tuple[Sealed, Identity]:
+    """The run of the data directory, and the identity that may have founded it."""
+    from nolocod.identity import load_or_create
+
+    sealed = datadir.stored_manifest(DataDir(options.data_dir))
+    if sealed is None:
+        raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Found one with `nolocod create RUN.toml`.")
+    return sealed, load_or_create(DataDir(options.data_dir).identity)
+
+
+def _day(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(wall))
 
 
 def _testnet(options: argparse.Namespace) -> None:

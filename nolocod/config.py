@@ -35,6 +35,7 @@ SLOWEST_RATE = 32_000
 """Bytes per second: a chunk of 2 MiB then takes a third of the three minutes that a partner gives it."""
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", re.ASCII)
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -69,6 +70,14 @@ def _amount(text: str, flag: str, *, bits: bool) -> int:
         if unit.endswith(ending) and factor is not None and (bits or per_byte == 1):
             return round(float(number) * factor / per_byte)
     raise UsageError(f"{flag} {text!r} has no unit that we know.", remedy=f"Write it like {units}.")
+
+
+def parse_span(text: str, flag: str) -> float:
+    """Read "12h", "30d" or "2w" as seconds; UsageError names the flag."""
+    found = re.fullmatch(r"(\d{1,5})([mhdw])", text.strip(), re.ASCII)
+    if found is None or not int(found.group(1)):
+        raise UsageError(f"{flag} {text!r} is no span of time.", remedy="Write it like 12h, 30d or 2w.")
+    return float(int(found.group(1)) * _UNITS[found.group(2)])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from nolocod import access
 from nolocod.access import Invitation, Revocations, Token
+from nolocod.datadir import stored_manifest
 from nolocod.disk import disk_errors, written_whole
 from nolocod.errors import (
     AdmissionError,
@@ -194,14 +195,22 @@ def _must_be_peer(name: str) -> PeerId:
 
 
 def accept(paths: DataDir, text: str, peer: PeerId, now: float) -> Token:
-    """Bind a token to `peer` and keep what comes with it; raises InvitationError, InvitationOverError."""
+    """Bind a token to `peer` and keep what comes with it.
+
+    Raises InvitationError, InvitationOverError, or WrongRunError if the directory belongs to another run.
+    """
     token = access.read_token(text)
-    invitation = access.unchecked(token)
+    invitation, sealed = access.unchecked(token), stored_manifest(paths)
+    if sealed is not None and sealed.run_id != invitation.run_id:
+        raise WrongRunError(f"{paths.root} belongs to run {sealed.manifest.name} ({sealed.run_id[:12]}), the token to another.")
     if invitation.peer not in (None, peer):
         raise InvitationError(f"it was made for {invitation.peer}, and this node is {peer}.")
     if now >= invitation.expires:
         raise InvitationOverError("the invitation has expired.")
-    _write_private(paths.admission, access.sign_admission(token, peer))
+    admission = access.sign_admission(token, peer)
+    if sealed is not None:
+        check_own(admission, peer, sealed)
+    _write_private(paths.admission, admission)
     if token.network_key is not None:
         keep_network_key(paths, token.network_key)
     return token

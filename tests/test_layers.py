@@ -49,7 +49,7 @@ LAYERS = {
     "disk": layer("errors"),
     "datadir": layer("config disk errors identity manifest"),
     "access": layer("proto errors identity", "google blake3", SANS_IO),
-    "papers": layer("access config disk errors identity manifest", "msgspec blake3"),
+    "papers": layer("access config datadir disk errors identity manifest", "msgspec blake3"),
     "outer": layer("manifest", "torch"),
     "codec": layer("errors manifest", "torch blake3"),
     "metrics": layer("errors events identity", "prometheus_client"),

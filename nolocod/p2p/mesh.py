@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from nolocod.access import unchecked
 from nolocod.errors import (
     NolocodError,
     PeerTooSlowError,
@@ -22,33 +23,35 @@ from nolocod.errors import (
     RemoteError,
     VersionError,
 )
+from nolocod.manifest import RunId
 from nolocod.p2p.addresses import split
 from nolocod.p2p.dht import open_dht
 from nolocod.p2p.discovery import Discovery, find_run
 from nolocod.p2p.gate import Gate
 from nolocod.p2p.gossip import Gossip
+from nolocod.p2p.guard import Guard
 from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.info import serve_info
 from nolocod.p2p.keepalive import drop_the_dead, keep_alive
-from nolocod.p2p.membership import Membership
+from nolocod.p2p.membership import Membership, Open
 from nolocod.p2p.partners import choose
 from nolocod.p2p.peerbook import Peerbook
-from nolocod.p2p.requests import Terms
+from nolocod.p2p.requests import Terms, turn_away
 from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.ways import Ways
-from nolocod.papers import read_network_key, stored_network_key
+from nolocod.papers import accept, keep_network_key, read_network_key, stored_network_key
 from nolocod.proto.envelope import MAJOR
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-    from nolocod.config import NodeConfig
+    from nolocod.config import DataDir, NodeConfig
     from nolocod.events import Emit, Reach
     from nolocod.identity import Identity, PeerId
-    from nolocod.manifest import RunId, Sealed
+    from nolocod.manifest import Sealed
     from nolocod.p2p.discovery import Contact
     from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
@@ -75,9 +78,11 @@ async def open_mesh(
     """Listen and be ready to find a run; what is sent and received goes by `meter`.
 
     `guard` is put around what this node does for others alone, so that it can be broken off. Raises PortTakenError
-    or UsageError.
+    or UsageError, and what `papers.accept` raises for an invitation.
     """
-    bootstrap = [contact(text) for text in config.bootstrap]
+    access = config.access
+    token = accept(config.paths, access.invite, identity.peer_id, time.time()) if access.invite else None
+    bootstrap = [contact(text) for text in (*config.bootstrap, *(token.bootstrap if token else ()))]
     book = Peerbook(config.paths.peers, emit)
     raised: NolocodError | None = None
     gate = Gate.of(_network_key(config), config.access.allow)
@@ -89,7 +94,9 @@ async def open_mesh(
         ways.serve(guard)
         nursery.start_soon(ways.run)
         try:
-            yield Mesh(host, identity, book, _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit, ways))
+            run_id = RunId(unchecked(token).run_id) if token else None
+            around = _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit, ways, config.paths, run_id)
+            yield Mesh(host, identity, book, around)
         except NolocodError as error:
             raised = error  # on its own, not in a group for each nursery around it
         nursery.cancel_scope.cancel()
@@ -98,9 +105,13 @@ async def open_mesh(
 
 
 def _network_key(config: NodeConfig) -> bytes | None:
-    """The one that was named, else the one that came with the invitation; UsageError for a file that holds none."""
-    named = config.access.network_key
-    return stored_network_key(config.paths) if named is None else read_network_key(named)
+    """The one that was named, and is then kept, else the one that was kept or came with the invitation.
+
+    UsageError for a file that holds none.
+    """
+    if config.access.network_key is not None:
+        keep_network_key(config.paths, read_network_key(config.access.network_key))
+    return stored_network_key(config.paths)
 
 
 async def _drop_strangers(host: Host, gate: Gate) -> None:
@@ -126,6 +137,9 @@ class _Surroundings:
     timing: Timing
     emit: Emit
     ways: Ways
+    paths: DataDir
+    run_id: RunId | None
+    """The run that this node was invited to."""
 
 
 class Mesh:
@@ -138,6 +152,7 @@ class Mesh:
         self._around = around
         self._table = Membership(identity.peer_id, "", around.timing)
         self._gossip: Gossip | None = None
+        self._guard: Guard | None = None
         self._staleness = 0
         self._work = trio.CancelScope()
 
@@ -154,7 +169,7 @@ class Mesh:
         Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
         """
         contacts = dict(self._known())
-        terms = Terms(self._identity, None, self._around.timing.request)
+        terms = Terms(self._identity, self._around.run_id, self._around.timing.request)
         return await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
 
     async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
@@ -162,13 +177,15 @@ class Mesh:
 
         `own` tells our standing and state ("joining", "training", "paused", "finished") for every heartbeat.
         Returns once a peer has us, or none could be reached in time. Raises VersionError or WrongRunError
-        when the manifest or every bootstrap says so.
+        when the manifest or every bootstrap says so; what Guard and Discovery.enter raise if others keep us out.
         """
         if sealed.manifest.protocol != MAJOR:
             raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
         around = self._around
         self._staleness = sealed.manifest.outer.staleness
-        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing)
+        if sealed.manifest.access == "invited":
+            self._guard = Guard(sealed, self._identity.peer_id, around.paths)
+        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, self._guard or Open())
         ways = around.ways
         ways.members, ways.resting = self.live, lambda: own()[1] == "paused"
         voice = Voice(
@@ -178,6 +195,7 @@ class Mesh:
             lambda: ways.told,
             reach=lambda: ways.kind,
             relays=lambda: ways.gives,
+            admission=self._guard.admission if self._guard else b"",
         )
         gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
         terms = Terms(self._identity, sealed.run_id, around.timing.request)
@@ -201,6 +219,8 @@ class Mesh:
                 nursery.start_soon(keep_alive, self._host, self._table, gossip, self._around.timing)
                 nursery.start_soon(self._remember)
                 nursery.start_soon(self._roam, gossip)
+                if self._guard is not None:
+                    nursery.start_soon(self._guard.run, self._around.emit)
                 ready.set()
 
     async def leave(self) -> None:
@@ -298,6 +318,7 @@ class Mesh:
         known = (*self._table.addresses(peer), *self._book.addresses(peer))
         try:
             if protocol in _BULK:
+                await self._introduce(peer, known)
                 await self._host.connect(peer, known)
                 member = next((member for member in self.live() if member.peer_id == peer), None)
                 await self._around.ways.straighten(peer, member, self._around.timing.punch)
@@ -308,6 +329,23 @@ class Mesh:
         self._table.trust(peer)
         return stream
 
+    async def _introduce(self, peer: PeerId, known: Sequence[str]) -> None:
+        """Show our admission to a peer that has not seen it: in a large run it may never have heard of us."""
+        gossip = self._gossip
+        if self._guard is None or gossip is None or (self._host.connected(peer) and peer in gossip.heard_directly):
+            return
+        await gossip.contact(peer, known)
+
     def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer streams of `protocol`. A RemoteError out of `handler` costs the peer its stream."""
-        self._host.serve(protocol, handler)
+        """Answer streams of `protocol`; weights go to members only. A RemoteError out of `handler` costs the peer its
+        stream."""
+
+        async def guarded(stream: Stream) -> None:
+            objection = self._table.access.objection(stream.remote)
+            if objection is None:
+                await handler(stream)
+            else:
+                terms = Terms(self._identity, self._table.run_id, self._around.timing.request)
+                await turn_away(stream, objection, terms)
+
+        self._host.serve(protocol, guarded if protocol in _BULK else handler)
