@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from nolocod.events import ReachFound
+    from nolocod.p2p.streams import Stream
 
 SHORT = HostLimits(connect=2.0, negotiate=2.0, progress=3.0, linger=0.5)
 QUICK = ReachTiming(first=0.1, look=0.02, again=0.1, interval=0.2)
@@ -226,9 +227,11 @@ async def test_who_knows_no_autonat_refuses() -> None:
 
 
 @asynccontextmanager
-async def reaching(host: Host, config: NodeConfig = CONFIG) -> AsyncIterator[tuple[Reachability, list[ReachFound]]]:
+async def reaching(
+    host: Host, config: NodeConfig = CONFIG, timing: ReachTiming = QUICK
+) -> AsyncIterator[tuple[Reachability, list[ReachFound]]]:
     events: list[ReachFound] = []
-    reach = Reachability(host, config, events.append, random.Random(0), QUICK)
+    reach = Reachability(host, config, events.append, random.Random(0), timing)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reach.run)
         yield reach, events
@@ -249,6 +252,27 @@ async def test_a_node_that_is_dialled_back_is_public_until_that_fails_twice() ->
         assert "3 peers could not dial us, and 3 see us at 127.0.0.1" in reach.why
         assert [kind for kind, _ in groupby(event.kind for event in events)] == [None, "public", "cone"]
         assert events[-1].addresses == ann.addresses
+
+
+async def test_another_address_is_asked_about_at_once() -> None:
+    rarely = replace(QUICK, again=1000.0, interval=1000.0)
+    async with hosts(2) as (ann, bob), reaching(ann, timing=rarely) as (reach, events):
+        asked: list[PeerId] = []
+        server = AutoNatServer(bob, OFTEN)
+
+        async def answer(stream: Stream) -> None:
+            asked.append(stream.remote)
+            await server.handle(stream)
+
+        bob.serve(AUTONAT, answer)
+        await ann.connect(bob.own, bob.local)
+        await until(lambda: reach.kind == "public")
+        assert len(asked) == 1
+        port = int(ann.local[0].rpartition("/")[2])
+        ann.announce([Address("127.0.0.1", port), Address("127.0.0.9", port)])  # as when a network interface comes up
+        await until(lambda: len(asked) == 2)
+        await until(lambda: len(events[-1].addresses) == 2)
+        assert reach.kind == "public"
 
 
 async def test_one_bootstrap_is_enough_to_find_out_that_a_node_is_public() -> None:

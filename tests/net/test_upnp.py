@@ -196,7 +196,7 @@ async def main(port, expected="", *helpers):
             AutoNatServer(host).serve()
             print(host.addresses[0], flush=True)
             await trio.sleep_forever()
-        config, found = NodeConfig(data_dir=Path("/nonexistent")), trio.Event()
+        config, found = NodeConfig(data_dir=Path("/nonexistent"), upnp=expected != "symmetric"), trio.Event()
 
         def tell(event):
             print(event.kind, ",".join(event.addresses), event.why, flush=True)
@@ -220,7 +220,7 @@ trio.run(main, *sys.argv[1:])
 class Home:
     """A network behind a router at 5.5.7.1, whose outside has hosts .2 and .3."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, *, symmetric: bool) -> None:
         self._stack = stack
         self._name = f"nlcupnp{os.getpid()}"
         for role in ("home", "router", "net"):
@@ -245,7 +245,7 @@ class Home:
             "-t nat -N MINIUPNPD",
             "-t nat -A PREROUTING -i wan -j MINIUPNPD",
             "-t nat -N MINIUPNPD-POSTROUTING",
-            "-t nat -A POSTROUTING -o wan -j MASQUERADE",
+            f"-t nat -A POSTROUTING -o wan -j MASQUERADE{' --random-fully' if symmetric else ''}",
             "-N MINIUPNPD",
         ):
             self.run("router", "iptables-legacy", "-w", *rule.split())
@@ -290,10 +290,10 @@ class Home:
 
 
 @contextmanager
-def home() -> Iterator[Home]:
+def home(*, symmetric: bool = False) -> Iterator[Home]:
     with ExitStack() as stack:
         try:
-            found = Home(stack)
+            found = Home(stack, symmetric=symmetric)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no namespaces with iptables-legacy here: {getattr(error, 'stderr', b'') or error!r}")
         yield found
@@ -317,16 +317,29 @@ def test_a_node_behind_a_router_with_upnp_is_public_by_the_mapped_port(tmp_path:
         assert where.mappings() == 0, "given back at the end"
 
 
+def two_helpers(where: Home) -> list[str]:
+    """Outside, on different addresses."""
+    addresses = []
+    for port, host in (("4001", "5.5.7.2"), ("4002", "5.5.7.3")):
+        helper = where.start("net", sys.executable, "-c", NODE, port)
+        assert helper.stdout is not None
+        addresses.append(helper.stdout.readline().strip().replace("5.5.7.2", host))
+    return addresses
+
+
 @needs_router
-def test_a_node_behind_a_router_without_upnp_learns_its_nat(tmp_path: Path) -> None:
+def test_a_node_behind_a_router_that_picks_a_port_per_peer_learns_that_too() -> None:
+    with home(symmetric=True) as where:
+        last = node(where, "symmetric", *two_helpers(where))
+        assert last.startswith("symmetric /ip4/10.77.0.2/tcp/4001/p2p/")
+        assert "2 peers could not dial us, and each sees another port (" in last
+        assert "Leave out --no-upnp, or forward TCP port 4001" in last
+
+
+@needs_router
+def test_a_node_behind_a_router_without_upnp_learns_its_nat() -> None:
     with home() as where:
-        addresses = []
-        for port in ("4001", "4002"):
-            helper = where.start("net", sys.executable, "-c", NODE, port)
-            assert helper.stdout is not None
-            addresses.append(helper.stdout.readline().strip())
-        second = addresses[1].replace("5.5.7.2", "5.5.7.3")
-        last = node(where, "cone", addresses[0], second)
+        last = node(where, "cone", *two_helpers(where))
         assert last.startswith("cone /ip4/10.77.0.2/tcp/4001/p2p/")
         assert "2 peers could not dial us, and 2 see us at 5.5.7.1 port 4001: a NAT that can be punched." in last
         assert "No router answers UPnP here; allow UPnP in yours, or forward TCP port 4001" in last
