@@ -11,8 +11,8 @@ libp2p's own relay keys circuits by peer, never frees the reservation of a peer 
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -44,7 +44,7 @@ from nolocod.p2p.relay_messages import HOP, STOP, address_bytes, peer_bytes, rea
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from nolocod.events import Emit
     from nolocod.p2p.host import Host
@@ -55,6 +55,9 @@ _PIECE = 0.05
 """Seconds at the rate that one circuit may take at once: what another one waits behind it."""
 _LEAST_PIECE = 1024
 _TELL_SECONDS = 3.0
+_HALF_LIFE = 10.0
+_IDLE_BYTES = 32 << 10
+"""Gossip and pings on a circuit come to less, an exchange comes to more."""
 _KNOWN = 512
 """Peers of whose circuits the limit is remembered."""
 
@@ -72,6 +75,8 @@ class RelayLimits:
     circuit_bytes: int = 16 << 30
     """Both ways together, after which a circuit ends."""
     circuit_seconds: float = 3600.0
+    idle_seconds: float = 30.0
+    """The age from which on a circuit that carries next to nothing makes room for another one."""
     rate: float | None = None
     """Bytes per second that are carried, all circuits and both ways together; None: as many as come."""
     answer_seconds: float = 10.0
@@ -87,14 +92,27 @@ class Carried:
     refused: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Circuit:
     """One circuit under way."""
 
     ends: tuple[PeerId, PeerId]
     left: int
+    since: float = field(default_factory=trio.current_time)
+    _moved: float = 0.0
+    _moved_at: float = -math.inf
     turn: trio.Lock = field(default_factory=trio.Lock)
     """Its two ways count as one among the circuits."""
+
+    def count(self, size: int, now: float) -> None:
+        """Note that `size` bytes were carried."""
+        self.left -= size
+        self._moved, self._moved_at = self.lately(now) + size, now
+
+    def lately(self, now: float) -> float:
+        """Bytes that were carried, those of longer ago counting less."""
+        return float(self._moved * 0.5 ** ((now - self._moved_at) / _HALF_LIFE)) if self._moved else 0.0
+
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -133,7 +151,7 @@ class Relay:
         self._host = host
         self._turns = _Turns(self.limits.rate)
         self._reservations: dict[PeerId, float] = {}  # until when, in trio's time
-        self._circuits: list[_Circuit] = []
+        self._circuits: set[_Circuit] = set()
 
     def serve(self) -> None:
         """Answer HOP streams from now on."""
@@ -199,7 +217,7 @@ class Relay:
         if not self._room_for(circuit):
             await self._refuse(stream, RESOURCE_LIMIT_EXCEEDED)
             return
-        self._circuits.append(circuit)
+        self._circuits.add(circuit)
         try:
             onward = await self._reach(circuit)
             if onward is None:
@@ -212,12 +230,28 @@ class Relay:
             finally:
                 await onward.reset()
         finally:
-            self._circuits.remove(circuit)
+            self._circuits.discard(circuit)
 
     def _room_for(self, circuit: _Circuit) -> bool:
-        busy = Counter(end for other in self._circuits for end in other.ends)
-        most = self.limits.circuits_per_peer
-        return len(self._circuits) < self.limits.circuits and all(busy[end] < most for end in circuit.ends)
+        """Whether there is room for one more, once those that are not used have made theirs."""
+        for end in circuit.ends:
+            theirs = [other for other in self._circuits if end in other.ends]
+            if len(theirs) >= self.limits.circuits_per_peer and not self._end_idle(theirs):
+                return False
+        return len(self._circuits) < self.limits.circuits or self._end_idle(self._circuits)
+
+    def _end_idle(self, circuits: Iterable[_Circuit]) -> bool:
+        """End the one of `circuits` that carried least lately; False if all are young or in use."""
+        now = trio.current_time()
+        idle = [
+            other for other in circuits if now - other.since >= self.limits.idle_seconds and other.lately(now) < _IDLE_BYTES
+        ]
+        if not idle:
+            return False
+        least = min(idle, key=lambda other: other.lately(now))
+        self._circuits.discard(least)
+        least.scope.cancel()
+        return True
 
     async def _reach(self, circuit: _Circuit) -> Stream | None:
         """Ask the target; None if it cannot be reached or does not want."""
@@ -244,7 +278,7 @@ class Relay:
             try:
                 while data := await _arrived(source, self._turns.piece):
                     await self._turns.pay(circuit, len(data))
-                    circuit.left -= len(data)
+                    circuit.count(len(data), trio.current_time())
                     if circuit.left < 0:
                         raise RefusedError(
                             f"a circuit between {short(one.remote)} and {short(other.remote)} is over its limit."

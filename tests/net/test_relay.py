@@ -302,3 +302,28 @@ async def test_both_ends_know_what_their_circuit_may_carry() -> None:
         await bob.client.reserve(middle.own)
         await alice.client.connect(middle.own, bob.host.own)
         assert alice.client.carries(bob.host.own) == bob.client.carries(alice.host.own) == PIECE
+
+
+async def test_a_circuit_that_is_not_used_makes_room_for_another_one() -> None:
+    limits = RelayLimits(circuits_per_peer=1, idle_seconds=0.2)
+    async with three(limits) as (_, middle, alice, bob), node(4) as third:
+        carol = End(third)
+        await third.connect(middle.own, middle.addresses)
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        stream = await alice.host.open_stream(bob.host.own, SINK)
+        await stream.write(bytes(PIECE))
+        await trio.sleep(0.3)
+        with pytest.raises(RefusedError, match="RESOURCE_LIMIT_EXCEEDED"):
+            await carol.client.connect(middle.own, bob.host.own)  # a megabyte a moment ago is no idleness
+        await alice.host.disconnect(bob.host.own)
+        with trio.fail_after(5):
+            while bob.host.connected(alice.host.own):  # noqa: ASYNC110 - libp2p tells nobody
+                await trio.sleep(0.01)
+        await carol.client.connect(middle.own, bob.host.own)
+        await trio.sleep(0.3)
+        await alice.client.connect(middle.own, bob.host.own)
+        with trio.fail_after(5):
+            while carol.host.connected(bob.host.own):  # noqa: ASYNC110 - libp2p tells nobody
+                await trio.sleep(0.01)
+        assert alice.host.peers()[bob.host.own] == "relayed"
