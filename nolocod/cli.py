@@ -346,6 +346,7 @@ def _network_key(options: argparse.Namespace) -> None:
 
 def _invite(options: argparse.Namespace) -> None:
     from nolocod import papers
+    from nolocod.status import client
 
     paths = DataDir(options.data_dir)
     if options.list:
@@ -355,7 +356,7 @@ def _invite(options: argparse.Namespace) -> None:
     bootstrap = options.bootstrap
     if not bootstrap:
         try:
-            bootstrap = datadir.find_running(paths).addresses
+            bootstrap = client.read(datadir.find_running(paths)).addresses
         except NotRunningError:
             print("No node runs here: who uses the token needs --bootstrap as well.", file=sys.stderr)
     sealed, owner = _owned(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +15,7 @@ from nolocod.identity import Identity
 from nolocod.p2p import gate as gates
 from nolocod.p2p.gate import Gate
 from nolocod.p2p.host import Host, open_host
+from nolocod.p2p.relay import Relay, RelayClient
 from nolocod.papers import prologue
 
 if TYPE_CHECKING:
@@ -133,3 +134,46 @@ async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monk
         assert not gate.lets(ann)
         assert gate.lets(bob)
         nursery.cancel_scope.cancel()
+
+
+# --- through a relay ----------------------------------------------------------------------------------
+
+
+async def test_a_circuit_is_let_through_by_the_same_key_and_list() -> None:
+    ids = {name: Identity.generate() for name in ("relay", "ann", "bob", "eve")}
+    friends = frozenset(ids[name].peer_id for name in ("relay", "ann"))
+    async with AsyncExitStack() as stack:
+
+        async def member(name: str, gate: Gate) -> Host:
+            return await stack.enter_async_context(a_host(gate, ids[name]))
+
+        relay = await member("relay", keyed(KEY))
+        bob = await member("bob", Gate(prologue(KEY), friends))
+        ann, eve = await member("ann", keyed(KEY)), await member("eve", keyed(KEY))
+        Relay(relay).serve()
+        clients = {host.own: RelayClient(host) for host in (ann, bob, eve)}
+        for host in (ann, bob, eve):
+            clients[host.own].serve()
+            await host.connect(relay.own, relay.announced)
+        await clients[bob.own].reserve(relay.own)
+        await clients[ann.own].connect(relay.own, bob.own)
+        assert ann.peers()[bob.own] == "relayed"
+        with trio.fail_after(5), pytest.raises(PeerNotAllowedError, match="not on the allow list of"):
+            await clients[eve.own].connect(relay.own, bob.own)
+        assert eve.own not in bob.peers()
+
+
+async def test_the_ends_of_a_circuit_need_the_same_key_whatever_the_relay_has() -> None:
+    """Both ends hold the relay's key, and one of them takes another for the circuit."""
+    async with a_host(keyed(KEY)) as relay, a_host(keyed(KEY)) as ann:
+        theirs = keyed(KEY)
+        async with a_host(theirs) as bob:
+            Relay(relay).serve()
+            clients = {host.own: RelayClient(host) for host in (ann, bob)}
+            for host in (ann, bob):
+                clients[host.own].serve()
+                await host.connect(relay.own, relay.announced)
+            await clients[bob.own].reserve(relay.own)
+            theirs.prologue = prologue(OTHER)
+            with trio.fail_after(5), pytest.raises(PeerNetworkKeyError):
+                await clients[ann.own].connect(relay.own, bob.own)
