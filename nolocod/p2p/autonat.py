@@ -149,17 +149,20 @@ async def ask(host: Host, helper: PeerId, addresses: Sequence[str], limits: Auto
     limits = limits or AutoNatLimits()
     stream = await host.open_stream(helper, AUTONAT)
     source = endpoint(stream.remote_address or "")
+    if source is None:
+        await stream.reset()
+        return None
     try:
-        if source is None:
-            return None
         message = Message(type=Message.DIAL)
         message.dial.peer.id = ID.from_string(host.own).to_bytes()
         message.dial.peer.addrs.extend(Multiaddr(address).to_bytes() for address in addresses)
         with deadline(limits.answer, "the answer of one who dials us back"):
             await send_message(stream, message)
             answer = await receive_message(stream, Message, _MOST_BYTES)
-    finally:
+        await stream.close()
+    except BaseException:
         await stream.reset()
+        raise
     response = answer.dialResponse
     if response.status == Message.OK:
         dialled = readable(response.addr)

@@ -1,6 +1,6 @@
 """What kind of NAT we are behind, from what others saw: a pure function, with its reasons in words.
 
-The rule: that somebody got through is proof, that somebody did not is a vote; and to tell a NAT that can be punched
+The rule: we are public if half of those who tried to dial us got through; and to tell a NAT that can be punched
 from one that cannot takes two who see us from different addresses. Those who see us in a private network of ours
 count only while nobody sees us from further away. Terms: RFC 5780 (endpoint-independent mapping is "cone" here).
 """

@@ -85,6 +85,7 @@ async def test_a_helper_tells_where_it_got_through() -> None:
         assert found is not None
         assert (found.helper, found.observer, found.dialled) == (bob.own, "127.0.0.2", ann.local[0])
         assert bob.peers() == {ann.own: "inbound"}, "the dial left no connection behind"
+        assert ann.faults == bob.faults == 0
         await deafen(ann)
         found = await ask(ann, bob.own, ann.local)
         assert found is not None
