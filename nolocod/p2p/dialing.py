@@ -65,7 +65,8 @@ class Dialler:
         self._swarm = swarm
         self._most = most
         self._sources = {_family(address.host): address for address in reversed(listening)}
-        self._expected: dict[Endpoint, Expected] = {}
+        self.expected: dict[Endpoint, Expected] = {}
+        """Who is being punched to, by where it would come from."""
         # Also frees an inbound connection's task and slot when the connection ends. libp2p 0.8.1 keeps both until the
         # host stops: after `max_connections` inbound connections in its whole life, a node would accept no more.
         swarm._handle_inbound_connection = self._accept
@@ -142,13 +143,13 @@ class Dialler:
 
         When both ends dial at once and one of them is late, its listener gets what the other meant to meet it half-way.
         """
-        ours = {target: Expected(peer, client) for target in targets if target not in self._expected}
-        self._expected |= ours
+        ours = {target: Expected(peer, client) for target in targets if target not in self.expected}
+        self.expected |= ours
         try:
             yield
         finally:
             for target in ours:
-                del self._expected[target]
+                del self.expected[target]
 
     async def punch(self, target: Endpoint) -> trio.socket.SocketType:
         """Connect from the listening port, again and again until it works or the caller cancels.
@@ -192,7 +193,7 @@ class Dialler:
             await stream.close()
             return
         inner = TcpStream(stream.stream)
-        expected = self._expected.get(inner.get_remote_address() or ("", 0))
+        expected = self.expected.get(inner.get_remote_address() or ("", 0))
         client = expected is not None and expected.client
         origin = Origin("punched", True, expected.peer) if expected else Origin("inbound", True)
         link = Link(inner, client, origin)

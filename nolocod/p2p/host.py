@@ -36,7 +36,7 @@ from nolocod.errors import (
 )
 from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
-from nolocod.p2p.addresses import announced, claim, interleave, straight, transport, via, with_peer
+from nolocod.p2p.addresses import announced, claim, endpoint, interleave, near, straight, transport, via, with_peer
 from nolocod.p2p.dialing import Dialler
 from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer, ask
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
@@ -206,11 +206,11 @@ class Host:
         self._nursery = nursery
         self._emit = emit
         self._listening: tuple[Address, ...] = ()
-        self._bound: tuple[str, ...] = ()
+        self._local: tuple[str, ...] = ()
         self._override: tuple[str, ...] = ()
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._inbound: Counter[PeerId] = Counter()
-        self._known: set[PeerId] = set()
+        self._told: dict[PeerId, Reach] = {}  # who is connected, and how, by the last event of ours about it
         self._arrived = trio.Event()
         self._swarm.register_notifee(_Watch(self._connected, self._disconnected))
         self.serve(IDENTIFY, self._tell_who_we_are)
@@ -224,20 +224,20 @@ class Host:
         # Without circuits, of which libp2p 0.8.1 would make addresses of the relay with our name.
         self.basic._addrs_factory = lambda _: [Multiaddr(text) for text in self._straight_addresses()]
 
-    def look_again(self) -> bool:
-        """Work out our addresses anew, as interfaces come and go; whether they changed."""
-        before, self._bound = self._bound, announced(self._listening, self._override)
-        return self._bound != before
-
     def _straight_addresses(self) -> tuple[str, ...]:
         if self.straight_to is not None:
             return ()
-        return tuple(dict.fromkeys(self._bound if self._override else (*self.external, *self._bound)))
+        return self._override or tuple(dict.fromkeys((*self.external, *self.local)))
+
+    def look_again(self) -> bool:
+        """Work out our addresses anew, as interfaces come and go; whether they changed."""
+        before, self._local = self._local, announced(self._listening, ())
+        return self._local != before
 
     @property
     def local(self) -> tuple[str, ...]:
-        """Transport multiaddrs of the interfaces that we listen on, or what --announce says, best first."""
-        return self._bound
+        """Transport multiaddrs of the interfaces that we listen on, best first, whatever is announced."""
+        return self._local
 
     @property
     def announced(self) -> tuple[str, ...]:
@@ -248,6 +248,12 @@ class Host:
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs with /p2p/ID, best first."""
         return tuple(with_peer(address, self.own) for address in self.announced)
+
+    def promising(self, address: str) -> bool:
+        """Whether a straight address can be expected to lead where it says: not into a private network far from here."""
+        found = endpoint(address)
+        ours = (*self.local, *self.external, *(seen.address for seen in self.observed.values()))
+        return found is None or near(found[0], [host for host, _ in filter(None, map(endpoint, ours))])
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -314,7 +320,7 @@ class Host:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(tries, self._straightly, direct)
                 if circuits:
-                    with trio.move_on_after(_HEAD_START):
+                    with trio.move_on_after(_HEAD_START if any(map(self.promising, direct)) else _STAGGER):
                         await tried.wait()
                     nursery.start_soon(tries, self._by_circuit, circuits)
         if not self.connected(peer):
@@ -519,9 +525,7 @@ class Host:
         peer = PeerId(str(connection.muxed_conn.peer_id))
         self._arrived.set()
         self._arrived = trio.Event()
-        if peer not in self._known:
-            self._known.add(peer)
-            self._emit(PeerConnected(peer, self.peers().get(peer, "inbound")))
+        self._tell(peer)
         if not relayed(connection):
             self._nursery.start_soon(self._learn, peer)
         if len({relayed(other) for other in self._live(peer)}) == 2:
@@ -544,8 +548,16 @@ class Host:
         peer = PeerId(str(connection.muxed_conn.peer_id))
         if not self.straight(peer):
             self.observed.pop(peer, None)
-        if peer in self._known and not self.connected(peer):
-            self._known.discard(peer)
+        self._tell(peer)
+
+    def _tell(self, peer: PeerId) -> None:
+        """Emit what has changed: whether the peer is connected, or the best way in which it is."""
+        reach = min(self._reaches(peer), key=_RANKS.index, default=None)
+        if reach is not None and reach != self._told.get(peer):
+            self._told[peer] = reach
+            self._emit(PeerConnected(peer, reach))
+        elif reach is None and peer in self._told:
+            del self._told[peer]
             self._emit(PeerDisconnected(peer))
 
 

@@ -20,13 +20,13 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import ProtocolError, RefusedError, RemoteError
 from nolocod.events import Emit, Punched
-from nolocod.p2p.addresses import endpoint, near, public
+from nolocod.p2p.addresses import endpoint, public
 from nolocod.p2p.delimited import receive_message, send_message
 from nolocod.p2p.identify import readable
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from nolocod.identity import PeerId
     from nolocod.p2p.host import Host
@@ -227,14 +227,10 @@ class Puncher:
 
     def _targets(self, raw: Iterable[bytes]) -> list[tuple[str, int]]:
         """Those of a peer's addresses that we are ready to dial."""
-        ours = [found for address in self._own_addresses() if (found := endpoint(address))]
-        hosts = [host for host, _ in ours]
-        theirs = [endpoint(text) for text in map(readable, list(raw)[: 4 * self.limits.addresses]) if text]
-        wanted = [found for found in dict.fromkeys(theirs) if found and found not in ours and near(found[0], hosts)]
-        return [found for found in wanted if self._host.dialler.port(found[0])][: self.limits.addresses]
-
-    def _own_addresses(self) -> Sequence[str]:
-        return (*self._host.local, *self._host.external, *(seen.address for seen in self._host.observed.values()))
+        own = {*self._host.local, *self._host.external, *(seen.address for seen in self._host.observed.values())}
+        texts = [text for text in map(readable, list(raw)[: 4 * self.limits.addresses]) if text and text not in own]
+        found = [target for text in texts if self._host.promising(text) and (target := endpoint(text))]
+        return [target for target in dict.fromkeys(found) if self._host.dialler.port(target[0])][: self.limits.addresses]
 
 
 def _connect(addresses: Iterable[str]) -> HolePunch:
