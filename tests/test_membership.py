@@ -245,6 +245,7 @@ def test_who_could_not_be_reached_is_gone_after_half_the_time() -> None:
     members.suspect(unreached, 1.0)
     assert members.expire(10.0) == []
     assert members.expire(10.5) == [PeerLost(unreached, "silent for 10 s")]
+    assert members.heard(nodes[0].beat(), 11.0, WALL, age=10.5) is None, "sealed before it was found out of reach"
     members.heard(nodes[0].beat(), 11.0, WALL)
     assert members.expire(20.0) == [], "heard again, it has all the time"
 
@@ -298,6 +299,12 @@ def test_suspicion_needs_time_and_a_sign_of_life_to_pass() -> None:
     assert members.suspected(11.0) == {peer}, "not heard since"
     members.heard(node.beat(), 12.0, WALL)
     assert members.suspected(12.0) == set()
+    members.suspect(peer, 12.0, 10.0)
+    members.heard(node.beat(), 12.5, WALL, age=1.0)
+    assert members.suspected(23.0) == {peer}, "that was sealed before it was found out of reach"
+    members.trust(peer)
+    members.suspect(peer, 11.0, 10.0)
+    members.heard(node.beat(), 11.5, WALL)
     members.suspect(peer, 12.0, 10.0)
     members.heard(node.beat(), 13.0, WALL)
     assert members.suspected(31.0) == {peer}, "the second failure in a row counts double"

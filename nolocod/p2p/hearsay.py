@@ -7,6 +7,7 @@ Computer Networks 53(13), 2009). No clock and no network in here: `now` is a mon
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class Hearsay:
         self._rng = rng
         self._timing = table.timing
         self._beat = voice.heartbeat()
-        self._beat_at = 0.0
+        self._beat_at: float | None = None
         self._listened: Counter[PeerId] = Counter()
         self._brought: Counter[PeerId] = Counter()
         self._rounds: deque[tuple[float, int]] = deque([(0.0, voice.own()[0].round)], _HISTORY)
@@ -148,10 +149,12 @@ class Hearsay:
         return self._message(now, frozenset(message.heartbeats), answer=False), heard
 
     def _message(self, now: float, without: Collection[bytes], *, answer: bool) -> pb.Gossip:
+        if self._beat_at is None:
+            self._beat_at = now  # sealed when we began, which is now
         view = [(self._beat, now - self._beat_at), *self._table.encode_view(self._rng, now, without)]
         return pb.Gossip(
             heartbeats=[raw for raw, _ in view],
-            ages=[round(age) for _, age in view],
+            ages=[math.ceil(age) for _, age in view],  # nobody grows younger on the way
             answer=answer,
             revocations=self._table.access.told(),
         )
@@ -212,6 +215,6 @@ class Hearsay:
     def _round_at(self, then: float) -> int:
         """Our own round at a time that is not long ago."""
         own = self._voice.own()[0].round
-        if own != self._rounds[-1][1] and then >= self._beat_at:
+        if own != self._rounds[-1][1] and (self._beat_at is None or then >= self._beat_at):
             return own
         return next((number for since, number in reversed(self._rounds) if since <= then), self._rounds[0][1])

@@ -9,6 +9,7 @@ seconds, both passed in.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class _Memory:
 
     count: int
     heard: float
+    unreached: float = -math.inf
+    """When it could not be reached: a heartbeat from before brings it back no more."""
 
 
 @dataclass
@@ -194,14 +197,16 @@ class Membership:
     def _admit(self, peer: PeerId, entry: _Entry, now: float) -> PeerSeen | None:
         if now - entry.heard > self.lasts(now):
             return None  # it would not live
-        before = self._entries.get(peer)
+        before, memory = self._entries.get(peer), self._memories.get(peer)
+        if memory is not None and entry.heard <= memory.unreached:
+            return None
         if before is None and len(self._entries) >= self.timing.capacity:
             stalest = min(self._entries.values(), key=_HEARD)
             if entry.heard <= stalest.heard:
                 return None
             self._drop(stalest.peer)
             self._made_room.append(stalest.peer)
-        self.strangers += before is None and peer not in self._memories
+        self.strangers += before is None and memory is None
         if before is not None:
             entry.heard = max(entry.heard, before.heard)
         self._entries[peer] = entry
@@ -244,11 +249,10 @@ class Membership:
         return [PeerLost(peer, "it may not be a member any more") for peer in refused]
 
     def _drop(self, peer: PeerId) -> bool:
-        entry = self._entries.pop(peer, None)
-        self._suspicions.pop(peer, None)
+        entry, suspicion = self._entries.pop(peer, None), self._suspicions.pop(peer, None)
         if entry is None:
             return False
-        self._remember(peer, _Memory(entry.count, entry.heard))
+        self._remember(peer, _Memory(entry.count, entry.heard, suspicion.since if suspicion else -math.inf))
         return True
 
     def _remember(self, peer: PeerId, memory: _Memory) -> None:
