@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
+from libp2p.identity.identify.identify import _prefer_circuit_addr
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
@@ -188,6 +190,49 @@ async def test_a_closed_host_goes_on_listening() -> None:
         port = port_of(Multiaddr(ours.announced[0]))
         assert accepts(port)
     assert not accepts(port)
+
+
+async def test_a_dial_leaves_from_a_port_of_chance() -> None:
+    async with stock() as ann, stock() as bob:
+        await ann.connect(info(bob))
+        await until(lambda: bool(swarm(bob).get_connections()))
+        (connection,) = swarm(bob).get_connections()
+        _, port = connection.muxed_conn.get_remote_address()
+        assert port != port_of(info(ann).addrs[0]), "what peers see of it is of no use to others"
+    # ours: tests/net/test_links.py
+
+
+async def test_ipv6_peers_have_no_address() -> None:
+    async with stock(Multiaddr("/ip6/::1/tcp/0")) as ann, stock(Multiaddr("/ip6/::1/tcp/0")) as bob:
+        await ann.connect(info(bob))
+        (connection,) = swarm(ann).get_connections()
+        assert connection.muxed_conn.get_remote_address() is None
+    # ours: tests/net/test_links.py
+
+
+async def test_a_circuit_address_becomes_one_of_our_own_at_the_relay() -> None:
+    relay, circuit = Identity.generate().peer_id, "/ip4/192.0.2.1/tcp/1/p2p/{}/p2p-circuit"
+    async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (), lambda event: None) as ours:
+        ours.circuits = (circuit.format(relay),)
+        assert [str(address) for address in ours.basic.get_addrs()] == [f"{ours.announced[0]}/p2p/{ours.own}"]
+        assert ours.addresses[-1] == f"{circuit.format(relay)}/p2p/{ours.own}"
+        ours.basic._addrs_factory = lambda _: [Multiaddr(circuit.format(relay))]
+        assert str(ours.basic.get_addrs()[0]) != f"{circuit.format(relay)}/p2p/{ours.own}"
+
+
+async def test_identify_tells_a_peer_that_is_connected_straight_too_only_of_the_relay() -> None:
+    circuit = Multiaddr(f"/p2p/{Identity.generate().peer_id}/p2p-circuit")
+    async with stock() as ann, stock() as bob:
+        await ann.connect(info(bob))
+        await until(lambda: bool(swarm(bob).get_connections()))
+        (straight,) = swarm(bob).get_connections()
+        beside = SimpleNamespace(get_transport_addresses=lambda: [circuit])
+        swarm(bob).connections[ann.get_id()] = [straight, beside]
+        try:
+            assert _prefer_circuit_addr(bob, ann.get_id(), info(ann).addrs[0]) == circuit
+        finally:
+            swarm(bob).connections[ann.get_id()] = [straight]
+    # ours answers for the connection that it is asked on: tests/net/test_links.py
 
 
 def port_of(address: Multiaddr) -> int:
