@@ -62,9 +62,9 @@ class Ways:
         self._failed: dict[PeerId, float] = {}  # when punching failed, in trio's time
         relaying = config.relaying
         self._client = RelayClient(host)
-        self._reach = Reachability(host, config, self._follow, rng)
-        self._puncher = Puncher(host, self._follow)
-        self._keeper = RelayKeeper(host, self._client, Needs(self._want, self._candidates), self._follow, rng)
+        self._reach = Reachability(host, config, self.follow, rng)
+        self._puncher = Puncher(host, self.follow)
+        self._keeper = RelayKeeper(host, self._client, Needs(self._want, self._candidates), self.follow, rng)
         seconds = RelayLimits.circuit_seconds
         self._relay = Relay(
             host,
@@ -94,7 +94,7 @@ class Ways:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reach.run)
             nursery.start_soon(self._keeper.run)
-            nursery.start_soon(self._relay.run, self._follow)
+            nursery.start_soon(self._relay.run, self.follow)
 
     def wake(self) -> None:
         """The network is another one now: what failed is tried again."""
@@ -187,7 +187,8 @@ class Ways:
             return False
         return "symmetric" not in (self.kind, member.nat if member else None)
 
-    def _follow(self, event: Event) -> None:
+    def follow(self, event: Event) -> None:
+        """Take note of how punches end, and pass every event on."""
         if isinstance(event, Punched):
             if event.succeeded:
                 self._failed.pop(event.peer_id, None)
