@@ -2,7 +2,7 @@
 
 The rule: whatever can be seen of us is seen of the listening port, so that a NAT keeps one mapping for all,
 and what a peer observes tells others where to dial or to punch. Where that port cannot be used, a fresh one is;
-only punching needs it. libp2p's own dials leave from a port of chance.
+only punching needs it.
 """
 
 from __future__ import annotations

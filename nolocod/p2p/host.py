@@ -22,7 +22,9 @@ from libp2p.abc import INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from multiaddr import Multiaddr
 
@@ -212,6 +214,7 @@ class Host:
         self._inbound: Counter[PeerId] = Counter()
         self._told: dict[PeerId, Reach] = {}  # who is connected, and how, by the last event of ours about it
         self._arrived = trio.Event()
+        self._swarm.dial_peer = self._dial_for_libp2p
         self._swarm.register_notifee(_Watch(self._connected, self._disconnected))
         self.serve(IDENTIFY, self._tell_who_we_are)
 
@@ -325,7 +328,16 @@ class Host:
                     nursery.start_soon(tries, self._by_circuit, circuits)
         if not self.connected(peer):
             raise _kind(failures)(" ".join(cause.cause for cause in failures) or f"{short(peer)} hung up.")
-        self._swarm.unblock_peer(_id(peer))  # the DHT's dials go by libp2p's own memory of failures
+
+    async def _dial_for_libp2p(self, peer: ID) -> list[INetConn]:
+        """What the DHT dials, our way: libp2p would try one address of a peer, remember a failure for a minute, and leave
+        from a port of chance. SwarmException."""
+        try:
+            known = [str(address) for address in self.basic.get_peerstore().addrs(peer)]
+            await self.connect(PeerId(str(peer)), known)
+        except (RemoteError, PeerStoreError) as error:
+            raise SwarmException(f"{peer} is not reached: {error}") from error
+        return self._live(PeerId(str(peer)))
 
     def _sorted(self, peer: PeerId, addresses: Sequence[str]) -> tuple[list[str], list[str]]:
         """Those to dial, and the circuits among them."""

@@ -69,7 +69,7 @@ def origin_of(connection: INetConn) -> Origin:
     """How a live connection came about."""
     channel = connection.muxed_conn.secured_conn
     found: Origin | None = channel.origin
-    return found or Origin("direct" if channel.is_initiator else "inbound")  # the DHT's dials are libp2p's own
+    return found or Origin("direct" if channel.is_initiator else "inbound")  # not one of ours
 
 
 def relayed(connection: INetConn) -> bool:

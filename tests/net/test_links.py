@@ -10,7 +10,9 @@ import pytest
 import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from nolocod.config import Address
@@ -144,6 +146,18 @@ async def test_libp2p_as_it_is_shipped_understands_who_we_are_and_is_understood(
         await until(lambda: ECHO in store.get_protocols(ann.basic.get_id()))
 
 
+async def test_what_libp2p_dials_itself_is_dialled_our_way() -> None:
+    async with hosts(2) as (ann, bob):
+        addresses = ["/ip4/127.0.0.1/tcp/1", *bob.announced]
+        with pytest.raises(SwarmException, match="refused"):
+            await ann.basic.connect(PeerInfo(bob.basic.get_id(), [Multiaddr(addresses[0])]))
+        await ann.basic.connect(PeerInfo(bob.basic.get_id(), [Multiaddr(address) for address in addresses]))
+        await until(lambda: bool(ann.observed))
+        assert ann.observed[bob.own].from_listen_port
+        with pytest.raises(SwarmException):
+            await ann.basic.get_network().dial_peer(ID.from_string(Identity.generate().peer_id))
+
+
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff\x7f", b"\x80\x80\x40", b"\x05\xff\xff\xff\xff\xff"])
 async def test_a_peer_that_says_nonsense_about_itself_costs_a_stream(garbage: bytes) -> None:
     async def babble(stream: Stream) -> None:
@@ -242,6 +256,7 @@ async def test_streams_move_to_the_straight_connection_and_the_relayed_one_is_gi
         old = await ann.open_stream(bob.own, ECHO)
         assert old.origin.reach == "relayed"
         assert await bob.dial_straight(ann.own, [f"/ip4/127.0.0.1/tcp/{ann.dialler.port('127.0.0.1')}"], 2.0)
+        assert (await ann.identify(bob.own)).observed is not None, "it is asked, and answers, on the straight one"
         new = await ann.open_stream(bob.own, ECHO)
         assert new.origin.reach == "inbound"
         await trio.sleep(1.5)  # longer than from one look at what is idle to the next
