@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nolocod.config import SLOWEST_RATE, Address, DataDir, Hours, NodeConfig, parse_rate, parse_size
+from nolocod.config import SLOWEST_RATE, Address, DataDir, Hours, NodeConfig, parse_rate, parse_size, parse_span
 from nolocod.errors import UsageError
 
 
@@ -103,3 +103,14 @@ def test_hours_are_as_long_as_they_look(text: str, open_minutes: int) -> None:
 def test_hours_that_are_none_name_their_flag(text: str) -> None:
     with pytest.raises(UsageError, match="--hours"):
         Hours.parse(text, "--hours")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90m", 5400), ("12h", 43_200), (" 30d", 2_592_000), ("2w", 1_209_600)])
+def test_spans(text: str, seconds: float) -> None:
+    assert parse_span(text, "--expires") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "d", "0d", "-1d", "1.5d", "30 d", "30D", "999999d"])
+def test_what_is_no_span(text: str) -> None:
+    with pytest.raises(UsageError, match="--expires"):
+        parse_span(text, "--expires")

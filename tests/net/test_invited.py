@@ -18,16 +18,20 @@ from nolocod.errors import (
     InvitationOverError,
     LocalError,
     NetworkKeyError,
+    NoBootstrapError,
     NotAllowedError,
     NotInvitedError,
     PeerInvitationOverError,
+    PeerNetworkKeyError,
     PeerNotInvitedError,
+    PeerUnavailableError,
 )
 from nolocod.events import Event, PeerLost, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Manifest, Sealed, seal
 from nolocod.p2p import guard as guards
 from nolocod.p2p import requests
+from nolocod.p2p.discovery import verdict
 from nolocod.p2p.guard import Guard
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
@@ -262,3 +266,15 @@ async def test_who_is_revoked_is_dropped_by_all_within_seconds(tmp_path: Path, m
         with pytest.raises(InvitationOverError, match="revoked"):
             async with bob.join():
                 pytest.fail("joined")
+
+
+def test_what_keeps_a_node_out_is_told_also_when_other_peers_are_away() -> None:
+    contacts = [(Identity.generate().peer_id, (f"/ip4/192.0.2.{number}/tcp/1",)) for number in range(3)]
+    (ann, _), (bob, _), (cyd, _) = contacts
+    away, shut = PeerUnavailableError("connection refused."), PeerNetworkKeyError("it has another network key.")
+    assert isinstance(verdict(contacts, {ann: away, bob: shut, cyd: away}), NetworkKeyError)
+    assert isinstance(verdict(contacts, {bob: shut}), NetworkKeyError), "the others timed out"
+    mixed = verdict(contacts, {ann: shut, bob: PeerNotInvitedError("no invitation.")})
+    assert isinstance(mixed, NoBootstrapError)
+    assert "another network key" in mixed.cause
+    assert isinstance(verdict(contacts, {ann: away, bob: away, cyd: away}), NoBootstrapError)
