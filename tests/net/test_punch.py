@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.relay.circuit_v2.config import RelayConfig, RelayRole
+from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.relay.circuit_v2.resources import RelayLimits as StockLimits
+from libp2p.relay.circuit_v2.transport import CircuitV2Transport
+from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from nolocod.config import Address
 from nolocod.errors import RemoteError
 from nolocod.events import Event, Punched
-from nolocod.identity import Identity
+from nolocod.identity import Identity, PeerId
 from nolocod.p2p.addresses import through
 from nolocod.p2p.delimited import receive_message, send_message
 from nolocod.p2p.host import Host, HostLimits, open_host
@@ -27,6 +36,8 @@ from nolocod.p2p.relay import Relay, RelayClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from libp2p.abc import IHost
 
     from nolocod.p2p.streams import Stream
 
@@ -189,6 +200,29 @@ async def test_an_ordinary_dial_that_crossed_the_peers_own_is_done_again() -> No
             assert ann.host.peers()[bob.host.own] == "direct"
             assert len(refused) == 1, "two clients understand that they are"
             nursery.cancel_scope.cancel()
+
+
+async def test_libp2p_as_it_is_shipped_punches_with_us() -> None:
+    async with two() as (_, bob), background_stock() as stock:
+        bob.puncher.serve()
+        protocol = CircuitV2Protocol(stock, StockLimits(3600, 1 << 30, 9, 9), allow_hop=False)
+        roles = RelayConfig(roles=RelayRole.STOP | RelayRole.CLIENT, limits=protocol.limits)
+        async with background_trio_service(protocol), background_trio_service(DCUtRProtocol(stock)):
+            await stock.connect(info_from_p2p_addr(Multiaddr(bob.relay.addresses[0])))
+            await CircuitV2Transport(stock, protocol, roles).dial(Multiaddr(f"{bob.circuit[0]}/p2p/{bob.host.own}"))
+            peer = PeerId(str(stock.get_id()))
+            with trio.fail_after(10):
+                await bob.host.straightened(peer)
+            assert bob.host.peers()[peer] == "punched"
+            await until(bob.punches)
+            assert bob.punches()[0].succeeded
+
+
+@asynccontextmanager
+async def background_stock() -> AsyncIterator[IHost]:
+    stock = new_host(key_pair=create_new_key_pair(Identity.generate().secret))
+    async with stock.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        yield stock
 
 
 async def test_a_peer_with_a_public_address_is_simply_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
