@@ -43,11 +43,15 @@ class StandInMesh:
     def __init__(self) -> None:
         self.offset = 0.0
         self.left = False
+        self.expected = 0
         self.handlers: dict[str, Any] = {}
 
     async def enter(self, *_: object) -> None: ...
 
     async def dial(self, *_: object) -> None: ...
+
+    def expect(self, size: int) -> None:
+        self.expected = size
 
     def clock_offset(self) -> float:
         return self.offset
@@ -161,6 +165,7 @@ async def test_deaths_between_outer_steps_do_not_end_the_node(scene: Scene, auto
     await scene.run(7 * (PHASE + 1))
     assert len(scene.trainers) == 7
     assert len(scene.told(OuterStep)) == 7
+    assert scene.mesh.expected == scene.trainers[-1].outbox.size, "relays that carry less are not tried"
 
 
 async def test_a_trainer_is_not_started_again_for_a_node_that_stops(scene: Scene, autojump_clock: object) -> None:
