@@ -132,8 +132,8 @@ def lines(root: Path, full: bool) -> Table:
         "readdressed": "the host gets another address",
         "cut": f"the line is dead for {down:g} s",
     }
-    rows = [(what[one.accident], _seconds(one.connected), _seconds(one.paired)) for one in found]
-    head = ("what happens", "connected after", "exchange begun and committed after")
+    rows = [(what[one.accident], _seconds(one.heard), _seconds(one.paired)) for one in found]
+    head = ("what happens", "heard by a public node after", "exchange begun and committed after")
     return Table("A node's line fails, counted from its return", head, rows, [asdict(one) for one in found])
 
 

@@ -212,6 +212,7 @@ class Swarm:
     def __init__(self, root: Path, load: Load) -> None:
         self.nodes: list[Node] = []
         self._root = root
+        self._made = 0
         self._data = root / "text"
         self._data.mkdir(parents=True)
         words = [f"line {i}: {i * i % 97} {'abcdefgh'[i % 8] * 5}" for i in range(8000)]
@@ -220,7 +221,8 @@ class Swarm:
         self._run_file.write_text(load.to_run_file())
 
     def node(self, place: Place) -> Node:
-        node = Node(place, self._root / f"node-{len(self.nodes)}", self._data)
+        node = Node(place, self._root / f"node-{self._made}", self._data)
+        self._made += 1
         self.nodes.append(node)
         return node
 
@@ -239,6 +241,11 @@ class Swarm:
     def public(self, place: Place, bootstraps: list[Node], *flags: str) -> Node:
         """A node that others can be given as a bootstrap, once it runs."""
         return self.join(place, bootstraps, "--listen", f"0.0.0.0:{PORT}", *flags)
+
+    def drop(self, node: Node) -> None:
+        """Kill a node that is not needed any more."""
+        self.nodes.remove(node)
+        node.end()
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> float:
         """Poll until `condition` holds and return after how many seconds.

@@ -97,8 +97,7 @@ def meetings(
         for _ in range(trials):
             guest = nodes.join(homes[1].hosts[0], helpers)
             found.append(_meet(nodes, host, guest, straight="symmetric" not in kinds))
-            guest.kill()
-            nodes.nodes.remove(guest)
+            nodes.drop(guest)
     return found
 
 
@@ -109,6 +108,7 @@ def _meet(nodes: Swarm, host: Node, guest: Node, straight: bool) -> Meeting:
     if straight:
         seconds = nodes.within(lambda: all(reach(*pair) not in (None, "relayed") for pair in both), 3 * MEETING)
     paired = nodes.within(lambda: bool(pairs(host, guest) and pairs(guest, host)), PAIRING)
+    nodes.within(lambda: all((report := node.report) and report.reach.kind for node in (host, guest)), START)
     reports = [node.report for node in (host, guest)]
     rows = pairs(guest, host)
     return Meeting(
@@ -188,8 +188,8 @@ def _agree(one: Node, other: Node) -> bool:
 @dataclass
 class Recovery:
     accident: Accident
-    connected: float | None
-    """From the line's return until a peer outside says that the node is connected."""
+    heard: float | None
+    """From the line's return until a public node has heard it anew."""
     paired: float | None
     """From the line's return until the node has committed another exchange."""
 
@@ -204,15 +204,20 @@ def recoveries(root: Path, accidents: tuple[Accident, ...], down: float = 60.0) 
         for accident in accidents:
             nodes.wait("the nodes behind routers have paired", lambda: all(_committed(n) for n in (node, other)), START)
             _befall(home, accident, down)
-            found.append(_recovery(nodes, accident, node, (*helpers, other)))
+            found.append(_recovery(nodes, accident, node, helpers))
     return found
 
 
-def _recovery(nodes: Swarm, accident: Accident, node: Node, others: Sequence[Node]) -> Recovery:
+def _recovery(nodes: Swarm, accident: Accident, node: Node, helpers: Sequence[Node]) -> Recovery:
     returned = time.monotonic()
-    connected = nodes.within(lambda: any(reach(other, node) is not None for other in others), PAIRING)
+
+    def heard(other: Node) -> bool:
+        row = other.row(node)
+        return row is not None and row.age < time.monotonic() - returned
+
+    first = nodes.within(lambda: any(heard(helper) for helper in helpers), PAIRING)
     paired = nodes.within(lambda: _fresh(node, time.monotonic() - returned), PAIRING)
-    return Recovery(accident, connected, None if paired is None else time.monotonic() - returned)
+    return Recovery(accident, first, None if paired is None else time.monotonic() - returned)
 
 
 def _befall(home: Home, accident: Accident, down: float) -> None:
