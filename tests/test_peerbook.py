@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,14 +39,22 @@ def test_an_unchanged_book_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_it_keeps_those_seen_last(tmp_path: Path) -> None:
-    book = Peerbook(tmp_path / "peers.json", silent)
-    for number in range(CAPACITY + 50):
+def test_it_keeps_those_seen_last_and_some_of_those_before(tmp_path: Path) -> None:
+    book = Peerbook(tmp_path / "peers.json", silent, random.Random(0))
+    many = 4 * CAPACITY
+    for number in range(many):
         book.remember(PeerId(f"peer{number}"), (HERE,), float(number))
-    kept = [peer for peer, _ in book.recent()]
+    kept = [int(peer.removeprefix("peer")) for peer, _ in book.recent()]
     assert len(kept) == CAPACITY
-    assert kept[0] == f"peer{CAPACITY + 49}"
-    assert kept[-1] == "peer50"
+    assert kept[: CAPACITY // 2] == list(range(many - 1, many - 1 - CAPACITY // 2, -1))
+    assert min(kept) < many - 2 * CAPACITY, "a crowd of new ones does not drive out all that were before"
+
+
+def test_what_circuits_lead_to_is_remembered(tmp_path: Path) -> None:
+    book = Peerbook(tmp_path / "peers.json", silent)
+    circuit = f"{HERE}/p2p/{Identity.generate().peer_id}/p2p-circuit"
+    book.remember(PeerId("p"), (circuit,), 1.0)
+    assert book.addresses(PeerId("p")) == (circuit,)
 
 
 def test_addresses_that_nobody_can_dial_are_left_out(tmp_path: Path) -> None:

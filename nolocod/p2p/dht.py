@@ -7,31 +7,40 @@ is never the DHT's matter, which keeps the dead for an hour.
 from __future__ import annotations
 
 import hashlib
-from contextlib import asynccontextmanager
+import math
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
+from nolocod.p2p.addresses import dialable
 from nolocod.p2p.delimited import receive_message, send_message
 from nolocod.p2p.identify import readable
 from nolocod.p2p.libp2p_streams import map_exceptions
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from nolocod.manifest import RunId
     from nolocod.p2p.host import Host
 
 _SERVERS = 4
 """Asked about providers at a time."""
+_TOLD = 8
+"""Servers that are told of us."""
+_ENTRIES = 16
+"""Contacts that are put into the routing table at a time."""
+_PROVIDE_EVERY = 1800.0
+"""Seconds between two records of ours; servers keep them for a day or two."""
 _DEADLINE = 20.0
 _KADEMLIA = "/ipfs/kad/1.0.0"
 _ANSWER = 5.0
@@ -45,11 +54,12 @@ _ADDRESS_LIFE = 3600
 
 
 @asynccontextmanager
-async def open_dht(host: Host, run_id: RunId) -> AsyncIterator[Dht]:
-    """Take part in the DHT as a server."""
-    kad = KadDHT(host.basic, DHTMode.SERVER)
+async def open_dht(host: Host, run_id: RunId, mode: Callable[[], bool] = lambda: True) -> AsyncIterator[Dht]:
+    """Take part in the DHT: as a server while `mode` says that others can reach us, else as a client, which asks and
+    provides and is asked nothing."""
+    kad = KadDHT(host.basic, DHTMode.SERVER if mode() else DHTMode.CLIENT)
     async with background_trio_service(kad):
-        yield Dht(kad, host, run_id)
+        yield Dht(kad, host, run_id, mode)
 
 
 def provider_key(run_id: RunId) -> bytes:
@@ -80,38 +90,83 @@ async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tup
 class Dht:
     """Our side of the DHT. Made by `open_dht`."""
 
-    def __init__(self, kad: KadDHT, host: Host, run_id: RunId) -> None:
+    def __init__(self, kad: KadDHT, host: Host, run_id: RunId, mode: Callable[[], bool]) -> None:
         self._kad = kad
         self._host = host
-        self._key = provider_key(run_id)
+        self._run_id = run_id
+        self._mode = mode
+        self._provided = -math.inf
+        self._provided_at: tuple[str, ...] = ()
 
-    async def refresh(self, members: Iterable[tuple[PeerId, Sequence[str]]]) -> None:
-        """Put connected members into the routing table, let it fill, and provide the run's id."""
-        store = self._host.basic.get_peerstore()
-        for peer, addresses in members:
-            found = ID.from_string(peer)
-            with map_exceptions(peer, "adding to the DHT"):
-                store.add_addrs(found, [Multiaddr(address) for address in addresses], _ADDRESS_LIFE)
-                await self._kad.add_peer(found, skip_server_mode_check=True)  # all nodes are servers
+    async def refresh(self, contacts: Sequence[tuple[PeerId, Sequence[str]]]) -> None:
+        """Put those of `contacts` that serve the DHT into the routing table, let it fill, and provide the run's id.
+
+        They may be any libp2p nodes, of our run or not; only connected ones are asked, and `_ENTRIES` at most.
+        """
+        with map_exceptions(self._host.own, "the DHT's mode"):
+            await self._kad.switch_mode(DHTMode.SERVER if self._mode() else DHTMode.CLIENT)
+        connected = self._host.peers()
+        with trio.move_on_after(_DEADLINE):
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in [contact for contact in contacts if contact[0] in connected][:_ENTRIES]:
+                    nursery.start_soon(self._enter_by, peer, addresses)
         with trio.move_on_after(_DEADLINE), map_exceptions(self._host.own, "refreshing the DHT"):
             await self._kad.refresh_routing_table()  # fills slowly on its own when nodes join one by one
-            await self._kad.provider_store.provide(self._key)
+            await self._provide()
+
+    async def _enter_by(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        found, store = ID.from_string(peer), self._host.basic.get_peerstore()
+        try:
+            if _KADEMLIA not in (await self._host.identify(peer)).protocols:
+                return  # a client
+            with map_exceptions(peer, "adding to the DHT"):
+                store.add_addrs(found, [Multiaddr(address) for address in addresses], _ADDRESS_LIFE)
+                await self._kad.add_peer(found, skip_server_mode_check=True)  # that was our check
+        except RemoteError:
+            return
+
+    async def _provide(self) -> None:
+        """Tell the servers next to the key of us, at all our addresses (libp2p would leave out the circuits), unless
+        that was done lately and nothing changed."""
+        addresses, now = self._host.announced, trio.current_time()
+        if addresses == self._provided_at and now - self._provided < _PROVIDE_EVERY:
+            return
+        key = provider_key(self._run_id)
+        servers = await self._kad.peer_routing.find_closest_peers_network(key)
+        store, here = self._kad.provider_store, [Multiaddr(text) for text in addresses]
+        store.add_provider(key, PeerInfo(self._host.basic.get_id(), here))  # for those who ask us
+        own = Message.Peer(id=self._host.basic.get_id().to_bytes(), addrs=[address.to_bytes() for address in here])
+        told = Message(type=Message.ADD_PROVIDER, key=key, providerPeers=[own])
+        for server in [PeerId(str(server)) for server in servers][:_TOLD]:
+            if server != self._host.own:
+                with suppress(RemoteError):
+                    await self._tell(server, told)
+                    self._provided, self._provided_at = now, addresses
+
+    async def _tell(self, server: PeerId, message: Message) -> None:
+        stream = await self._host.open_stream(server, _KADEMLIA, self._addresses(server))
+        try:
+            with deadline(_ANSWER, "the DHT's attention", PeerTooSlowError):
+                await send_message(stream, message)
+            await stream.close()
+        except RemoteError:
+            await stream.reset()
+            raise
+
+    def _addresses(self, server: PeerId) -> tuple[str, ...]:
+        """Where the DHT says that it is."""
+        info = self._kad.routing_table.get_peer_info(ID.from_string(server))
+        return tuple(filter(dialable, map(str, info.addrs))) if info else ()
 
     async def providers(self) -> dict[PeerId, tuple[str, ...]]:
-        """Who is said to be in our run, ourselves excepted, with addresses.
+        """Who is said to be in our run, ourselves excepted, with addresses: hints, of which each may be false.
 
-        `find_providers` would stop at its own records, and we are always one of them: so the servers next
-        to the key are asked one by one.
+        libp2p's `find_providers` would stop at its own records: so the servers next to the key are asked one by one.
         """
         found: dict[PeerId, tuple[str, ...]] = {}
         with trio.move_on_after(_DEADLINE):
-            for server in self._kad.routing_table.find_local_closest_peers(self._key, _SERVERS):
-                try:
-                    with map_exceptions(PeerId(str(server)), "asking the DHT"):
-                        infos, _ = await self._kad.provider_store._get_providers_from_peer_with_closers(server, self._key)
-                except RemoteError:
-                    continue
-                for info in infos:
-                    found.setdefault(PeerId(str(info.peer_id)), tuple(str(address) for address in info.addrs))
-        found.pop(self._host.own, None)
+            for server in self._kad.routing_table.find_local_closest_peers(provider_key(self._run_id), _SERVERS):
+                with suppress(RemoteError):
+                    for peer, addresses in (await look_up(self._host, PeerId(str(server)), self._run_id)).items():
+                        found.setdefault(peer, tuple(filter(dialable, addresses)))
         return found

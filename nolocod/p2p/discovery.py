@@ -1,11 +1,14 @@
 """Finding the run and its members: bootstrap addresses, peers of earlier days, the DHT.
 
 The rule: every address tried ends as a contact or as a named cause; a node that has members goes on
-looking for more now and then, so that a mesh that fell apart finds together again.
+looking for more now and then, so that a mesh that fell apart finds together again. Whom gossip has heard of lately
+is not asked: what bootstraps and the DHT carry does not grow with a swarm that holds together.
 """
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,17 +29,20 @@ from nolocod.errors import (
     PeerTooSlowError,
     PeerUnavailableError,
     PeerVersionError,
+    RefusedError,
     RemoteError,
     VersionError,
     WrongRunError,
 )
 from nolocod.events import Troubled
 from nolocod.identity import short
+from nolocod.manifest import RunId
+from nolocod.p2p.dht import look_up
 from nolocod.p2p.info import fetch_info
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from nolocod.events import Emit
     from nolocod.identity import PeerId
@@ -61,17 +67,29 @@ _FINAL = (ManifestError, VersionError, OtherRunError, PeerVersionError, PeerNetw
 """What asking again does not change."""
 _RETRY = 0.5
 _REMEMBERED_AT_ONCE = 8
+_HINTS = 8
+"""Peers that are asked because a server of the DHT named them."""
 
 
 async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, seconds: float) -> Sealed:
     """Ask all contacts at once which run they are in; the first good answer wins.
 
-    A peer that does not answer yet is asked again until `seconds` are over: it may just be starting.
+    A peer that does not answer yet is asked again until `seconds` are over: it may just be starting. One that is in
+    no run, or left ours, may still serve the DHT: where `terms` name the run, those that it names are asked too.
     Raises NoBootstrapError with each address's cause, or what all of them gave: WrongRunError, VersionError,
     ManifestError; or what all that answered gave: NetworkKeyError, NotAllowedError.
     """
     causes: dict[PeerId, LocalError | RemoteError] = {}
     found: list[Sealed] = []
+    asked = {peer for peer, _ in contacts}
+    named = frozenset(asked)
+
+    async def follow(server: PeerId, run_id: RunId) -> None:
+        with suppress(RemoteError):
+            hints = await look_up(host, server, run_id)
+            for peer in [peer for peer in hints if peer not in asked][: max(_HINTS - len(asked - named), 0)]:
+                asked.add(peer)
+                nursery.start_soon(query, (peer, hints[peer]))
 
     async def query(contact: Contact) -> None:
         peer, addresses = contact
@@ -83,6 +101,8 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
                 return
             except RemoteError as error:
                 causes[peer] = error
+                if terms.run_id is not None and peer in named and isinstance(error, RefusedError):
+                    await follow(peer, RunId(terms.run_id))
             else:
                 scope.cancel()
             await trio.sleep(_RETRY)
@@ -93,7 +113,7 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
                 nursery.start_soon(query, contact)
     if found:
         return found[0]
-    raise verdict(contacts, causes)
+    raise verdict(contacts, {peer: cause for peer, cause in causes.items() if peer in named})
 
 
 def verdict(contacts: Sequence[Contact], causes: dict[PeerId, LocalError | RemoteError]) -> LocalError:
@@ -180,27 +200,35 @@ class Discovery:
     async def run(self, present: Callable[[], Sequence[Contact]]) -> None:
         """Look for members until cancelled: often while there are none, now and then when there are."""
         pause = self._timing.search
+        looked = -math.inf
         while True:
             await trio.sleep(pause * self._rng.uniform(0.8, 1.2))
             known = present()
-            if self.dht is not None and known:
-                await self._refresh(self.dht, known)
-            alone = not known
-            members = {peer for peer, _ in known}
-            bootstrap = {peer: addresses for peer, addresses in self._bootstrap if peer not in members}
-            others = [contact for contact in self._remembered() if contact[0] not in {*members, *bootstrap}]
+            alone, members = not known, {peer for peer, _ in known}
+            bootstrap = [contact for contact in self._bootstrap if not self._known(contact, members)]
+            named = {peer for peer, _ in self._bootstrap}
+            others = [one for one in self._remembered() if one[0] not in named and not self._known(one, members)]
             count = min(len(others), _REMEMBERED_AT_ONCE if alone else 1)
-            # the bootstraps always: they are few, and where the parts of a mesh meet again
-            chosen = [*bootstrap.items(), *self._rng.sample(others, count)]
+            # the bootstraps always, where they are no members: they are few, and where the parts of a mesh meet again
+            chosen = [*bootstrap, *self._rng.sample(others, count)]
             if chosen:
                 await self._contact_all(chosen)
+            if self.dht is not None and (alone or trio.current_time() - looked >= self._timing.lookup):
+                looked = trio.current_time()
+                await self._look_up(self.dht, [*known, *chosen])
             pause = self._timing.search if alone else self._timing.widen
 
-    async def _refresh(self, dht: Dht, known: Sequence[Contact]) -> None:
+    def _known(self, contact: Contact, members: Container[PeerId]) -> bool:
+        return contact[0] in members or self._gossip.knows(contact[0])
+
+    async def _look_up(self, dht: Dht, servers: Sequence[Contact]) -> None:
+        """Tell the DHT of us, and contact those that it names; `servers` are where we enter it."""
         try:
-            await dht.refresh(known)
+            await dht.refresh(servers)
             providers = await dht.providers()
         except RemoteError:
             return  # the DHT is the second way; the first goes on
-        strangers = {peer: addresses for peer, addresses in providers.items() if peer not in {peer for peer, _ in known}}
-        await self._contact_all(list(strangers.items())[:_REMEMBERED_AT_ONCE])
+        strangers = [contact for contact in providers.items() if not self._gossip.knows(contact[0])]
+        self._rng.shuffle(strangers)  # so that false records do not keep the true ones from their turn
+        if strangers:
+            await self._contact_all(strangers[:_REMEMBERED_AT_ONCE])

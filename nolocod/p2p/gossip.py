@@ -108,6 +108,10 @@ class Gossip:
         self.heard_directly[peer] = trio.current_time()
         self._table.trust(peer)
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether `peer` is a member, or was heard of lately where there are more than we hold."""
+        return self._table.known(peer, trio.current_time())
+
     async def handle(self, stream: Stream) -> None:
         """Answer a GOSSIP stream."""
 

@@ -39,7 +39,7 @@ _SLOW_STATES = frozenset({"paused", "finished"})
 _STRANGERS_AT_ONCE = 8
 """Members of another part of the mesh that are contacted when it is found."""
 _HISTORY = 64
-_MAX_AGE = 1 << 20
+_MAX_AGE = 1e6
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Hearsay:
         view = [(self._beat, now - self._beat_at), *self._table.encode_view(self._rng, now, without)]
         return pb.Gossip(
             heartbeats=[raw for raw, _ in view],
-            ages=[math.ceil(age) for _, age in view],  # nobody grows younger on the way
+            ages=[math.ceil(age * 1000) for _, age in view],  # nobody grows younger on the way
             answer=answer,
             revocations=self._table.access.told(),
         )
@@ -168,7 +168,7 @@ class Hearsay:
             if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
                 break
             self._listened[source] += 1
-            age, met = float(min(told, _MAX_AGE)), table.strangers
+            age, met = min(told / 1000, _MAX_AGE), table.strangers
             welcome = self._brought[source] <= self._timing.view // 2
             try:
                 change = table.heard(raw, now, wall, self._round_at(now - age), age=age, newcomer=welcome)

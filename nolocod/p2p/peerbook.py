@@ -6,6 +6,7 @@ and forgotten.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -36,11 +37,15 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class Peerbook:
-    """Remembers up to `CAPACITY` peers, those seen last, in the file at `path`."""
+    """Remembers up to `CAPACITY` peers in the file at `path`: half of them those seen last, half drawn from those before.
 
-    def __init__(self, path: Path, emit: Emit) -> None:
+    So neither a busy hour nor somebody who shows us many peers of his own drives out all that we ever knew.
+    """
+
+    def __init__(self, path: Path, emit: Emit, rng: random.Random | None = None) -> None:
         self._path = path
         self._emit = emit
+        self._rng = rng or random.Random()
         self._peers: dict[PeerId, Remembered] = {}
         self._dirty = False
         for remembered in self._load():
@@ -64,7 +69,8 @@ class Peerbook:
         self._peers[peer] = Remembered(peer, usable, wall)
         self._dirty = True
         if len(self._peers) > CAPACITY:
-            del self._peers[min(self._peers, key=lambda other: self._peers[other].seen)]
+            older = sorted(self._peers, key=lambda other: self._peers[other].seen)[: -(CAPACITY // 2)]
+            del self._peers[self._rng.choice(older)]
 
     def recent(self) -> list[tuple[PeerId, tuple[str, ...]]]:
         """(peer, addresses), those seen last first."""

@@ -32,8 +32,6 @@ class Timing:
     """Between two looks for members by a node that has some (a mesh that fell apart finds together so)."""
     lookup: float = 600.0
     """Between two looks into the DHT by a node that has members."""
-    provide: float = 1800.0
-    """Between two records of ours for the DHT."""
     ping: float = 15.0
     """A connected member not heard on its connection for so long is pinged."""
     pong: float = 5.0
