@@ -10,6 +10,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -19,15 +21,15 @@ import trio
 
 from nolocod.config import Address
 from nolocod.doctor import local, network, reach
-from nolocod.doctor.findings import CHECKS, Finding, Report, fail, failed, ok, skipped
+from nolocod.doctor.findings import CHECKS, Finding, Report, fail, failed, ok, skipped, warn
 from nolocod.doctor.training import Job, Line
-from nolocod.errors import NolocodError
+from nolocod.errors import NolocodError, PortTakenError, RefusedError, RemoteError
 from nolocod.identity import Identity
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.peerbook import Peerbook
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from nolocod.config import NodeConfig
     from nolocod.doctor.network import Told, Visit
@@ -40,8 +42,9 @@ T = TypeVar("T")
 
 TOTAL = 40.0
 """Seconds for everything."""
-_CHILD = 30.0
+_CHILD = 36.0
 """Seconds for the checks that need torch."""
+_TRIES = 3
 _REMEMBERED = 3
 """Peers of earlier days that stand in where no bootstrap address is given."""
 _CHILDS = ("D02", "D10", "D03", "D04")
@@ -83,6 +86,7 @@ class _Known:
     exchange: int | None = None
     measured: trio.Event = field(default_factory=trio.Event)
     """Set once the child is done."""
+    papers: local.Papers = field(default_factory=local.Papers)
     kind: NatClass | None = None
     members: list[Told] = field(default_factory=list)
 
@@ -160,23 +164,29 @@ class _Doctor:
             known.run_settled.set()
         await self._here("D11", partial(local.port, config.listen, known.here.running))
         await self._here("D12", partial(local.own_addresses, config.listen, config.announce, known.here.running))
+        own = known.identity.peer_id if known.identity else None
+        in_order = partial(local.papers_in_order, config, own, known.sealed, time.time())
+        known.papers = await self._here("D13", in_order) or known.papers
 
     # --- training ---------------------------------------------------------------------------------
 
     async def _training(self) -> None:
         """D02, D03, D04, D10 in a child, and D05, which needs the model's size."""
-        told = "it was stopped before."
-        with trio.move_on_after(_CHILD) as scope:
+        told = ""
+        with trio.move_on_after(_CHILD):
             try:
                 told = await self._child()
             except Exception as error:  # noqa: BLE001  # as in _guarded
                 told = f"the check itself failed ({type(error).__name__}: {error})."
-        if scope.cancelled_caught:
-            told = f"it gave no result within {_CHILD:.0f} s."
         missing = [code for code in _CHILDS if code in self.findings.missing()]
         for code in missing:
-            first = code == missing[0]
-            self.findings.put(code, fail(code, f"torch's process: {told}") if first else skipped(code, f"see {missing[0]}."))
+            if code != missing[0]:
+                self.findings.put(code, skipped(code, f"see {missing[0]}."))
+            elif told or code == "D02":
+                self.findings.put(code, fail(code, f"torch's process: {told or f'no result within {_CHILD:.0f} s.'}"))
+            else:  # torch itself is there
+                text = f"no result within {_CHILD:.0f} s: this machine is slow, or busy."
+                self.findings.put(code, warn(code, text, "Run the doctor again when less else runs."))
         self._known.measured.set()
         await self._here("D05", partial(local.disk, self._config.paths, self._known.parameters))
 
@@ -239,32 +249,49 @@ class _Doctor:
         listen = config.listen
         if known.here.held or not self._listens():
             listen = tuple(Address(address.host, 0) for address in config.listen)
-        events: list[Event] = []
         why = "there is no host to look with (D20)."
         try:
-            async with open_host(identity, listen, config.announce, events.append, HostLimits()) as host:
+            async with self._host(identity, listen) as (host, events):
                 whose = "with an identity of its own" if identity is not known.identity else "as this node"
                 self.findings.put("D20", ok("D20", f"{whose}, at {', '.join(host.announced[:3])}."))
-                try:
-                    await self._peers(host, identity, addresses, events)
-                except Exception as error:  # noqa: BLE001  # as in _guarded
-                    why = f"the doctor's host failed ({type(error).__name__}: {error})."
-        except NolocodError as error:
-            self.findings.put("D20", failed("D20", error))
+                why = "the doctor's host failed."
+                await self._peers(host, identity, addresses, events)
         except Exception as error:  # noqa: BLE001  # as in _guarded
-            self.findings.put("D20", _broken("D20", error))
-            why = f"the doctor's host failed ({type(error).__name__}: {error})."
+            self._fail_next("D20", error)
         for code in [code for code in self.findings.missing() if code > "D20"]:
             self.findings.put(code, skipped(code, why))
+
+    def _fail_next(self, first: str, error: Exception) -> None:
+        """What befell the doctor itself is the failure of the first check from `first` on that has no word yet."""
+        for code in [code for code in self.findings.missing() if code >= first][:1]:
+            self.findings.put(code, failed(code, error) if isinstance(error, NolocodError) else _broken(code, error))
+
+    @asynccontextmanager
+    async def _host(self, identity: Identity, listen: Sequence[Address]) -> AsyncIterator[tuple[Host, list[Event]]]:
+        """The doctor's host, and what it tells; where any port will do, one that was snatched away is no failure."""
+        events: list[Event] = []
+        for attempt in range(_TRIES):
+            async with AsyncExitStack() as stack:
+                opened = open_host(
+                    identity, listen, self._config.announce, events.append, HostLimits(), None, self._known.papers.gate
+                )
+                try:
+                    host = await stack.enter_async_context(opened)
+                except PortTakenError:
+                    if any(address.port for address in listen) or attempt == _TRIES - 1:
+                        raise
+                else:
+                    yield host, events
+                    return
 
     def _listens(self) -> bool:
         """Whether D11 found nothing to say against --listen."""
         return all(one.status == "ok" for one in self.findings.report().findings if one.code == "D11")
 
     def _addresses(self) -> list[str]:
-        """Whom to ask: bootstraps, else peers of earlier days, else those that the running node is connected to."""
-        if self._config.bootstrap:
-            return list(self._config.bootstrap)
+        """Whom to ask: bootstraps, given or in the invitation, else peers of earlier days."""
+        if named := (*self._config.bootstrap, *self._known.papers.bootstrap):
+            return list(named)
         recent = Peerbook(self._config.paths.peers, lambda _: None).recent()
         return [f"{places[0].partition('/p2p/' + peer)[0]}/p2p/{peer}" for peer, places in recent[:_REMEMBERED] if places]
 
@@ -325,7 +352,12 @@ class _Doctor:
     async def _clock(self, host: Host, peers: Sequence[PeerId], sealed: Sealed, identity: Identity) -> Finding:
         offsets = []
         for peer in peers:
-            told = await network.members(host, peer, sealed, identity)
+            try:
+                told = await network.members(host, peer, sealed, identity)
+            except RefusedError as error:
+                return skipped("D24", f"members tell their time to members only: {error.cause}")
+            except RemoteError:
+                continue  # D23 was fine a moment ago; one of them suffices
             offsets += [member.offset for member in told if member.peer == peer]
             self._known.members += [member for member in told if member.peer not in peers]
         return network.clock(offsets)

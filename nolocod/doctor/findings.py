@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from nolocod import __version__
+from nolocod.errors import (
+    NetworkKeyError,
+    NolocodError,
+    NotAllowedError,
+    NotInvitedError,
+    PeerNetworkKeyError,
+    PeerNotAllowedError,
+    PeerNotInvitedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from nolocod.errors import NolocodError
 
 Status = Literal["ok", "warn", "fail", "skipped"]
 
@@ -103,6 +110,12 @@ _ALL = (
         "own addresses",
         "There is an address of this machine, not of loopback or a container's bridge alone, that peers can be told.",
         "Connect this machine to a network, or say --announce /ip4/YOUR.ADDRESS/tcp/PORT.",
+    ),
+    Check(
+        "D13",
+        "access",
+        "Network key, allow list and invitation, where there are any, are whole, not expired, and made for this node.",
+        "Ask the run's owner for a new invitation, or for the network's key.",
     ),
     Check("D20", "own host", "A libp2p host comes up here.", "See D11; else report it with this line.", 10.0),
     Check(
@@ -224,7 +237,16 @@ def fail(code: str, found: str, remedy: str = "", about: str = "", error: str = 
     return Finding(code, CHECKS[code].name, "fail", found, remedy or CHECKS[code].remedy, about, error)
 
 
+_OURS: dict[type[NolocodError], type[NolocodError]] = {
+    PeerNetworkKeyError: NetworkKeyError,
+    PeerNotAllowedError: NotAllowedError,
+    PeerNotInvitedError: NotInvitedError,
+}
+"""What a peer's refusal is on our side, where its remedy is ours too."""
+
+
 def failed(code: str, error: NolocodError, about: str = "") -> Finding:
     """An error of ours as the finding of a check, in the error's words where it has a remedy for the user."""
-    remedy = CHECKS[code].remedy if error.remedy.startswith("None needed") else error.remedy
+    kind = _OURS.get(type(error))
+    remedy = kind.entry.remedy if kind else "" if error.remedy.startswith("None needed") else error.remedy
     return fail(code, error.cause, remedy, about, error.code)

@@ -12,13 +12,23 @@ import os
 import shutil
 import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod import datadir, identity
+from nolocod import access, datadir, identity, papers
 from nolocod.doctor.findings import Finding, fail, failed, ok, warn
-from nolocod.errors import NotRunningError, PortTakenError, UsageError, VersionError
+from nolocod.errors import (
+    InvitationError,
+    InvitationOverError,
+    NotInvitedError,
+    NotRunningError,
+    PortTakenError,
+    UsageError,
+    VersionError,
+)
+from nolocod.identity import PeerId
 from nolocod.p2p.addresses import announced, claim, dialable, endpoint, is_bridge
+from nolocod.p2p.gate import Gate
 from nolocod.proto.envelope import MAJOR
 from nolocod.status import client
 
@@ -26,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nolocod.config import Address, DataDir
+    from nolocod.access import Invitation
+    from nolocod.config import Address, DataDir, NodeConfig
     from nolocod.datadir import Running
     from nolocod.identity import Identity
     from nolocod.manifest import Sealed
@@ -183,6 +194,58 @@ def own_addresses(listen: Sequence[Address], announce: Sequence[str], running: R
     if all(_loopback(host) or is_bridge(host) for host in hosts):
         return warn("D12", f"only {shown}, which belong to bridges of containers.")
     return ok("D12", f"peers are told {', '.join(hosts[:3])}.")
+
+
+@dataclass(frozen=True)
+class Papers:
+    """What this node shows others, and whom it lets in."""
+
+    gate: Gate = field(default_factory=Gate)
+    bootstrap: tuple[str, ...] = ()
+    """That came with an invitation."""
+
+
+def papers_in_order(config: NodeConfig, own: PeerId | None, sealed: Sealed | None, now: float) -> tuple[Finding, Papers]:
+    """D13 at the time of day `now`. Raises UsageError, InvitationError, InvitationOverError or NotInvitedError."""
+    wanted = config.access
+    token = access.read_token(wanted.invite) if wanted.invite else None
+    named = papers.read_network_key(wanted.network_key) if wanted.network_key else None
+    key = named or (token.network_key if token else None) or papers.stored_network_key(config.paths)
+    gate = Gate.of(key, wanted.allow)
+    told = ["a network key" if key else "", f"an allow list of {len(gate.allowed)}" if gate.allowed is not None else ""]
+    if token is not None:
+        told.append(_invited(access.unchecked(token), own, sealed, now))
+    elif sealed is not None and sealed.manifest.access == "invited":
+        told.append(_admitted(config.paths, own, sealed, now))
+    text = ", ".join(filter(None, told))
+    return ok("D13", f"{text}." if text else "anybody may connect."), Papers(gate, token.bootstrap if token else ())
+
+
+def _invited(invitation: Invitation, own: PeerId | None, sealed: Sealed | None, now: float) -> str:
+    if invitation.peer is not None and invitation.peer != own:
+        raise InvitationError(f"it was made for {invitation.peer}, and this node is {own or 'not made yet'}.")
+    if sealed is not None and invitation.run_id != sealed.run_id:
+        raise InvitationError(f"it is for run {invitation.run_id[:12]}, and this directory belongs to {sealed.run_id[:12]}.")
+    return f"an invitation {_until(invitation, now)}"
+
+
+def _admitted(paths: DataDir, own: PeerId | None, sealed: Sealed, now: float) -> str:
+    if own == sealed.manifest.owner:
+        return "the run is this node's own"
+    admission = papers.stored_admission(paths)
+    if own is None or not admission:
+        raise NotInvitedError(f"run {sealed.manifest.name} is for those who are invited, and this node is not.")
+    papers.check_own(admission, own, sealed)
+    invitation = access.open_admission(admission, own, PeerId(sealed.manifest.owner), sealed.run_id)
+    return f"an admission {_until(invitation, now)}"
+
+
+def _until(invitation: Invitation, now: float) -> str:
+    """For how long it lasts; InvitationOverError if it does no more."""
+    left = invitation.expires - now
+    if left <= 0:
+        raise InvitationOverError(f"it has expired {-left / 3600:.0f} hours ago.")
+    return f"for {left / 86_400:.0f} days" if left > 172_800 else f"for {left / 3600:.0f} hours"
 
 
 def _bound(listen: Sequence[Address]) -> list[Address]:

@@ -232,12 +232,16 @@ def clock(offsets: Sequence[float]) -> Finding:
         return skipped("D24", "no peer told its time.")
     offset = median(offsets)
     off = offset if offset > 0 else min(offset + _BEAT, 0.0)
-    told = f"this clock is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} the median of {len(offsets)} peers."
+    told = f"this clock is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} {_peers(len(offsets))}."
     if abs(off) > _CLOCK_FAIL:
         return fail("D24", told, error="NLC-124")
     if abs(off) > _CLOCK_WARN:
         return warn("D24", told)
-    return ok("D24", f"within {max(abs(off), _BEAT):.0f} s of {len(offsets)} peers.")
+    return ok("D24", f"within {max(abs(off), _BEAT):.0f} s of {_peers(len(offsets))}.")
+
+
+def _peers(count: int) -> str:
+    return "1 peer's" if count == 1 else f"the median of {count} peers'"
 
 
 async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:

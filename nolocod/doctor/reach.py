@@ -153,6 +153,9 @@ async def reachability(
         if (seen := endpoint(one.address)) and (by := endpoint(one.observer or ""))
     ]
     own = frozenset(found[0] for found in map(endpoint, host.local) if found)
+    near = [one.dialled for one in verdicts if one.dialled]
+    if near and not config.announce and not any(public(one.host) for one in verdicts):
+        return ok("D26", f"reached by peers in this network, at {near[0]}; nobody outside of it was asked."), "public"
     concluded = find(Seen(port, own, sightings, verdicts, announce=config.announce, mapped=asked.mapped, router=asked.why))
     return _judged(concluded.kind, concluded.why), concluded.kind
 
@@ -160,7 +163,7 @@ async def reachability(
 async def relay(host: Host, client: RelayClient, known: Sequence[PeerId], kind: NatClass | None) -> Finding:
     """D28: at any of those that are `known` and connected."""
     if kind == "public":
-        return skipped("D28", "not needed: this node is public.")
+        return skipped("D28", "not needed: peers connect to this node as it is.")
     causes = []
     for peer in known:
         try:
@@ -175,7 +178,7 @@ async def relay(host: Host, client: RelayClient, known: Sequence[PeerId], kind: 
 async def punch(host: Host, helpers: Sequence[Told], events: Sequence[Event], kind: NatClass | None) -> Finding:
     """D29: to the first of `helpers` that is met through a relay; `events` are what `host`'s puncher told."""
     if kind == "public":
-        return skipped("D29", "not needed: this node is public.")
+        return skipped("D29", "not needed: peers connect to this node as it is.")
     for helper in helpers:
         circuits = [address for address in helper.addresses if via(address)]
         if not circuits or helper.reach not in ("cone", "symmetric") or host.connected(helper.peer):
