@@ -496,7 +496,7 @@ async def test_other_interface_addresses_have_every_connection_tried_and_are_tol
                 await trio.sleep_forever()
 
             ann.serve(PING, never)
-            monkeypatch.setattr(host_module, "announced", lambda *_: ("/ip4/192.0.2.7/tcp/4001",))
+            monkeypatch.setattr(host_module, "announced", lambda *_: ("/ip4/127.0.0.9/tcp/4001",))
             await until(lambda: PeerDisconnected(first.peer_id) in second.events)
             await until(lambda: first.peer_id in bob.connections())
-            assert bob.addresses == (f"/ip4/192.0.2.7/tcp/4001/p2p/{second.peer_id}",)
+            assert bob.addresses == (f"/ip4/127.0.0.9/tcp/4001/p2p/{second.peer_id}",)
