@@ -68,3 +68,17 @@ async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object
         assert host.asked.count(BOOTSTRAP[0]) == 1
         assert len(host.asked) == 1 + others
         assert REMEMBERED[0][0] not in host.asked or not known
+
+
+async def test_a_node_that_loses_all_members_looks_for_them_at_once(autojump_clock: object) -> None:
+    host, timing = EmptyHost(), Timing(search=1.0, widen=600.0)
+    discovery = Discovery(gossip_over(host), [BOOTSTRAP], list, random.Random(0), timing, lambda _event: None)
+    known = [REMEMBERED[0]]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(discovery.run, lambda: known)
+        await trio.sleep(60.0)
+        before = len(host.asked)
+        known.clear()
+        await trio.sleep(2.0)
+        assert len(host.asked) > before
+        nursery.cancel_scope.cancel()

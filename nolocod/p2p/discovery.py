@@ -202,7 +202,7 @@ class Discovery:
         pause = self._timing.search
         looked = -math.inf
         while True:
-            await trio.sleep(pause * self._rng.uniform(0.8, 1.2))
+            await self._rest(pause * self._rng.uniform(0.8, 1.2), present)
             known = present()
             alone, members = not known, {peer for peer, _ in known}
             bootstrap = [contact for contact in self._bootstrap if not self._known(contact, members)]
@@ -217,6 +217,15 @@ class Discovery:
                 looked = trio.current_time()
                 await self._look_up(self.dht, [*known, *chosen])
             pause = self._timing.search if alone else self._timing.widen
+
+    async def _rest(self, seconds: float, present: Callable[[], Sequence[Contact]]) -> None:
+        """Sleep so long, or until there are no members any more: who has lost all looks for them at once."""
+        due = trio.current_time() + seconds
+        while (left := due - trio.current_time()) > 0:
+            had = bool(present())
+            await trio.sleep(min(left, self._timing.search / 2))
+            if had and not present():
+                return
 
     def _known(self, contact: Contact, members: Container[PeerId]) -> bool:
         return contact[0] in members or self._gossip.knows(contact[0])
