@@ -173,6 +173,9 @@ def _reach_options(parser: argparse.ArgumentParser) -> None:
     add("--listen", action="append", metavar="HOST:PORT", help="for peers; may be given again (0.0.0.0:0 and [::]:0)")
     add("--announce", action="append", default=[], metavar="MULTIADDR", help="tell peers this address instead")
     add("--no-upnp", action="store_true", help="do not ask the router for a port")
+    add("--network-key", type=Path, metavar="FILE", help="what all nodes of a private network share; kept for later starts")
+    add("--allow", type=Path, metavar="FILE", help="peer ids that may connect, one a line; read again when it changes")
+    add("--invite", default="", metavar="TOKEN", help="what the run's owner gave: bootstraps, key and admission in one")
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
@@ -189,9 +192,6 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
     add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
     add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
-    add("--network-key", type=Path, metavar="FILE", help="what all nodes of a private network share; kept for later starts")
-    add("--allow", type=Path, metavar="FILE", help="peer ids that may connect, one a line; read again when it changes")
-    add("--invite", default="", metavar="TOKEN", help="what the run's owner gave: bootstraps, key and admission in one")
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
     add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
     add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
@@ -321,6 +321,7 @@ def _doctor(options: argparse.Namespace) -> None:
         announce=tuple(options.announce),
         data=options.data,
         device=options.device,
+        access=Access(options.network_key, options.allow, options.invite),
         upnp=not options.no_upnp,
     )
     from nolocod.doctor import show

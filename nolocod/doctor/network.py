@@ -51,8 +51,8 @@ _ANSWER = 6.0
 """Seconds for a question and its answer."""
 _CLOCK_WARN, _CLOCK_FAIL = 30.0, 600.0
 """Seconds; a node whose clock is 600 s off ends with NLC-124."""
-_BEAT = 5.0
-"""Seconds that a heartbeat may be old when we are told of it."""
+_BEAT = 15.0
+"""Seconds that a peer's own heartbeat may be old when it tells us."""
 _UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
@@ -72,7 +72,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Told:
-    """One member, as its own heartbeat has it. `offset`: its clock minus ours, in seconds."""
+    """One member, as its own heartbeat has it. `offset`: the time of the day at which it was made minus ours, in seconds."""
 
     peer: PeerId
     addresses: tuple[str, ...]
@@ -213,8 +213,7 @@ async def members(host: Host, peer: PeerId, sealed: Sealed, identity: Identity) 
     body = await ask(stream, pb.Body(gossip=pb.Gossip(answer=True)), terms)
     now = time.time()
     told: list[Told] = []
-    ages = [*body.gossip.ages, *[0] * len(body.gossip.heartbeats)]
-    for raw, age in zip(body.gossip.heartbeats, ages, strict=False):
+    for raw in body.gossip.heartbeats:
         try:
             one = open_envelope(raw, run_id=sealed.run_id, receiver="")
         except RemoteError:
@@ -222,12 +221,12 @@ async def members(host: Host, peer: PeerId, sealed: Sealed, identity: Identity) 
         beat = one.heartbeat
         if one.WhichOneof("content") == "heartbeat" and one.sender != identity.peer_id:
             addresses = tuple(beat.addresses)[:8]
-            told.append(Told(PeerId(one.sender), addresses, beat.reach, beat.time_ms / 1000 + age - now))
+            told.append(Told(PeerId(one.sender), addresses, beat.reach, beat.time_ms / 1000 - now))
     return sorted(told, key=lambda member: member.peer != peer)
 
 
 def clock(offsets: Sequence[float]) -> Finding:
-    """D24: `offsets` are peers' clocks minus ours, too low by a heartbeat's age."""
+    """D24: `offsets` are peers' clocks minus ours, too low by their heartbeats' ages."""
     if not offsets:
         return skipped("D24", "no peer told its time.")
     offset = median(offsets)

@@ -43,8 +43,10 @@ LOOPBACK = (Address("127.0.0.1", 0),)
 OWN = Identity.generate()
 
 
-def a_run(name: str = "ours") -> Sealed:
-    return seal(Manifest(name=name, model={"model_type": "llama"}), Identity.generate())
+def a_run(name: str = "ours", owner: Identity | None = None) -> Sealed:
+    """Open to all, unless an owner is named, who invites."""
+    access = "invited" if owner else "open"
+    return seal(Manifest(name=name, model={"model_type": "llama"}, access=access), owner or Identity.generate())
 
 
 @asynccontextmanager
@@ -322,3 +324,15 @@ async def test_a_whole_look_at_a_good_run(tmp_path: Path, monkeypatch: pytest.Mo
             assert beside[code][0] == "skipped", beside
         assert not mesh.live(), "who only looks is no member"
     assert not (tmp_path / "b").exists()
+
+
+async def test_a_look_at_a_run_that_one_must_be_invited_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = trio.lowlevel.open_process
+    monkeypatch.setattr(trio.lowlevel, "open_process", lambda command, **options: real([command[0], "-c", ""], **options))
+    owner = Identity.generate()
+    sealed = a_run(owner=owner)
+    async with a_member(tmp_path, sealed, owner) as mesh:
+        config = NodeConfig(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
+        found = listed(await examine.examine(config, lambda _: None))
+    assert [found[code].status for code in ("D21", "D22", "D23", "D25", "D30")] == ["ok"] * 5, found
+    assert (found["D24"].status, "members only" in found["D24"].found) == ("skipped", True), found["D24"]
