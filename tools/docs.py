@@ -45,8 +45,9 @@ Made by `python tools/docs.py` from `nolocod/doctor/findings.py`; do not edit.
 
 `nolocod doctor` finds out what keeps this machine from a run, before a node is started or beside one that runs. It
 takes the flags of `join` that matter for it (`--data-dir`, `--bootstrap`, `--listen`, `--announce`, `--no-upnp`,
-`--network-key`, `--allow`, `--invite`, `--data`, `--device`), takes at most 40 s, writes nothing into the data directory, and leaves a running node alone:
-it then goes by an identity and a port of its own, and asks the node's status for what only the node can know.
+`--network-key`, `--allow`, `--invite`, `--data`, `--device`), takes at most 40 s, writes nothing into the data
+directory, and leaves a running node alone: it then goes by an identity and a port of its own, and asks the node's
+status for what only the node can know.
 
 Each check is *ok*, *warn* (a node can live with it), *fail* (it cannot), or *skipped*, with the reason. The exit
 status is 1 if any fails, else 0; `--json` prints one object: `version`, `ok`, and `findings`, a list with `code`,

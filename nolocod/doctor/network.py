@@ -252,7 +252,7 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
         except RemoteError as error:
             causes.append(error.cause)
         else:
-            return ok("D25", f"{short(server)} answers and knows {len(found)} others of the run.")
+            return ok("D25", f"{short(server)} answers and names {len(found.keys() - {server})} more of the run.")
     return warn("D25", " ".join(causes))
 
 
