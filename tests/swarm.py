@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nolocod.identity import Identity, PeerId
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 RUN = "ab" * 32
 WALL = 1_700_000_000.0
-PER_MESSAGE = 400
-"""Bytes that a message costs beside its content: signature, names, libp2p's negotiation, yamux and noise."""
+PER_MESSAGE = 475
+"""Bytes that a message costs beside its content: signature, names, negotiation, yamux, noise; 445 to 500 on real sockets."""
 CONNECTIONS = 256
+CALM = replace(Timing(), eager=0.0)
+"""Newcomers' first contacts are no part of the steady state, and most of the computing."""
 
 
 class Checks:
@@ -179,3 +181,29 @@ class Swarm:
         for node in self.live():
             degrees.update(member.peer_id for member in node.table.live(self.now) if member.peer_id in degrees)
         return degrees
+
+
+def chi_square(drawn: Counter[PeerId], nodes: Sequence[Node]) -> tuple[float, float]:
+    """Of the hits against equal ones: the statistic, and about how many standard deviations of a normal one it is
+    above the mean (Wilson and Hilferty, PNAS 17(12), 1931)."""
+    expected, free = drawn.total() / len(nodes), len(nodes) - 1
+    statistic = sum((drawn[node.peer_id] - expected) ** 2 / expected for node in nodes)
+    spread = 2 / (9 * free)
+    return statistic, ((statistic / free) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+def draw(swarm: Swarm, rounds: int, every: float) -> Counter[PeerId]:
+    drawn: Counter[PeerId] = Counter()
+    for _ in range(rounds):
+        swarm.run(every)
+        drawn.update(partner for node in swarm.live() if (partner := node.draw()) is not None)
+    return drawn
+
+
+def seconds_until_gone(swarm: Swarm, dead: set[PeerId], step: float, most: float) -> float:
+    """How long after now the last of `dead` is in nobody's table."""
+    began = swarm.now
+    while any(member.peer_id in dead for node in swarm.live() for member in node.table.live(swarm.now)):
+        assert swarm.now - began < most, "the dead are not forgotten"
+        swarm.run(step)
+    return swarm.now - began
