@@ -213,7 +213,8 @@ class Mesh:
 
     async def _run(self, gossip: Gossip, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:
-            async with open_dht(self._host, run_id) as discovery.dht, trio.open_nursery() as nursery:
+            dht_of = open_dht(self._host, run_id, lambda: self._around.ways.kind in (None, "public"))
+            async with dht_of as discovery.dht, trio.open_nursery() as nursery:
                 nursery.start_soon(gossip.run, nursery)
                 nursery.start_soon(discovery.run, self._contacts)
                 nursery.start_soon(keep_alive, self._host, self._table, gossip, self._around.timing)
