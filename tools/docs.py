@@ -50,7 +50,7 @@ directory, and leaves a running node alone: it then goes by an identity and a po
 status for what only the node can know.
 
 Each check is *ok*, *warn* (a node can live with it), *fail* (it cannot), or *skipped*, with the reason. The exit
-status is 1 if any fails, else 0; `--json` prints one object: `version`, `ok`, and `findings`, a list with `code`,
+status is 1 if any fails, else 0; `--json` prints one object: `version`, `ok`, and `checks`, a list with `code`,
 `name`, `status`, `found`, and where there is something to say `remedy`, `about` (an address) and `error` (a code of
 [errors.md](errors.md)). Where several bootstrap addresses are given and one is good, the others' failures are
 warnings.

@@ -204,7 +204,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, rename={"findings": "checks"}):
     """All findings, in the order of their codes. `ok`: nothing failed."""
 
     version: str

@@ -116,7 +116,7 @@ async def router(host: Host, config: NodeConfig, rng: random.Random) -> AsyncIte
                 text = f"the router maps {mapper.mapping.external} to port {port}."
                 yield Router(ok("D27", text), mapper.mapping.address)
             else:
-                yield Router(warn("D27", f"{mapper.why[0].upper()}{mapper.why[1:]}"), None, mapper.why)
+                yield Router(warn("D27", f"{mapper.why.rstrip('.')}."), None, mapper.why)
             nursery.cancel_scope.cancel()
 
 
@@ -193,7 +193,7 @@ async def punch(host: Host, helpers: Sequence[Told], events: Sequence[Event], ki
             return ok("D29", f"a straight connection to {short(helper.peer)} in {trio.current_time() - began:.1f} s.")
         why = [event.reason for event in events if isinstance(event, Punched) and event.reason]
         return warn(
-            "D29", f"no straight connection to {short(helper.peer)} ({helper.reach}): {why[-1] if why else 'no punch came'}."
+            "D29", f"no straight connection to {short(helper.peer)} ({helper.reach}): {why[-1] if why else 'no punch came.'}"
         )
     return skipped("D29", "no member is known that is behind a NAT and at a relay, to try with.")
 

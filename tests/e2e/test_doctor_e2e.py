@@ -21,7 +21,7 @@ def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert (done.returncode == 0) == report["ok"]
-    return done.returncode, {one["code"]: one for one in report["findings"]}
+    return done.returncode, {one["code"]: one for one in report["checks"]}
 
 
 def facts(root: Path) -> dict[str, int]:
