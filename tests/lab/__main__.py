@@ -156,10 +156,18 @@ def churn(root: Path, full: bool) -> Table:
 
 def doctor(root: Path, full: bool) -> Table:
     found = scenarios.diagnoses(root)
-    rows = [(one.kind, str(one.status), one.told) for one in found]
-    return Table(
-        "`nolocod doctor` behind each router", ("router", "exit status", "about reachability"), rows, [asdict(o) for o in found]
-    )
+    rows = [
+        (
+            one.router,
+            str(one.status),
+            one.reachability.get("status", ""),
+            one.reachability.get("found", ""),
+            ", ".join(one.troubles),
+        )
+        for one in found
+    ]
+    head = ("router", "exit status", "about reachability", "in words", "warnings and failures")
+    return Table("`nolocod doctor` behind each router", head, rows, [asdict(one) for one in found])
 
 
 SCENARIOS: dict[str, Callable[[Path, bool], Table]] = {

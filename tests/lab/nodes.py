@@ -99,7 +99,7 @@ class Node:
         self.peer_id = load_or_create(self.paths.identity).peer_id
         self.process: subprocess.Popen[bytes] | None = None
         self._killed = False
-        self._data = data
+        self.data = data
         self._inside = ThreadPoolExecutor(1, initializer=_move_into, initargs=(place.pid,))
 
     @property
@@ -108,7 +108,7 @@ class Node:
 
     def run(self, *arguments: str) -> Node:
         """`nolocod ARGUMENTS` in the background, with this node's directory."""
-        line = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(self.paths.root), "--data", str(self._data)]
+        line = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(self.paths.root), "--data", str(self.data)]
         line += ["--threads", "1"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         with self.log.open("ab") as out:

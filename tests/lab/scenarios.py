@@ -11,11 +11,11 @@ import json
 import random
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tests.lab.nodes import Load, swarm
-from tests.lab.topology import internet
+from tests.lab.topology import LabError, internet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -333,35 +333,32 @@ def churn(
 
 @dataclass
 class Diagnosis:
-    kind: str
+    """What `nolocod doctor` says behind one router."""
+
+    router: str
     status: int
-    told: str
-    """What the check of reachability said."""
+    """Its exit status."""
+    reachability: dict[str, str]
+    """The finding about reachability: its status, what was found, and the remedy."""
+    troubles: dict[str, str]
+    """All findings that are a warning or a failure, by name."""
 
 
 def diagnoses(root: Path) -> list[Diagnosis]:
-    """`nolocod doctor` behind each kind of router."""
+    """`nolocod doctor` behind each kind of router, and on a public host."""
     found = []
     with internet() as net, swarm(root) as nodes:
         helpers = publics(net, nodes, 2)
         places = {kind: net.home(kind).hosts[0] for kind in ("cone", "symmetric", "open")}
-        for kind, place in {"public": net.public(), **places}.items():
-            node = nodes.node(place)
+        for router, place in {"none": net.public(), **places}.items():
             given = [part for helper in helpers for part in ("--bootstrap", helper.bootstrap)]
-            done = node.command("doctor", "--json", *given)
-            found.append(Diagnosis(kind, done.returncode, _reachability(done.stdout) or done.stderr[-300:]))
+            node = nodes.node(place)
+            done = node.command("doctor", "--json", "--data", str(node.data), *given)
+            try:
+                findings = json.loads(done.stdout)["findings"]
+            except ValueError as error:
+                raise LabError(f"the doctor says {done.stdout[-300:]!r} {done.stderr[-600:]!r}.") from error
+            told = next((one for one in findings if one["name"] == "reachability"), {})
+            troubles = {one["name"]: one["found"] for one in findings if one["status"] in ("warn", "fail")}
+            found.append(Diagnosis(router, done.returncode, told, troubles))
     return found
-
-
-def _reachability(text: str) -> str:
-    try:
-        told = json.loads(text)
-    except ValueError:
-        return ""
-    checks = told["checks"] if isinstance(told, dict) else told
-    return next((json.dumps(check) for check in checks if "reach" in str(check.get("name", ""))), "")
-
-
-def plain(found: object) -> Any:  # noqa: ANN401  # whatever JSON holds
-    """Figures as JSON holds them."""
-    return [asdict(item) for item in found] if isinstance(found, list) else asdict(found)  # type: ignore[call-overload]
