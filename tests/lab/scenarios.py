@@ -355,7 +355,7 @@ def diagnoses(root: Path) -> list[Diagnosis]:
             node = nodes.node(place)
             done = node.command("doctor", "--json", "--data", str(node.data), *given)
             try:
-                findings = json.loads(done.stdout)["findings"]
+                findings = json.loads(done.stdout)["checks"]
             except ValueError as error:
                 raise LabError(f"the doctor says {done.stdout[-300:]!r} {done.stderr[-600:]!r}.") from error
             told = next((one for one in findings if one["name"] == "reachability"), {})
