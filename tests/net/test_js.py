@@ -137,7 +137,7 @@ async def stranger(node: Path, *listen: str, relay: bool = False) -> AsyncIterat
 
 @asynccontextmanager
 async def our_host() -> AsyncIterator[Host]:
-    async with open_host(Identity.generate(), Address("127.0.0.1", 0), (), lambda event: None) as host:
+    async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (), lambda event: None) as host:
         yield host
 
 
