@@ -156,7 +156,7 @@ def revoke(paths: DataDir, sealed: Sealed, owner: Identity, names: Iterable[str]
     """
     _must_own(sealed, owner)
     known = [note.id for note in issued(paths)]
-    before = stored_revocations(paths, sealed)
+    before, _ = stored_revocations(paths, sealed)
     invitations, peers = set(before.invitations), set(before.peers)
     for name in names:
         fitting = [one for one in known if len(name) >= 6 and one.startswith(name.lower())]
@@ -221,10 +221,10 @@ def stored_admission(paths: DataDir) -> bytes:
     return _read(paths.admission)
 
 
-def check_own(raw: bytes, peer: PeerId, sealed: Sealed) -> None:
+def check_own(raw: bytes, peer: PeerId, sealed: Sealed) -> Invitation:
     """InvitationError if this node's admission is not good in this run, whatever the time."""
     try:
-        access.open_admission(raw, peer, PeerId(sealed.manifest.owner), sealed.run_id)
+        return access.open_admission(raw, peer, PeerId(sealed.manifest.owner), sealed.run_id)
     except AdmissionError as error:
         raise InvitationError(error.cause) from error
 
@@ -240,19 +240,24 @@ def stored_network_key(paths: DataDir) -> bytes | None:
     return read_network_key(paths.network_key) if paths.network_key.exists() else None
 
 
-def stored_revocations(paths: DataDir, sealed: Sealed) -> Revocations:
-    """What is revoked, as far as this node knows. A file that the owner did not sign is DataDirError."""
+def stored_revocations(paths: DataDir, sealed: Sealed) -> tuple[Revocations, bytes]:
+    """What is revoked, as far as this node knows, and the same as the owner sealed it (empty if nothing is).
+
+    A file that the owner did not sign is DataDirError.
+    """
     raw = stored_revocations_bytes(paths)
-    if not raw:
-        return Revocations()
+    return opened_revocations(raw, paths, sealed), raw
+
+
+def opened_revocations(raw: bytes, paths: DataDir, sealed: Sealed) -> Revocations:
+    """The same of the file's content `raw`."""
     try:
-        return access.open_revocations(raw, PeerId(sealed.manifest.owner), sealed.run_id)
+        return access.open_revocations(raw, PeerId(sealed.manifest.owner), sealed.run_id) if raw else Revocations()
     except AdmissionError as error:
         raise DataDirError(f"{paths.revocations}: {error.cause}", remedy="Remove it; peers tell it again.") from error
 
 
 def stored_revocations_bytes(paths: DataDir) -> bytes:
-    """The same as the owner sealed it; empty if nothing is."""
     return _read(paths.revocations)
 
 

@@ -26,7 +26,7 @@ from nolocod.errors import (
     UsageError,
     WrongRunError,
 )
-from nolocod.events import Event
+from nolocod.events import Event, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Manifest, Sealed, seal
 from nolocod.p2p import guard as guards
@@ -219,7 +219,7 @@ def test_revocations_add_up(paths: DataDir) -> None:
     papers.revoke(paths, sealed, OWNER, [note.id[:8]])
     papers.revoke(paths, sealed, OWNER, [ANN])
     expected = Revocations(2, frozenset({bytes.fromhex(note.id)}), frozenset({ANN}))
-    assert papers.stored_revocations(paths, sealed) == expected
+    assert papers.stored_revocations(paths, sealed)[0] == expected
     with pytest.raises(UsageError, match="neither a peer id nor an invitation"):
         papers.revoke(paths, sealed, OWNER, ["abc"])
     paths.revocations.write_bytes(b"nonsense")
@@ -347,3 +347,71 @@ async def test_revocations_go_both_ways_between_a_node_and_its_directory(
                 await trio.sleep(0.01)
         assert guard.told() == newer
         nursery.cancel_scope.cancel()
+
+
+def test_what_is_kept_of_one_that_was_refused_is_small_and_does_not_grow(paths: DataDir) -> None:
+    """Errors that are kept hold on to the message they came from, and to more with every time that they are raised."""
+    guard = a_guard(paths, [NOW])
+    assert not guard.admits(ANN, b"", NOW)
+    for _ in range(3):
+        with pytest.raises(PeerNotInvitedError) as caught:
+            raise guard.objection(ANN) or AssertionError
+        assert len(caught.traceback) == 1
+        assert caught.value.__context__ is None
+
+
+def test_those_whose_invitation_is_over_push_out_nobody(paths: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "_KEPT", 4)
+    guard, over = a_guard(paths, [NOW]), papers.issue(paths, a_run(), OWNER, Grant(NOW, -1.0))[1]
+    assert guard.admits(ANN, invited(paths, ANN), NOW)
+    for _ in range(8):
+        eve = Identity.generate().peer_id
+        assert not guard.admits(eve, sign_admission(access.read_token(over), eve), NOW)
+        assert isinstance(guard.objection(eve), PeerInvitationOverError)
+    assert guard.objection(ANN) is None
+    assert len(guard._refused) == 4
+
+
+async def test_a_member_learns_its_own_end_however_many_others_it_knows(
+    paths: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "_KEPT", 2)
+    monkeypatch.setattr(guards, "_REREAD", 0.01)
+    theirs, clock, told = DataDir(tmp_path / "theirs"), [NOW], list[Event]()
+    _, text = papers.issue(paths, a_run(), OWNER, Grant(NOW, 60.0))
+    papers.accept(theirs, text, BOB, NOW)
+    guard = a_guard(theirs, clock, BOB)
+    for _ in range(3):
+        peer = Identity.generate().peer_id
+        assert guard.admits(peer, invited(paths, peer, 600.0), NOW)
+    clock[0] += 60
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guard.run, told.append)
+        with trio.fail_after(5):
+            while not told:  # noqa: ASYNC110  # nobody tells of it
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert [event.code for event in told if isinstance(event, Troubled)] == [PeerInvitationOverError.entry.code]
+
+
+async def test_a_damaged_file_of_revocations_is_told_once(paths: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "_REREAD", 0.0)
+    guard, told, looks = a_guard(paths, [NOW]), list[Event](), 0
+    paths.revocations.write_bytes(b"nonsense")
+    read = papers.stored_revocations_bytes
+
+    def counted(where: DataDir) -> bytes:
+        nonlocal looks
+        looks += 1
+        return read(where)
+
+    monkeypatch.setattr(papers, "stored_revocations_bytes", counted)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guard.run, told.append)
+        with trio.fail_after(5):
+            while looks < 5:  # noqa: ASYNC110  # a thread is what is waited for
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    (trouble,) = told
+    assert isinstance(trouble, Troubled)
+    assert "Remove it" in trouble.message

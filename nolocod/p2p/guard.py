@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEPT = 4096
-"""Peers whose admission is kept in mind, and as many whose was refused."""
+"""Peers whose admission is kept in mind while it counts, and as many that were refused."""
 _REREAD = 2.0
 """Seconds between two looks at what the owner's commands left in the data directory."""
 
@@ -56,10 +56,11 @@ class Guard:
         self._own = own
         self._paths = paths
         self._clock = clock
-        self._revoked = papers.stored_revocations(paths, sealed)
-        self._raw = papers.stored_revocations_bytes(paths)
+        self._revoked, self._raw = papers.stored_revocations(paths, sealed)
         self._admitted: OrderedDict[PeerId, tuple[bytes, Invitation]] = OrderedDict()
-        self._refused: OrderedDict[PeerId, RefusedError] = OrderedDict()
+        self._refused: OrderedDict[PeerId, tuple[type[RefusedError], str]] = OrderedDict()
+        """Why, as kind and cause: an error itself holds on to all that led to it."""
+        self._ours: Invitation | None = None
         if own != self._owner:
             self._check_ourselves()
 
@@ -67,10 +68,13 @@ class Guard:
         manifest = self._sealed.manifest
         if not self.admission:
             raise NotInvitedError(f"run {manifest.name} of {short(manifest.owner)} takes only those whom its owner invited.")
-        papers.check_own(self.admission, self._own, self._sealed)
-        self.admits(self._own, self.admission, self._clock())
-        if (objection := self.objection(self._own)) is not None:
+        self._ours = papers.check_own(self.admission, self._own, self._sealed)
+        if (objection := self._over()) is not None:
             raise InvitationOverError(objection.cause)
+
+    def _over(self) -> PeerInvitationOverError | None:
+        """Why we are no member any more; None while we are."""
+        return self._revoked.over(self._ours, self._own, self._clock()) if self._ours else None
 
     # --- membership.Access ------------------------------------------------------------------------
 
@@ -78,12 +82,12 @@ class Guard:
         if peer == self._owner:
             return True
         try:
-            invitation = self._opened(peer, admission)
+            self._check(peer, admission, wall)
         except RefusedError as error:
             self._admitted.pop(peer, None)
-            _keep(self._refused, peer, error)
+            _keep(self._refused, peer, (type(error), error.cause))
             return False
-        return self._revoked.over(invitation, peer, wall) is None
+        return True
 
     def objection(self, peer: PeerId) -> RefusedError | None:
         """Why nothing is given to `peer` now; None if it may have what members have."""
@@ -92,7 +96,8 @@ class Guard:
         known = self._admitted.get(peer)
         if known is not None:
             return self._revoked.over(known[1], peer, self._clock())
-        return self._refused.get(peer) or PeerNotInvitedError(f"{short(peer)} has shown no invitation to this node.")
+        kind, cause = self._refused.get(peer, (PeerNotInvitedError, f"{short(peer)} has shown no invitation to this node."))
+        return kind(cause)
 
     def told(self) -> bytes:
         return self._raw
@@ -104,29 +109,34 @@ class Guard:
         self._revoked, self._raw = revoked, raw
         return True
 
-    def _opened(self, peer: PeerId, admission: bytes) -> Invitation:
+    def _check(self, peer: PeerId, admission: bytes, wall: float) -> None:
+        """Keep `peer`'s admission in mind if it counts. RefusedError if not: many such must not push out those that do."""
         known = self._admitted.get(peer)
         if known is None or known[0] != admission:  # two signatures are checked once, not for every heartbeat
             known = admission, open_admission(admission, peer, self._owner, self._sealed.run_id)
+        if (objection := self._revoked.over(known[1], peer, wall)) is not None:
+            raise objection
         _keep(self._admitted, peer, known)
         self._refused.pop(peer, None)
-        return known[1]
 
     # --- with the data directory ------------------------------------------------------------------
 
     async def run(self, emit: Emit) -> None:
-        """Keep the revocations in the data directory the same as ours, the newer ones on both sides; tell once when our
-        own admission ends."""
+        """Keep the revocations in the data directory the same as ours, the newer ones on both sides. What goes wrong with
+        that, and that our own admission ends, is told once."""
+        trouble: str | None = None
         over = False
         while True:
             try:
                 raw = await trio.to_thread.run_sync(self._meet, self._raw)
                 if raw != self._raw:
                     self.learn(raw)
+                trouble = None
             except (LocalError, RefusedError) as error:
-                emit(Troubled(error.code, error.cause))
-            objection = self.objection(self._own)
-            if isinstance(objection, PeerInvitationOverError) and not over:
+                if error.cause != trouble:
+                    emit(Troubled(error.code, f"{error.cause} {error.remedy}"))
+                trouble = error.cause
+            if (objection := self._over()) is not None and not over:
                 over = True
                 emit(Troubled(objection.code, objection.cause))
             await trio.sleep(_REREAD)
@@ -136,7 +146,7 @@ class Guard:
         stored = papers.stored_revocations_bytes(self._paths)
         if stored == ours:
             return ours
-        if stored and papers.stored_revocations(self._paths, self._sealed).version >= self._revoked.version:
+        if stored and papers.opened_revocations(stored, self._paths, self._sealed).version >= self._revoked.version:
             return stored
         papers.store_revocations(self._paths, ours)
         return ours

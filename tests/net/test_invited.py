@@ -261,7 +261,7 @@ async def test_who_is_revoked_is_dropped_by_all_within_seconds(tmp_path: Path, m
             await until(lambda: PeerInvitationOverError.entry.code in bob.troubles())
             assert any(isinstance(event, PeerLost) and event.peer_id == bob.peer_id for event in ann.events)
         await until(lambda: ann.config.paths.revocations.exists())
-        assert papers.stored_revocations(ann.config.paths, run.sealed).peers == {bob.peer_id}
+        assert papers.stored_revocations(ann.config.paths, run.sealed)[0].peers == {bob.peer_id}
         papers.store_revocations(bob.config.paths, b"")  # one that has heard nothing of it
         with pytest.raises(InvitationOverError, match="revoked"):
             async with bob.join():
