@@ -10,6 +10,7 @@ import pytest
 import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
@@ -20,6 +21,7 @@ from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, 
 from nolocod.events import PeerConnected
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.addresses import claim, dialable, endpoint, interleave, near, public, straight, through, via
+from nolocod.p2p.delimited import send_message
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.identify import IDENTIFY
 from nolocod.p2p.relay import Relay, RelayClient
@@ -174,6 +176,18 @@ async def test_a_peer_that_says_nonsense_about_itself_costs_a_stream(garbage: by
         assert await stream.read_exactly(8) == b"on we go"
 
 
+@pytest.mark.parametrize("raw", [b"*)\x7f\x02\x06\x02\x027", b"\x04\x01", b"\xa5\x03\x02\xff\xff", b"\xbe\x03\x00"])
+async def test_an_address_that_no_library_understands_is_passed_over(raw: bytes) -> None:
+    async def misled(stream: Stream) -> None:
+        await send_message(stream, Identify(observed_addr=raw, listen_addrs=[raw, Multiaddr(HIDDEN[0]).to_bytes()]))
+
+    async with hosts(2) as (ann, bob):
+        bob.serve(IDENTIFY, misled)
+        await ann.connect(bob.own, bob.announced)
+        known = await ann.identify(bob.own)
+        assert (known.observed, known.listen) == (None, HIDDEN)
+
+
 async def test_a_probe_leaves_no_connection_and_tells_one_peer_from_another() -> None:
     async with hosts(2) as (ann, bob):
         await ann.probe(bob.own, bob.announced[0])
@@ -320,6 +334,9 @@ PEER = Identity.from_secret(bytes([7]) * 32).peer_id
         (f"/ip4/1.2.3.4/udp/5/quic-v1/p2p/{PEER}/p2p-circuit", "none"),
         ("/ip4/1.2.3.4/tcp/0", "none"),
         ("/ip4/1.2.3.4/tcp/5" + "0" * 300, "none"),
+        ("/ip6zone/\x7f\x02\x06\x02\x027", "none"),
+        ("/tcp/5", "none"),
+        ("", "none"),
     ],
 )
 def test_straight_addresses_and_circuits(text: str, kind: str) -> None:
