@@ -35,10 +35,11 @@ from nolocod.errors import (
     PeerUnavailableError,
     PortTakenError,
     RemoteError,
+    UsageError,
 )
 from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
-from nolocod.p2p.addresses import announced, claim, endpoint, interleave, near, straight, transport, via, with_peer
+from nolocod.p2p.addresses import announced, claim, dialable, endpoint, interleave, near, straight, transport, via, with_peer
 from nolocod.p2p.dialing import Dialler
 from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer, ask
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
@@ -121,15 +122,18 @@ async def open_host(
 
     All connections together keep to `meter`'s budgets; `gate` says with whom there may be one.
 
-    Raises PortTakenError, or UsageError for an address that this machine does not have.
+    Raises PortTakenError, or UsageError for an address that this machine does not have or that nobody could dial.
     """
     quiet_libraries()
+    for address in announce:
+        if not dialable(address):
+            raise UsageError(f"--announce {address!r} cannot be dialled.", remedy="Write it like /ip4/203.0.113.7/tcp/4001.")
     bound = claim(listen)
     limits = limits or HostLimits()
     keys = create_new_key_pair(identity.secret)
     basic = _basic_host(keys, limits, NoiseTransport(keys, limits.progress, meter, gate))
     swarm = cast("Swarm", basic.get_network())
-    dialler = Dialler(swarm, bound, limits.connections)
+    dialler = Dialler(swarm, bound, limits.connections, limits.connect)
     async with basic.run([Multiaddr(transport(address)) for address in bound]), trio.open_nursery() as nursery:
         await swarm.auto_connector.stop()  # it would dial whom it likes
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
@@ -153,6 +157,7 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
         # ours end first, and then close the connection
         outbound_stream_protocol_negotiation_timeout=limits.negotiate * 3,
         auto_connect_interval=3600.0,
+        inbound_upgrade_timeout=limits.connect,
     )
     manager = ResourceManager(
         ResourceLimits(max_connections=limits.connections * 2, max_streams=limits.connections * limits.streams_per_peer),
@@ -253,9 +258,12 @@ class Host:
         return tuple(with_peer(address, self.own) for address in self.announced)
 
     def promising(self, address: str) -> bool:
-        """Whether a straight address can be expected to lead where it says: not into a private network far from here."""
+        """Whether a straight address can be expected to lead where it says: not into a private network far from here.
+
+        Near is also where those are who are connected straight; what they say that we are would be theirs to choose.
+        """
         found = endpoint(address)
-        ours = (*self.local, *self.external, *(seen.address for seen in self.observed.values()))
+        ours = (*self.local, *self.external, *(seen.observer for seen in self.observed.values() if seen.observer))
         return found is None or near(found[0], [host for host, _ in filter(None, map(endpoint, ours))])
 
     # --- connections ------------------------------------------------------------------------------
@@ -413,7 +421,7 @@ class Host:
 
     async def _finish_punch(self, connected: trio.socket.SocketType, peer: PeerId, client: bool) -> None:
         # Not in the punch's own scope: of two connections, one end would cancel the one, and the other end the other.
-        with suppress(RemoteError), map_exceptions(peer, "punching"), trio.fail_after(self.limits.connect):
+        with suppress(RemoteError), map_exceptions(peer, "punching"):
             await self.dialler.punched(connected, peer, client=client)
 
     async def probe(self, peer: PeerId, address: str) -> None:
@@ -438,14 +446,13 @@ class Host:
             raise
 
     async def accept_circuit(self, stream: Stream, source: PeerId) -> None:
-        """Serve a connection from `source` over `stream`, until it ends."""
+        """Serve a connection over `stream`, until it ends; by the relay's word it comes from `source`."""
         address = _circuit(stream.remote, source)
         raw = Link(Circuit(cast("LibStream", stream).muxed), False, Origin("relayed"), [address])
         with map_exceptions(source, f"answering through {short(stream.remote)}"):
-            with trio.fail_after(self.limits.connect):
-                muxed = await self._swarm.upgrade_inbound_raw_conn(raw, address)
+            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, address)
             if self.met_through_relay is not None:
-                self._nursery.start_soon(self.met_through_relay, source)
+                self._nursery.start_soon(self.met_through_relay, PeerId(str(muxed.peer_id)))
             await muxed.event_closed.wait()
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -518,7 +525,7 @@ class Host:
             found = await ask(stream)
         finally:
             await stream.reset()
-        if found.observed is not None and origin.reach != "relayed":
+        if found.observed is not None and origin.reach != "relayed" and self.straight(peer):
             self.observed[peer] = Observation(found.observed, origin.from_listen_port, trio.current_time(), observer)
         return found
 

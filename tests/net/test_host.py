@@ -353,6 +353,14 @@ def test_a_wildcard_is_never_announced() -> None:
     assert announced([Address("0.0.0.0", 7)], ["/dns4/example.org/tcp/9"]) == ("/dns4/example.org/tcp/9",)
 
 
+@pytest.mark.parametrize("address", ["203.0.113.5:4001", "/ip4/203.0.113.5/tcp/99999", "/ip4/0.0.0.0/tcp/4001", ""])
+async def test_what_nobody_could_dial_is_not_announced(address: str) -> None:
+    """The first peer that asked who we are would otherwise have stopped the node."""
+    with pytest.raises(UsageError, match="--announce"):
+        async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (address,), lambda event: None):
+            pytest.fail("opened")
+
+
 async def test_announce_replaces_what_others_are_told() -> None:
     override = "/dns4/node.example.org/tcp/9"
     async with open_host(Identity.generate(), (LOOPBACK,), (override,), lambda event: None) as ann:
