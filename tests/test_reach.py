@@ -98,6 +98,16 @@ def test_where_others_got_through_is_told_best_known_first() -> None:
     )
 
 
+def test_one_liar_cannot_have_us_announce_anothers_address() -> None:
+    lie = "/ip4/192.0.2.66/tcp/4001"
+    liars = tuple(Verdict("203.0.113.66", "192.0.2.66", lie) for _ in range(5))
+    assert find(replace(BEHIND, verdicts=(*liars, *verdicts(WAN_AT, WAN_AT)))).external == (WAN_AT,)
+    found = find(replace(BEHIND, sightings=sightings(9, 9), verdicts=(*liars, *verdicts(None, None))))
+    assert (found.kind, found.external) == ("cone", ()), "five peers on one address are one"
+    own = replace(BEHIND, own=frozenset({HOME, "192.0.2.66"}), verdicts=(*liars, *verdicts(WAN_AT, WAN_AT)))
+    assert find(own).external == (WAN_AT, lie), "one of our own interfaces is no lie"
+
+
 def test_a_mapping_that_nobody_gets_through_is_no_way_in() -> None:
     found = find(replace(BEHIND, sightings=sightings(5, 5), verdicts=verdicts(None, None), mapped=WAN_AT, router=""))
     assert found.kind == "cone"

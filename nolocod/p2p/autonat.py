@@ -50,6 +50,8 @@ class AutoNatLimits:
     in_all: int = 30
     """Questions a minute of all peers together."""
     at_once: int = 8
+    question: float = 10.0
+    """Until all of one has come."""
     dial: float = 8.0
     answer: float = 14.0
     """For our own questions: the helper dials meanwhile."""
@@ -80,8 +82,9 @@ class AutoNatServer:
         self._host.serve(AUTONAT, self.handle)
 
     async def handle(self, stream: Stream) -> None:
-        """Answer one question. Raises RemoteError for a peer that breaks the protocol."""
-        message = await receive_message(stream, Message, _MOST_BYTES)
+        """Answer one question. Raises RemoteError for a peer that breaks the protocol, or takes too long."""
+        with deadline(self._limits.question, "a question to dial back"):
+            message = await receive_message(stream, Message, _MOST_BYTES)
         answer = Message(type=Message.DIAL_RESPONSE)
         status, text, address = await self._judge(stream, message)
         answer.dialResponse.status = status

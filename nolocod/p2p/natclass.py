@@ -1,8 +1,9 @@
 """What kind of NAT we are behind, from what others saw: a pure function, with its reasons in words.
 
 The rule: we are public if half of those who tried to dial us got through; and to tell a NAT that can be punched
-from one that cannot takes two who see us from different addresses. Those who see us in a private network of ours
-count only while nobody sees us from further away. Terms: RFC 5780 (endpoint-independent mapping is "cone" here).
+from one that cannot takes two who see us from different addresses. Several peers on one address have one word, and one
+word alone puts us at no other host than the others do. Those who see us in a private network of ours count only while
+nobody sees us from further away. Terms: RFC 5780 (endpoint-independent mapping is "cone" here).
 """
 
 from __future__ import annotations
@@ -112,13 +113,14 @@ def _of_family(seen: Seen, version: int) -> Finding:
     """The same for IPv4 or IPv6 alone."""
     sightings, verdicts = outside(seen)
     sightings = [one for one in sightings if _version(one.host) == version]
-    verdicts = [one for one in verdicts if _version(one.host) == version]
+    verdicts = list({one.observer: one for one in verdicts if _version(one.host) == version}.values())
     through = [one.dialled for one in verdicts if one.dialled is not None]
     if through and 2 * len(through) >= len(verdicts):
-        best, *others = (address for address, _ in Counter(through).most_common())
+        (best, _), *others = Counter(through).most_common()
+        hosts = {_host(best), *seen.own}
         by = ", the port that the router gave us by UPnP" if best == seen.mapped else ""
         why = f"{_of(len(through), len(verdicts))} dialled us at {best}{by}."
-        return Finding("public", why, (best, *others))
+        return Finding("public", why, (best, *(one for one, times in others if times > 1 or _host(one) in hosts)))
     return _behind(seen, sightings, verdicts)
 
 
@@ -177,6 +179,10 @@ def _of(count: int, total: int) -> str:
 
 def _people(count: int) -> str:
     return "nobody sees us" if not count else "1 peer sees us" if count == 1 else f"{count} peers see us"
+
+
+def _host(address: str) -> str:
+    return (endpoint(address) or ("",))[0]
 
 
 def _version(host: str) -> int:

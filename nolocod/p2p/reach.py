@@ -7,6 +7,7 @@ then; a class that is known is given up only when two rounds of questions in a r
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,12 +124,14 @@ class Reachability:
             self._conclude()
 
     def _surroundings(self) -> tuple[object, ...]:
-        """What the helpers' answers depend on. New observers do not count, but what they see does."""
-        sightings = self._sightings()
+        """What the helpers' answers depend on. Of where we are seen, in each family, what most addresses say, and the
+        longest: one peer that tells another tale each time would have us ask for ever."""
         own = self._own()
-        seen = frozenset(one.host for one in sightings if not inside(one.host, own))
+        seen = Counter({one.observer: one.host for one in self._sightings() if not inside(one.host, own)}.values())
+        families = ([host for host in seen if (":" in host) == six] for six in (False, True))
         mapping = self._mapper.mapping if self._mapper else None
-        return self._host.local, mapping and mapping.external, seen
+        hosts = tuple(max(found, key=seen.__getitem__, default=None) for found in families)
+        return self._host.local, mapping and mapping.external, hosts
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -159,10 +162,10 @@ class Reachability:
     async def _ask(self, helper: PeerId) -> None:
         view = self._host.observed.get(helper)
         seen = endpoint(view.address) if view else None
-        if seen is None:
+        if seen is None or not (candidates := self._candidates(seen[0])):
             return
         try:
-            found = await ask(self._host, helper, self._candidates(seen[0]), AutoNatLimits())
+            found = await ask(self._host, helper, candidates, AutoNatLimits())
         except RefusedError:
             self._deaf[helper] = trio.current_time()
             return
@@ -175,12 +178,13 @@ class Reachability:
                 del self._verdicts[peer]
 
     def _candidates(self, host: str) -> list[str]:
-        """Where one who sees us at `host` may find us: helpers dial only that."""
+        """Where one who sees us at `host` may find us: helpers dial only that. Where the owner has said it, only there."""
         mapping = self._mapper.mapping if self._mapper else None
         observed = [one.address for one in self._host.observed.values() if one.from_listen_port]
         forwarded = transport(Address(host, self._port))
-        known = (*self._host.local, *self._host.external, *([mapping.address] if mapping else []), forwarded, *observed)
-        return [text for text in dict.fromkeys(known) if (endpoint(text) or ("",))[0] == host][:_ADDRESSES]
+        found = (*self._host.local, *self._host.external, *([mapping.address] if mapping else []), forwarded, *observed)
+        known = dict.fromkeys(self._config.announce or found)
+        return [text for text in known if (endpoint(text) or ("",))[0] == host][:_ADDRESSES]
 
     # --- concluding -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.p2p.autonat import AUTONAT, AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.delimited import receive_message, send_message
 from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.identify import Observation
 from nolocod.p2p.reach import Reachability, ReachTiming
 from nolocod.p2p.relay import Relay, RelayClient
 
@@ -187,6 +188,18 @@ async def test_nonsense_costs_its_sender_the_stream_only() -> None:
         assert (await question(ann, bob, list(ann.local))).dialResponse.status == Message.OK
 
 
+async def test_a_question_has_to_come_to_its_end() -> None:
+    async with hosts(2) as (ann, bob):
+        AutoNatServer(bob, replace(AutoNatLimits(), question=0.3)).serve()
+        stream = await ann.open_stream(bob.own, AUTONAT, bob.local)
+        await stream.write(b"\x40")
+        with suppress(PeerUnavailableError):
+            for _ in range(20):
+                await stream.write(b"x")  # never too slow, and never done
+                await trio.sleep(0.1)
+        assert bob.faults == 1
+
+
 async def test_a_helper_cannot_make_us_believe_in_an_address_that_we_did_not_name() -> None:
     async with hosts(2) as (ann, bob):
 
@@ -318,3 +331,31 @@ async def test_relays_only_is_no_question_and_answers_none() -> None:
         await bob.connect(ann.own, ann.local)
         with pytest.raises(RefusedError):
             await ask(bob, ann.own, bob.local)
+
+
+async def test_what_is_announced_is_what_helpers_are_asked_about() -> None:
+    config = replace(CONFIG, announce=("/ip4/127.0.0.1/tcp/1",))
+    async with hosts(2) as (ann, bob), reaching(ann, config) as (reach, _):
+        AutoNatServer(bob, OFTEN).serve()
+        await ann.connect(bob.own, bob.local)
+        await until(lambda: "1 peer could not dial it" in reach.why)
+        assert reach.kind == "public"
+
+
+async def test_one_who_tells_another_tale_each_time_does_not_make_us_begin_anew() -> None:
+    async with hosts(1) as (ann,):
+        reach = Reachability(ann, CONFIG, lambda _: None, random.Random(0), QUICK)
+
+        def see(number: int, host: str) -> None:
+            observer = f"/ip4/203.0.113.{number}/tcp/1"
+            ann.observed[PeerId(str(number))] = Observation(f"/ip4/{host}/tcp/9", True, trio.current_time(), observer)
+
+        for number in (1, 2):
+            see(number, "198.51.100.7")
+        before = reach._surroundings()
+        for tale in range(3):
+            see(66, f"192.0.2.{tale}")
+            assert reach._surroundings() == before
+        for number in (1, 2):
+            see(number, "198.51.100.8")
+        assert reach._surroundings() != before, "what most see counts"
