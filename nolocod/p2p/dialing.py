@@ -12,6 +12,7 @@ import logging
 import socket
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -30,8 +31,9 @@ from nolocod.p2p.libp2p_streams import FOREIGN, already_gone, causes, shielded
 from nolocod.p2p.links import Link, Origin, TcpStream, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
+    from libp2p.abc import INetConn
     from libp2p.io.trio import TrioTCPStream
     from libp2p.network.swarm import Swarm
 
@@ -44,6 +46,8 @@ Endpoint = tuple[str, int]
 
 _MOST_RESOLVED = 4
 """Addresses of one name that are tried."""
+_LOOK_UPS = trio.CapacityLimiter(8)
+"""Threads that ask for names: a name server may be slow on purpose, and disks are written in threads too."""
 _PAUSE = 0.1
 """Seconds until a punch that was turned away is tried again: most likely the other side's NAT knew nothing of us yet."""
 _ELSEWHERE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EINVAL)
@@ -59,11 +63,17 @@ class Expected:
 
 
 class Dialler:
-    """All TCP connections of one host, both ways. `listening` are its sockets' addresses."""
+    """All TCP connections of one host, both ways.
 
-    def __init__(self, swarm: Swarm, listening: Sequence[Address], most: int) -> None:
+    `listening` are its sockets' addresses, `most` is how many connections it may have, and `patience` the seconds for a
+    handshake as client. For that as server the swarm has a deadline of its own, which is not to be cut short from
+    outside: libp2p 0.8.1 then keeps the connection in its count for ever.
+    """
+
+    def __init__(self, swarm: Swarm, listening: Sequence[Address], most: int, patience: float) -> None:
         self._swarm = swarm
         self._most = most
+        self._patience = patience
         self._sources = {_family(address.host): address for address in reversed(listening)}
         self.expected: dict[Endpoint, Expected] = {}
         """Who is being punched to, by where it would come from."""
@@ -79,14 +89,11 @@ class Dialler:
     # --- dialling -------------------------------------------------------------------------------------
 
     async def dial(self, peer: PeerId, address: str) -> None:
-        """Have a straight connection to `peer` at a TCP multiaddr. Raises what libp2p and the system raise (FOREIGN)."""
-        failure: BaseException | None = None
-        for target in await resolve(address):
-            try:
-                return await self._dial(peer, target)
-            except FOREIGN as error:
-                failure = error
-        raise failure or OSError(errno.EHOSTUNREACH, "the name has no address")
+        """Have a straight connection to `peer` at a TCP multiaddr.
+
+        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
+        """
+        await _one_of(await resolve(address), partial(self._dial, peer))
 
     async def _dial(self, peer: PeerId, target: Endpoint) -> None:
         if self._swarm.get_total_connections() >= self._most:
@@ -120,20 +127,16 @@ class Dialler:
     async def probe(self, peer: PeerId, address: str) -> None:
         """Dial a TCP multiaddr from a fresh port beside all connections, make sure that `peer` answers, and hang up.
 
-        Raises what libp2p and the system raise (FOREIGN).
+        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
         """
-        failure: BaseException | None = None
-        for target in await resolve(address):
-            link: Link | None = None
-            try:
-                link = Link(TcpStream(trio.SocketStream(await _open(target, None))), True, Origin("direct"))
-                await self._swarm.upgrader.upgrade_security(link, True, ID.from_string(peer))
-                return
-            except FOREIGN as error:
-                failure = error
-            finally:
-                await _hang_up(link)
-        raise failure or OSError(errno.EHOSTUNREACH, "the name has no address")
+        await _one_of(await resolve(address), partial(self._probe, peer))
+
+    async def _probe(self, peer: PeerId, target: Endpoint) -> None:
+        link = Link(TcpStream(trio.SocketStream(await _open(target, None))), True, Origin("direct"))
+        try:
+            await self._swarm.upgrader.upgrade_security(link, True, ID.from_string(peer))
+        finally:
+            await _hang_up(link)
 
     # --- punching -------------------------------------------------------------------------------------
 
@@ -167,7 +170,7 @@ class Dialler:
             await trio.sleep(_PAUSE)
 
     async def punched(self, connected: trio.socket.SocketType, peer: PeerId, *, client: bool) -> None:
-        """Make a connection to `peer` of what `punch` returned. Raises what libp2p and the system raise (FOREIGN)."""
+        """Make a connection to `peer` of what `punch` returned. Raises as `dial` does."""
         await self._upgrade(connected, peer, Origin("punched", True, peer), client=client)
 
     # --- both -----------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ class Dialler:
         whole = False
         try:
             if client:
-                await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(peer))
+                await self._as_client(link, peer)
             else:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(link, _remote(link))
                 if muxed.peer_id != ID.from_string(peer):
@@ -186,6 +189,10 @@ class Dialler:
         finally:
             if not whole:
                 await _hang_up(link)
+
+    async def _as_client(self, link: Link, peer: PeerId) -> INetConn:
+        with trio.fail_after(self._patience):
+            return await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(peer))
 
     async def _accept(self, stream: TrioTCPStream, address: Multiaddr) -> None:
         """One inbound connection, until it ends."""
@@ -199,11 +206,11 @@ class Dialler:
         link = Link(inner, client, origin)
         try:
             if expected is not None and client:
-                muxed = (await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(expected.peer))).muxed_conn
+                muxed = (await self._as_client(link, expected.peer)).muxed_conn
             else:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
             await muxed.event_closed.wait()
-        except FOREIGN as error:
+        except (trio.TooSlowError, *FOREIGN) as error:
             logger.debug("an inbound connection failed: %s", error)
         finally:
             await _hang_up(link)
@@ -215,8 +222,22 @@ async def resolve(address: str) -> list[Endpoint]:
     if kind.startswith("ip"):
         return [(host, port)]
     family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
-    found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+    found = await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=_LOOK_UPS)  # type: ignore[call-arg] # old stubs
     return list(dict.fromkeys((plain(str(sockaddr[0])), port) for *_, sockaddr in found))[:_MOST_RESOLVED]
+
+
+async def _one_of(targets: Sequence[Endpoint], attempt: Callable[[Endpoint], Awaitable[None]]) -> None:
+    """Try one after the other until one succeeds, each for its share of the time that the caller has; the last failure."""
+    failure: BaseException = OSError(errno.EHOSTUNREACH, "the name has no address")
+    for number, target in enumerate(targets):
+        left = max(0.0, trio.current_effective_deadline() - trio.current_time())
+        try:
+            with trio.fail_after(left / (len(targets) - number)):
+                return await attempt(target)
+        except (trio.TooSlowError, *FOREIGN) as error:
+            failure = error
+    raise failure
 
 
 async def _open(target: Endpoint, source: Address | None) -> trio.socket.SocketType:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.identity.identify.pb.identify_pb2 import Identify
@@ -17,13 +19,15 @@ from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from nolocod.config import Address
-from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, UsageError
+from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RemoteError, UsageError
 from nolocod.events import PeerConnected
 from nolocod.identity import Identity, PeerId
+from nolocod.p2p import dialing
 from nolocod.p2p.addresses import claim, dialable, endpoint, interleave, near, public, straight, through, via
 from nolocod.p2p.delimited import send_message
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.identify import IDENTIFY
+from nolocod.p2p.libp2p_streams import LibStream
 from nolocod.p2p.relay import Relay, RelayClient
 
 if TYPE_CHECKING:
@@ -122,6 +126,106 @@ async def test_a_name_is_resolved() -> None:
         assert ann.peers() == {bob.own: "direct"}
         with pytest.raises(PeerUnavailableError, match=r"nowhere\.invalid"):
             await bob.probe(ann.own, HIDDEN[0])
+
+
+async def test_an_address_of_a_name_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosts(2) as (ann, bob):
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            targets = [deaf.getsockname(), endpoint(bob.announced[0])]
+
+            async def found(_: str) -> list[tuple[str, int]]:
+                return targets
+
+            monkeypatch.setattr(dialing, "resolve", found)
+            await ann.probe(bob.own, HIDDEN[0])
+            await ann.connect(bob.own, HIDDEN)
+        assert ann.peers() == {bob.own: "direct"}
+
+
+async def test_names_that_nobody_answers_for_take_no_threads_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def tarpit(*_: object) -> None:
+        release.wait(20)
+        raise socket.gaierror("nobody")
+
+    monkeypatch.setattr(socket, "getaddrinfo", tarpit)
+    try:
+        async with trio.open_nursery() as nursery:
+            for number in range(60):  # more than trio's threads
+                nursery.start_soon(dialing.resolve, f"/dns4/{number}.invalid/tcp/1")
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(2):
+                await trio.to_thread.run_sync(lambda: None)
+            nursery.cancel_scope.cancel()
+    finally:
+        release.set()
+
+
+async def test_what_a_peer_that_has_gone_said_of_us_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosts(2) as (ann, bob):
+        await ann.connect(bob.own, bob.announced)
+        await until(lambda: bool(ann.observed))
+        whole = LibStream.reset
+
+        async def gone_by_then(stream: LibStream) -> None:
+            await ann.disconnect(bob.own)
+            await whole(stream)
+
+        monkeypatch.setattr(LibStream, "reset", gone_by_then)
+        await ann.identify(bob.own)
+        assert not ann.observed
+
+
+async def test_no_private_network_is_near_because_a_peer_says_so() -> None:
+    async def lie(stream: Stream) -> None:
+        await send_message(stream, Identify(observed_addr=Multiaddr("/ip4/10.1.2.3/tcp/4").to_bytes()))
+
+    async with hosts(2) as (ann, bob):
+        bob.serve(IDENTIFY, lie)
+        await ann.connect(bob.own, bob.announced)
+        await until(lambda: bool(ann.observed))
+        assert ann.observed[bob.own].address == "/ip4/10.1.2.3/tcp/4"
+        assert not ann.promising("/ip4/10.1.2.9/tcp/22")
+        assert ann.promising(bob.announced[0])
+
+
+def counted(host: Host) -> int:
+    """Connections by the books of libp2p's resource manager."""
+    return int(host.basic.get_network()._resource_manager.get_stats()["connections"])
+
+
+async def test_a_circuit_on_which_nobody_speaks_is_given_up_and_not_counted_for_ever() -> None:
+    async with around_a_relay(HIDDEN) as (middle, ann, bob):
+        before = counted(bob)
+        await ann.connect(middle.own, middle.announced)
+
+        async def silence(stream: Stream, _: PeerId) -> None:
+            with suppress(RemoteError):
+                await stream.read_exactly(1 << 10)
+
+        ann.adopt_circuit = silence  # type: ignore[method-assign]
+        await ann.through(middle.own, bob.own)  # type: ignore[misc]
+        assert not bob.connected(ann.own)
+        await until(lambda: bob.faults == 1)
+        assert counted(bob) == before
+
+
+async def test_whom_a_relay_brought_is_who_proved_it_not_whom_the_relay_named() -> None:
+    async with around_a_relay(HIDDEN) as (_, ann, bob):
+        met: list[PeerId] = []
+
+        async def note(peer: PeerId) -> None:
+            met.append(peer)
+
+        bob.met_through_relay = note
+        liar = bob.accept_circuit
+        bob.accept_circuit = lambda stream, _: liar(stream, Identity.generate().peer_id)  # type: ignore[method-assign]
+        await ann.connect(bob.own, bob.circuits)
+        await until(lambda: bool(met))
+        assert met == [ann.own]
 
 
 async def test_identify_tells_what_a_peer_is() -> None:

@@ -4,7 +4,7 @@ the NATs; what their being there changes is in tests/lab."""
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,6 @@ from nolocod.identity import Identity, PeerId
 from nolocod.p2p.addresses import through
 from nolocod.p2p.delimited import receive_message, send_message
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.identify import Observation
 from nolocod.p2p.libp2p_streams import FOREIGN
 from nolocod.p2p.punch import DCUTR, Puncher, PunchLimits
 from nolocod.p2p.relay import Relay, RelayClient
@@ -202,6 +201,17 @@ async def test_an_ordinary_dial_that_crossed_the_peers_own_is_done_again() -> No
             nursery.cancel_scope.cancel()
 
 
+async def test_one_that_is_expected_and_says_nothing_is_hung_up_on() -> None:
+    async with two() as (ann, bob):
+        with trio.socket.socket() as silent:
+            await silent.bind(("127.0.0.1", 0))
+            with ann.host.dialler.expecting(bob.host.own, [silent.getsockname()], client=True):
+                await silent.connect(("127.0.0.1", ann.port))
+                with trio.fail_after(5):  # the limit is 3
+                    while await silent.recv(1000):
+                        pass
+
+
 async def test_libp2p_as_it_is_shipped_punches_with_us() -> None:
     async with two() as (_, bob), background_stock() as stock:
         bob.puncher.serve()
@@ -240,7 +250,8 @@ async def test_a_punch_that_fails_says_why_costs_no_more_than_its_tries_and_leav
         await ann.host.connect(bob.host.own, bob.circuit)
         for number, node in enumerate((ann, bob), 1):  # a symmetric NAT: the relay sees a port that nobody else can use
             await until(lambda host=node.host: host.observed)
-            node.host.observed[node.relay.own] = Observation(f"/ip4/127.0.0.1/tcp/{number}", True, trio.current_time())
+            seen = node.host.observed[node.relay.own]
+            node.host.observed[node.relay.own] = replace(seen, address=f"/ip4/127.0.0.1/tcp/{number}")
         tries = [await bob.puncher.punch(ann.host.own) for _ in range(3)]
         assert tries == [False] * 3
         assert [event.succeeded for event in bob.punches()] == [False] * 2, "the third is not begun"
