@@ -347,6 +347,7 @@ def _network_key(options: argparse.Namespace) -> None:
 
 def _invite(options: argparse.Namespace) -> None:
     from nolocod import papers
+    from nolocod.p2p.addresses import split
     from nolocod.status import client
 
     paths = DataDir(options.data_dir)
@@ -355,6 +356,8 @@ def _invite(options: argparse.Namespace) -> None:
             print(f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}")
         return
     bootstrap = options.bootstrap
+    for address in bootstrap:
+        split(address)
     if not bootstrap:
         try:
             bootstrap = client.read(datadir.find_running(paths)).addresses

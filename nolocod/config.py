@@ -210,6 +210,7 @@ class DataDir:
     admission: Path = field(init=False)
     invitations: Path = field(init=False)
     revocations: Path = field(init=False)
+    owner_lock: Path = field(init=False)
 
     def __post_init__(self) -> None:
         for name, file in {
@@ -228,5 +229,6 @@ class DataDir:
             "admission": "admission",
             "invitations": "invitations.json",
             "revocations": "revocations",
+            "owner_lock": "owner.lock",
         }.items():
             object.__setattr__(self, name, self.root / file)

@@ -1,14 +1,16 @@
 """What a node keeps about who may talk to whom: network key, allow list, invitations, admission, revocations.
 
 The rule: what is secret is written with mode 0600; what a person writes by hand is refused with its line. The
-daemon and the owner's commands share the data directory: each file is replaced whole, and whoever needs the latest
-reads it again.
+daemon and the owner's commands share the data directory: each file is replaced whole, whoever needs the latest
+reads it again, and of the commands that add to a file one works at a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import blake3
@@ -31,7 +33,7 @@ from nolocod.errors import (
 from nolocod.identity import Identity, PeerId, public_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from nolocod.config import DataDir
@@ -117,18 +119,22 @@ class Issued(msgspec.Struct, frozen=True):
 def issue(paths: DataDir, sealed: Sealed, owner: Identity, grant: Grant) -> tuple[Issued, str]:
     """Make an invitation, note it in the data directory, and return it with its token.
 
-    WrongRunError unless `owner` signed the manifest.
+    WrongRunError unless `owner` signed the manifest; UsageError for a peer that is none, or too many bootstraps.
     """
     _must_own(sealed, owner)
     secret, name = secrets.token_bytes(KEY_SIZE), secrets.token_bytes(access.ID_SIZE)
     if grant.peer:
-        _must_be_peer(grant.peer)
+        _must_be_peer(grant.peer, f"--peer {grant.peer[:64]!r} is no peer id.", "`nolocod id` prints one.")
     key = public_key(Identity.from_secret(secret).peer_id)
     invitation = Invitation(sealed.run_id, name, grant.now + grant.lasts, key, PeerId(grant.peer) if grant.peer else None)
     raw = access.seal_invitation(invitation, owner)
+    text = access.print_token(Token(raw, secret, tuple(grant.bootstrap), stored_network_key(paths)))
+    if len(text) > access.MAX_TOKEN:
+        raise UsageError("the token has no room for so many bootstrap addresses.", remedy="Give a few with --bootstrap.")
     note = Issued(name.hex(), grant.now, invitation.expires, grant.peer)
-    _write_private(paths.invitations, msgspec.json.encode([*issued(paths), note]))
-    return note, access.print_token(Token(raw, secret, tuple(grant.bootstrap), stored_network_key(paths)))
+    with _alone(paths):
+        _write_private(paths.invitations, msgspec.json.encode([*issued(paths), note]))
+    return note, text
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -152,24 +158,49 @@ def issued(paths: DataDir) -> list[Issued]:
 def revoke(paths: DataDir, sealed: Sealed, owner: Identity, names: Iterable[str]) -> Revocations:
     """Add invitations (their ids, or the beginning of one) and peers to what is revoked, and store it.
 
-    UsageError for a name that is neither.
+    UsageError for a name that is neither, and for a run in which nothing can be revoked.
     """
     _must_own(sealed, owner)
-    known = [note.id for note in issued(paths)]
-    before, _ = stored_revocations(paths, sealed)
+    if sealed.manifest.access != "invited":
+        raise UsageError(
+            f"run {sealed.manifest.name} is open: its members need no invitation, and none can be put out.",
+            remedy='Found a run with access = "invited", or keep them out with --allow or another --network-key.',
+        )
+    with _alone(paths):
+        after = _with(stored_revocations(paths, sealed)[0], names, [note.id for note in issued(paths)])
+        raw = access.seal_revocations(after, sealed.run_id, owner)
+        if len(raw) > access.MAX_REVOCATIONS:
+            raise UsageError(
+                "so much was revoked in this run that no more fits.", remedy="Found a new run, and invite to that."
+            )
+        store_revocations(paths, raw)
+    return after
+
+
+def _with(before: Revocations, names: Iterable[str], known: Sequence[str]) -> Revocations:
+    """`before` and what `names` mean, `known` being the ids of our invitations."""
     invitations, peers = set(before.invitations), set(before.peers)
     for name in names:
         fitting = [one for one in known if len(name) >= 6 and one.startswith(name.lower())]
         if len(fitting) == 1:
             invitations.add(bytes.fromhex(fitting[0]))
         else:
-            peers.add(_must_be_peer(name))
-    after = Revocations(before.version + 1, frozenset(invitations), frozenset(peers))
-    raw = access.seal_revocations(after, sealed.run_id, owner)
-    if len(raw) > access.MAX_REVOCATIONS:
-        raise UsageError("so much was revoked in this run that no more fits.", remedy="Found a new run, and invite to that.")
-    store_revocations(paths, raw)
-    return after
+            cause = f"{name[:64]!r} is neither a peer id nor an invitation of this node."
+            peers.add(_must_be_peer(name, cause, "`nolocod invite --list` names the invitations."))
+    return Revocations(before.version + 1, frozenset(invitations), frozenset(peers))
+
+
+@contextmanager
+def _alone(paths: DataDir) -> Iterator[None]:
+    """Wait for other commands that add to a file: of two that read, add and write, one would lose what it added."""
+    with disk_errors(paths.owner_lock):
+        handle = os.open(paths.owner_lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with disk_errors(paths.owner_lock):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _must_own(sealed: Sealed, owner: Identity) -> None:
@@ -180,14 +211,11 @@ def _must_own(sealed: Sealed, owner: Identity) -> None:
         )
 
 
-def _must_be_peer(name: str) -> PeerId:
+def _must_be_peer(name: str, cause: str, remedy: str) -> PeerId:
     try:
         public_key(name)
     except SignatureError as error:
-        raise UsageError(
-            f"{name[:64]!r} is neither a peer id nor an invitation of this node.",
-            remedy="`nolocod invite --list` names the invitations.",
-        ) from error
+        raise UsageError(cause, remedy=remedy) from error
     return PeerId(name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -225,6 +226,31 @@ def test_revocations_add_up(paths: DataDir) -> None:
     paths.revocations.write_bytes(b"nonsense")
     with pytest.raises(DataDirError):
         papers.stored_revocations(paths, sealed)
+
+
+def test_nothing_is_revoked_where_nobody_was_invited(paths: DataDir) -> None:
+    sealed = seal(Manifest(name="open", model={"model_type": "llama"}), OWNER)
+    with pytest.raises(UsageError, match="is open"):
+        papers.revoke(paths, sealed, OWNER, [ANN])
+    assert not paths.revocations.exists()
+
+
+def test_what_several_commands_add_at_once_is_all_kept(paths: DataDir) -> None:
+    sealed, peers = a_run(), [Identity.generate().peer_id for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        notes = [note for note, _ in pool.map(lambda _: papers.issue(paths, sealed, OWNER, Grant(NOW, 60.0)), range(8))]
+        list(pool.map(lambda peer: papers.revoke(paths, sealed, OWNER, [peer]), peers))
+    assert {note.id for note in papers.issued(paths)} == {note.id for note in notes}
+    assert papers.stored_revocations(paths, sealed)[0] == Revocations(8, peers=frozenset(peers))
+
+
+def test_no_token_is_made_that_could_not_be_read(paths: DataDir) -> None:
+    many = tuple(f"/ip4/203.0.113.7/tcp/{port}/p2p/{ANN}" for port in range(1, 100))
+    with pytest.raises(UsageError, match="so many bootstrap"):
+        papers.issue(paths, a_run(), OWNER, Grant(NOW, 60.0, bootstrap=many))
+    with pytest.raises(UsageError, match="--peer 'Ann'"):
+        papers.issue(paths, a_run(), OWNER, Grant(NOW, 60.0, peer="Ann"))
+    assert papers.issued(paths) == []
 
 
 def test_a_network_key_file(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["generate"], "NLC-131", "belongs to no run"),
         (["generate", "--tokens", "0"], "NLC-100", "--tokens"),
         (["create", "missing.toml"], "NLC-101", "missing.toml"),
+        (["invite", "--bootstrap", "203.0.113.7:4001"], "NLC-100", "203.0.113.7:4001"),
         (["testnet", "--nodes", "0"], "NLC-100", "--nodes 0"),
         (["testnet", "--outer-steps", "0"], "NLC-100", "--outer-steps 0"),
         (["testnet", "--model", "enormous"], "NLC-101", "enormous"),

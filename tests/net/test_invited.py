@@ -222,7 +222,9 @@ async def test_a_member_introduces_itself_before_it_asks_for_weights(tmp_path: P
         second.serve(SNAPSHOT, serve)
         await until(lambda: bob.peer_id in members(first))
         assert second._guard is not None
-        second._guard._admitted.clear()  # as if it had never heard of her
+        second._guard._admitted.clear()  # as if it had never heard of her, this very heartbeat included
+        second._table._entries.pop(ann.peer_id, None)
+        second._table._memories.pop(ann.peer_id, None)
         assert first._gossip is not None
         first._gossip.heard_directly.pop(bob.peer_id, None)
         await first.dial(bob.peer_id, SNAPSHOT)
