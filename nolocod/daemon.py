@@ -85,8 +85,8 @@ class Node:
     """What outlives a trainer: identity, mesh, services to peers, and whether we were told to stop."""
 
     def __init__(self, config: NodeConfig, *, may_seed: bool, followers: Iterable[Callable[[Event], None]]) -> None:
-        self.status = StatusState(trio.current_time)
-        self.metrics = Metrics()
+        self.status = StatusState(trio.current_time, _tasks)
+        self.metrics = Metrics(_tasks)
         self._config = config
         self._may_seed = may_seed
         self._followers = [self.metrics.follow, self.status.follow, *followers]
@@ -295,6 +295,11 @@ def _checks(allowance: Allowance, budget: Budget, emit: Emit) -> list[Check]:
     if allowance.monthly is not None:
         checks.append(month_spent(lambda: budget.spent, lambda: budget.seconds_left))
     return checks
+
+
+def _tasks() -> int:
+    """How many trio runs in this process."""
+    return trio.lowlevel.current_statistics().tasks_living
 
 
 def _remove_beside(path: Path) -> None:

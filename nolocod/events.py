@@ -120,6 +120,10 @@ class PeerSeen:
     """How others reach it, by its own word."""
 
 
+MADE_ROOM = "made room for others"
+"""Why a member is lost that may well be alive: a node holds only so many."""
+
+
 @dataclass(frozen=True)
 class PeerLost:
     peer_id: PeerId

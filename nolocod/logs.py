@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from nolocod.events import (
+    MADE_ROOM,
     Allowed,
     Checkpointed,
     Evaluated,
@@ -281,7 +282,8 @@ class LogFollower:
             case PeerLost():
                 self._members.discard(event.peer_id)
                 self._committed.pop(event.peer_id, None)
-                _log.info("peer …%s is gone: %s", short(event.peer_id), event.reason)
+                level = logging.DEBUG if event.reason == MADE_ROOM else logging.INFO
+                _log.log(level, "peer …%s is gone: %s", short(event.peer_id), event.reason)
             case PeerConnected():
                 _log.debug("connected to …%s (%s)", short(event.peer_id), event.reach)
             case PeerDisconnected():

@@ -48,6 +48,8 @@ from nolocod.events import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nolocod.events import Event
     from nolocod.identity import PeerId
 
@@ -57,11 +59,11 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Follows a node's events; `render` gives the text that Prometheus scrapes."""
+    """Follows a node's events; `render` gives the text that Prometheus scrapes. `tasks` tells how many the process runs."""
 
     content_type = prometheus_client.CONTENT_TYPE_LATEST
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, tasks: Callable[[], int] | None = None, registry: CollectorRegistry | None = None) -> None:
         if registry is None:
             registry = CollectorRegistry()
             for collector in (
@@ -83,6 +85,9 @@ class Metrics:
         self._define_node(registry)
         self._define_allowance(registry)
         self._define_reach(registry)
+        if tasks is not None:
+            running = Gauge("nolocod_tasks", "Of the network process; a count that only grows is a leak.", registry=registry)
+            running.set_function(tasks)
 
     def _define_training(self, to: CollectorRegistry) -> None:
         self._inner_steps = Counter("nolocod_inner_steps", "Inner steps done by this process.", registry=to)

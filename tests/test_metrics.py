@@ -86,7 +86,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> Metrics:
-    return Metrics(registry)
+    return Metrics(lambda: 7, registry)
 
 
 def follow(metrics: Metrics, *facts: Event) -> None:
@@ -245,6 +245,10 @@ def test_the_page_parses_and_keeps_to_prometheus_naming_rules(metrics: Metrics) 
             *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "reason", "le"),
             *("version", "run_name", "run_id"),
         }, family.name
+
+
+def test_the_tasks_are_counted_at_every_look(metrics: Metrics, registry: CollectorRegistry) -> None:
+    assert registry.get_sample_value("nolocod_tasks") == 7
 
 
 def test_a_registry_of_its_own_tells_about_the_process_too() -> None:

@@ -70,7 +70,7 @@ class Node:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.state = StatusState(lambda: self.now)
+        self.state = StatusState(lambda: self.now, lambda: 7)
 
     def follow(self, *events: Event) -> None:
         for event in events:
@@ -141,6 +141,7 @@ def test_training_adds_up(node: Node) -> None:
     assert (report.inner_steps, report.tokens, report.loss, report.learning_rate) == (20, 2000, 2.5, 9e-4)
     assert (report.validation_loss_first, report.validation_loss) == (2.9, 2.4)
     assert report.utilisation == 4 / 20
+    assert report.tasks == 7
 
 
 def test_tokens_per_second_are_those_of_the_last_minute(node: Node) -> None:

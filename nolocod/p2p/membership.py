@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from nolocod.errors import ProtocolError
-from nolocod.events import NatClass, PeerLost, PeerSeen
+from nolocod.events import MADE_ROOM, NatClass, PeerLost, PeerSeen
 from nolocod.identity import PeerId
 from nolocod.p2p.addresses import MAX_ADDRESS, dialable
 from nolocod.p2p.timing import Timing
@@ -231,7 +231,7 @@ class Membership:
     def expire(self, now: float) -> list[PeerLost]:
         """Drop the members that are silent for too long, those we could not reach after half the time; tell who
         had to make room since the last call."""
-        lost = [PeerLost(peer, "made room for others") for peer in self._made_room if peer not in self._entries]
+        lost = [PeerLost(peer, MADE_ROOM) for peer in self._made_room if peer not in self._entries]
         self._made_room.clear()
         seconds, doubted = self.lasts(now), {peer for peer, doubt in self._suspicions.items() if not doubt.heard_again}
         for peer, entry in list(self._entries.items()):

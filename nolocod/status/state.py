@@ -196,15 +196,19 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     received: int
     utilisation: float
     """Share of the uptime spent in training steps."""
+    tasks: int
+    """Of the network process, all at this moment: a count that only grows is a leak."""
     allowance: AllowanceReport
     reach: ReachReport
 
 
 class StatusState:
-    """Follows a node's events. `clock` gives monotonic seconds, the same that `snapshot` is given."""
+    """Follows a node's events. `clock` gives monotonic seconds, the same that `snapshot` is given; `tasks` how many
+    tasks the process runs."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], tasks: Callable[[], int]) -> None:
         self.clock = clock
+        self._tasks = tasks
         self._began = clock()
         self._started: Started | None = None
         self._state = StateChanged("starting")
@@ -377,6 +381,7 @@ class StatusState:
             sent=self._sent,
             received=self._received,
             utilisation=min(self._trained / uptime, 1.0) if uptime else 0.0,
+            tasks=self._tasks(),
             allowance=self._allowance(now),
             reach=self._reach_report(now),
         )

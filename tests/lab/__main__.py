@@ -149,6 +149,7 @@ def churn(root: Path, full: bool) -> Table:
         ),
         ("its threads", "{:.0f}, {:.0f}".format(*found.threads)),
         ("its open files", "{:.0f}, {:.0f}".format(*found.files)),
+        ("its tasks", "{:.0f}, {:.0f}".format(*found.tasks)),
     ]
     title = f"{found.nodes} nodes for {found.minutes:g} minutes, one killed and one joined each minute"
     return Table(title if full else title.replace("each minute", "each half minute"), ("what", "figure"), rows, asdict(found))

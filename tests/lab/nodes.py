@@ -86,6 +86,7 @@ class Resources:
     memory: float
     threads: int
     files: int
+    tasks: int
 
 
 class Node:
@@ -162,12 +163,14 @@ class Node:
 
     def resources(self) -> Resources | None:
         """None if it has ended."""
-        if self.process is None:
+        report = self.report
+        if self.process is None or report is None:
             return None
         try:
             process = psutil.Process(self.process.pid)
             with process.oneshot():
-                return Resources(process.memory_info().rss / 2**20, process.num_threads(), process.num_fds())
+                memory = process.memory_info().rss / 2**20
+                return Resources(memory, process.num_threads(), process.num_fds(), report.tasks)
         except psutil.Error:
             return None
 

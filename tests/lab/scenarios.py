@@ -265,6 +265,7 @@ class Churn:
     """MiB of the network processes that lived throughout, median: after a third of the time, and at the end."""
     threads: tuple[float, float] = (0.0, 0.0)
     files: tuple[float, float] = (0.0, 0.0)
+    tasks: tuple[float, float] = (0.0, 0.0)
     steady: int = 0
     """How many these are."""
 
@@ -324,6 +325,7 @@ def churn(
             medians("memory"),
             medians("threads"),
             medians("files"),
+            medians("tasks"),
             len(kept),
         )
 
