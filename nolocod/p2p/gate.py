@@ -33,36 +33,41 @@ class Gate:
 
     prologue: bytes | None = None
     allowed: frozenset[PeerId] | None = None
+    _seen: _Stamp | None = None
+    """Of the list's file, before it was read."""
 
     @classmethod
     def of(cls, network_key: bytes | None, allow: Path | None) -> Gate:
         """Raises UsageError for an allow list that is none."""
-        return cls(prologue(network_key), None if allow is None else read_allow_list(allow))
+        if allow is None:
+            return cls(prologue(network_key))
+        seen = _stamp(allow)
+        return cls(prologue(network_key), read_allow_list(allow), seen)
 
     def lets(self, peer: PeerId) -> bool:
         return self.allowed is None or peer in self.allowed
 
-    async def follow(self, allow: Path, dropped: Callable[[], Awaitable[None]], emit: Emit) -> None:
-        """Read the list again whenever its file changes; call `dropped` when somebody may be in no more.
+    async def follow(self, allow: Path, drop: Callable[[], Awaitable[None]], emit: Emit) -> None:
+        """Read the list again whenever its file changes, and have those who are on it no more dropped: at every look, since
+        one of them may have been half-way in when the list changed.
 
         A file that cannot be read leaves the list as it was, and is told once.
         """
-        seen = _stamp(allow)
         while True:
+            if (stamp := _stamp(allow)) != self._seen:
+                self._seen = stamp
+                try:
+                    self.allowed = await trio.to_thread.run_sync(read_allow_list, allow)
+                except UsageError as error:
+                    emit(Troubled(error.code, f"{error.cause} The list stays as it was."))
+            await drop()
             await trio.sleep(_REREAD)
-            if (stamp := _stamp(allow)) == seen:
-                continue
-            seen = stamp
-            try:
-                before, self.allowed = self.allowed or frozenset(), await trio.to_thread.run_sync(read_allow_list, allow)
-            except UsageError as error:
-                emit(Troubled(error.code, f"{error.cause} The list stays as it was."))
-                continue
-            if before - self.allowed:
-                await dropped()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+_Stamp = tuple[int, int, int]
+
+
+def _stamp(path: Path) -> _Stamp | None:
     """What changes when a file does."""
     try:
         found = path.stat()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from nolocod.config import Address
-from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, PeerUnavailableError
+from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, PeerUnavailableError, RemoteError
 from nolocod.events import Event, Troubled
 from nolocod.identity import Identity
 from nolocod.p2p import gate as gates
@@ -115,7 +115,8 @@ async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monk
     dropped = trio.Event()
 
     async def drop() -> None:
-        dropped.set()
+        if not gate.lets(ann):
+            dropped.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gate.follow, file, drop, events.append)
@@ -133,6 +134,60 @@ async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monk
             await dropped.wait()
         assert not gate.lets(ann)
         assert gate.lets(bob)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_change_between_the_first_reading_and_the_first_look_is_seen(tmp_path: Path) -> None:
+    ann, bob = Identity.generate().peer_id, Identity.generate().peer_id
+    file = tmp_path / "allow"
+    file.write_text(f"{ann}\n")
+    gate = Gate.of(None, file)
+    file.write_text(f"{bob}\n{bob}\n")
+
+    async def drop() -> None:
+        assert gate.lets(bob)
+        nursery.cancel_scope.cancel()
+
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gate.follow, file, drop, lambda _: None)
+    assert gate.lets(bob)
+    assert not gate.lets(ann)
+
+
+async def test_who_was_half_way_in_when_the_list_changed_is_dropped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_REREAD", 0.02)
+    eve = Identity.generate()
+    file = tmp_path / "allow"
+    file.write_text(f"{eve.peer_id}\n")
+    gate = Gate.of(None, file)
+    async with a_host(gate) as bob, a_host(identity=eve) as host, trio.open_nursery() as nursery:
+        applied, put_out = trio.Event(), trio.Event()
+
+        async def drop() -> None:
+            if not gate.lets(eve.peer_id):
+                applied.set()
+            for peer in bob.peers():
+                if not gate.lets(peer):
+                    await bob.disconnect(peer)
+                    put_out.set()
+
+        upgrade = bob.basic.get_network().upgrader.upgrade_connection
+
+        async def slow(*arguments: object) -> object:
+            """The handshake is done, the connection is not yet in the books: now the list changes, and is applied."""
+            file.write_text("# nobody\n")
+            await applied.wait()
+            return await upgrade(*arguments)
+
+        bob.basic.get_network().upgrader.upgrade_connection = slow
+        nursery.start_soon(gate.follow, file, drop, lambda _: None)
+        with trio.fail_after(5):
+            with suppress(RemoteError):
+                await host.connect(bob.own, bob.announced)
+            await put_out.wait()
         nursery.cancel_scope.cancel()
 
 
