@@ -21,6 +21,7 @@ from libp2p import new_host
 from libp2p.abc import INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
@@ -179,6 +180,9 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
     # `muxer_opt` is ignored for yamux
     swarm.upgrader.muxer_multistream = YamuxMultistream(MuxLimits(streams=limits.streams_per_connection))
     swarm._select_connection = _best
+    # We ask ourselves (identify.py). libp2p 0.8.1 keeps what each peer says, up to a megabyte unasked, until the host stops.
+    basic._schedule_identify = lambda *_, **__: None
+    basic.remove_stream_handler(ID_PUSH)
     return cast("BasicHost", basic)
 
 
@@ -567,6 +571,7 @@ class Host:
         peer = PeerId(str(connection.muxed_conn.peer_id))
         if not self.straight(peer):
             self.observed.pop(peer, None)
+        self._swarm.auto_connector.record_successful_connection(_id(peer))  # or it notes for ever when it was lost
         self._tell(peer)
 
     def _tell(self, peer: PeerId) -> None:

@@ -19,7 +19,7 @@ from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from nolocod.config import Address
-from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RemoteError, UsageError
+from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RefusedError, RemoteError, UsageError
 from nolocod.events import PeerConnected
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p import dialing
@@ -262,6 +262,21 @@ async def test_what_libp2p_dials_itself_is_dialled_our_way() -> None:
         assert ann.observed[bob.own].from_listen_port
         with pytest.raises(SwarmException):
             await ann.basic.get_network().dial_peer(ID.from_string(Identity.generate().peer_id))
+
+
+async def test_nothing_is_kept_of_peers_that_have_gone() -> None:
+    async with hosts(1) as (ann,):
+        swarm = ann.basic.get_network()
+        before = len(swarm.peerstore.peer_data_map)
+        for _ in range(3):
+            async with hosts(1) as (guest,):
+                await guest.connect(ann.own, ann.announced)
+                await until(lambda: bool(ann.observed))
+                with pytest.raises(RefusedError):
+                    await guest.open_stream(ann.own, "/ipfs/id/push/1.0.0")
+            await until(lambda: not ann.observed)
+        assert len(swarm.peerstore.peer_data_map) == before
+        assert not swarm.auto_connector._recent_disconnects
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff\x7f", b"\x80\x80\x40", b"\x05\xff\xff\xff\xff\xff"])
