@@ -76,7 +76,7 @@ class Reachability:
         self._rng = rng
         self._timing = timing or ReachTiming()
         self._port = host.dialler.port("0.0.0.0") or host.dialler.port("::") or 0
-        self._mapper = PortMapper(self._port, rng) if config.upnp and _behind_router(host.local) else None
+        self._mapper = self._new_mapper()
         self._verdicts: dict[PeerId, Verdict] = {}
         self._asked = False
         self._tried: set[PeerId] = set()
@@ -91,9 +91,28 @@ class Reachability:
         if not self._config.relaying.only:
             AutoNatServer(self._host).serve()
         async with trio.open_nursery() as nursery:
-            if self._mapper is not None:
-                nursery.start_soon(self._mapper.run)
+            if self._config.upnp:
+                nursery.start_soon(self._keep_mapping)
             await self._keep_asking()
+
+    def _new_mapper(self) -> PortMapper | None:
+        """For the router of the network that we are in, if there is one to ask."""
+        return PortMapper(self._port, self._rng) if self._config.upnp and _behind_router(self._host.local) else None
+
+    async def _keep_mapping(self) -> None:
+        """Ask the router for a port; when our addresses here are gone, or are the first, ask the new network's."""
+        while True:
+            network = _hosts4(self._host.local)
+            async with trio.open_nursery() as nursery:
+                if self._mapper is not None:
+                    nursery.start_soon(self._mapper.run)
+                while True:
+                    await trio.sleep(self._timing.look)
+                    now = _hosts4(self._host.local)
+                    if not (now == network or (self._mapper is not None and now > network)):
+                        break
+                nursery.cancel_scope.cancel()
+            self._mapper = self._new_mapper()
 
     async def _keep_asking(self) -> None:
         timing = self._timing
@@ -259,6 +278,11 @@ class Reachability:
 
 def _behind_router(local: tuple[str, ...]) -> bool:
     """Whether we have private IPv4 addresses only: there is a router to ask, and a reason to."""
+    four = _hosts4(local)
+    return bool(four) and not any(map(public, four))
+
+
+def _hosts4(local: tuple[str, ...]) -> set[str]:
+    """The IPv4 addresses among `local` but for loopback."""
     found = [ipaddress.ip_address(one[0]) for one in map(endpoint, local) if one]
-    four = [address for address in found if address.version == 4 and not address.is_loopback]
-    return bool(four) and not any(public(str(address)) for address in four)
+    return {str(address) for address in found if address.version == 4 and not address.is_loopback}

@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, ClassVar
 import miniupnpc
 import pytest
 import trio
+import trio.testing
 
+from nolocod.config import Address, NodeConfig
 from nolocod.errors import RouterError
+from nolocod.identity import Identity
+from nolocod.p2p.host import open_host
+from nolocod.p2p.reach import Reachability, ReachTiming
 from nolocod.p2p.upnp import PortMapper, UpnpTiming
 
 if TYPE_CHECKING:
@@ -159,6 +164,27 @@ async def test_a_router_that_comes_back_is_found_again(router: type[Router], mon
         monkeypatch.setattr(router, "answers", True)
         await until(lambda: one.mapping)
         nursery.cancel_scope.cancel()
+
+
+async def test_the_router_of_each_network_that_we_come_to_is_asked(router: type[Router]) -> None:
+    """A node that starts before its network is up, and then moves."""
+    config = NodeConfig(data_dir=Path("/nonexistent"))
+    async with open_host(Identity.generate(), [Address("127.0.0.1", 0)], (), lambda _: None) as host:
+        port = int(host.local[0].rpartition("/")[2])
+        reach = Reachability(host, config, lambda _: None, random.Random(0), ReachTiming(first=60.0, look=0.02))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reach.run)
+            await trio.testing.wait_all_tasks_blocked()
+            assert router.asked == []
+            host.announce([Address("192.168.1.17", port)])
+            await until(lambda: reach._mapper and reach._mapper.mapping)
+            host.announce([Address("192.168.1.17", port), Address("172.17.0.1", port)])  # one more is no other network
+            await trio.sleep(0.1)
+            assert len(router.asked) == 1
+            host.announce([Address("10.0.0.5", port)])
+            await until(lambda: len(router.asked) == 2 and reach._mapper and reach._mapper.mapping)
+            nursery.cancel_scope.cancel()
+        assert router.mappings == {}, "given back"
 
 
 # --- a real one --------------------------------------------------------------------------------------------
