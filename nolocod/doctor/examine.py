@@ -301,7 +301,7 @@ class _Doctor:
         visits = await self._visits(host, identity, addresses)
         known.sealed = known.sealed or next((one.sealed for one in visits if one.good), None)
         known.run_settled.set()
-        found = network.tempered(visits)
+        found = network.tempered(visits, in_passing=known.here.held)
         none = "no bootstrap address was given, and no peer is remembered."
         for code in ("D21", "D22", "D23"):
             self.findings.put(code, *([one for one in found if one.code == code] or [skipped(code, none)]))

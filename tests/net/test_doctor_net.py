@@ -186,6 +186,8 @@ async def test_another_network_key_and_an_allow_list() -> None:
         unknown = await visited(host.addresses[0])
     refused = next(one for one in unknown.findings if one.status == "fail")
     assert (refused.error, "allow lists" in refused.remedy) == ("NLC-211", True)
+    beside_a_node = network.tempered([unknown], in_passing=True)
+    assert {one.status for one in beside_a_node} == {"ok", "skipped"}
 
 
 async def test_where_one_is_good_the_others_failures_are_warnings(tmp_path: Path) -> None:
