@@ -283,6 +283,8 @@ def churn(
         for number in range(nodes_in_all - len(first)):
             live.append(nodes.join(hosts[number % homes].host(), first))
             time.sleep(1.0)  # or they all import torch at once
+            for node in live:
+                node.step_back()
         nodes.wait("all nodes train", lambda: training(*live), 10 * START)
         stayed = set(live)
         began = time.monotonic()
@@ -290,6 +292,8 @@ def churn(
         early: dict[Node, Any] = {}
         turns = int(minutes * 60 / every)
         for turn in range(1, turns + 1):
+            for node in live:
+                node.step_back()
             time.sleep(max(0.0, began + turn * every - time.monotonic()))
             if not early and turn * 3 >= turns:
                 early = {node: node.resources() for node in stayed}
