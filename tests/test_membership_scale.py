@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from swarm import CALM, Checks, Node, Swarm, chi_square, draw, seconds_until_gone
+from modelled_swarm import CALM, Checks, Node, Swarm, chi_square, draw, seconds_until_gone
 
 from nolocod.identity import Identity
 from nolocod.p2p.hearsay import Hearsay, Voice

@@ -1,6 +1,6 @@
 """Print the table of docs/membership.md: what membership costs and how fast it is, in swarms of several sizes.
 
-The rule: the nodes are the product's own Membership and Hearsay (tests/swarm.py); only clock and network are modelled.
+The rule: the nodes are the product's own Membership and Hearsay (tests/modelled_swarm.py); only clock and network are modelled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent / "tests")]
 
-from swarm import CALM, Checks, Swarm, chi_square, draw, seconds_until_gone  # noqa: E402  # found by the line above
+from modelled_swarm import CALM, Checks, Swarm, chi_square, draw, seconds_until_gone  # noqa: E402  # found by the line above
 
 from nolocod.p2p.timing import Timing  # noqa: E402
 
