@@ -10,9 +10,9 @@ import heapq
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from nolocod.identity import Identity, PeerId
+from nolocod.identity import Identity, PeerId, verify
 from nolocod.p2p.hearsay import Heard, Hearsay, Voice
 from nolocod.p2p.membership import Membership
 from nolocod.p2p.partners import choose
@@ -22,8 +22,6 @@ from nolocod.terms import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    import pytest
 
     from nolocod.events import PartitionHealed
 
@@ -36,19 +34,24 @@ CALM = replace(Timing(), eager=0.0)
 """Newcomers' first contacts are no part of the steady state, and most of the computing."""
 
 
+class Patch(Protocol):
+    """pytest's monkeypatch, or what does its work."""
+
+    def setattr(self, target: object, name: str, value: object, /) -> None: ...
+
+
 class Checks:
     """The product's check of a signature; each envelope's is computed once for the whole swarm, and counted each time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: Patch) -> None:
         self.count = 0
-        self._verify = envelope.verify
         self._good: set[tuple[str, bytes]] = set()
-        monkeypatch.setattr(envelope, "verify", self.verify)
+        patch.setattr(envelope, "verify", self.verify)
 
     def verify(self, peer: str, message: bytes, signature: bytes) -> None:
         self.count += 1
         if (peer, signature) not in self._good:
-            self._verify(peer, message, signature)
+            verify(peer, message, signature)
             self._good.add((peer, signature))
 
 

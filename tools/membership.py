@@ -19,10 +19,10 @@ from nolocod.p2p.timing import Timing  # noqa: E402
 SIZES = (4, 8, 16, 24, 50, 200, 800)
 
 
-class Patch:
+class Setattr:
     """What pytest's monkeypatch does, for a process that ends soon."""
 
-    def setattr(self, target: object, name: str, value: object) -> None:
+    def setattr(self, target: object, name: str, value: object, /) -> None:
         setattr(target, name, value)
 
 
@@ -114,7 +114,7 @@ def head(*columns: str) -> None:
 
 
 def main() -> None:
-    checks = Checks(Patch())
+    checks = Checks(Setattr())
     head("nodes", "bytes/s sent", "most", "signatures/s", "members known", "their age, s", "beat, s", "believed for, s")
     for size in SIZES:
         show(cost(checks, size))
