@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +39,13 @@ except OSError as error:
     print(json.dumps({"error": type(error).__name__}))
 """
 BOTH = """
-import json, socket, sys, time
+import json, socket, sys
 dialler = socket.socket()
-dialler.settimeout(2.0)
+dialler.settimeout(4.0)
 dialler.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 dialler.bind(("", int(sys.argv[3])))
-time.sleep(float(sys.argv[4]) - time.time())
+print("up", flush=True)
+sys.stdin.readline()
 try:
     dialler.connect((sys.argv[1], int(sys.argv[2])))
     print(json.dumps({"seen": dialler.getpeername()}))
@@ -85,12 +85,18 @@ def punched(net: Internet, one: Home, other: Home) -> bool:
     ends = [(one, other), (other, one)]
     with served(helper, *helper.addresses):
         seen = {home: dial(home.hosts[0], helper.addresses[0], source=HERE)["seen"] for home in (one, other)}
-    moment = str(time.time() + 0.5)
     tries = []
     for home, far in ends:
         host, port = seen[far]
-        command = home.hosts[0].command(sys.executable, "-c", BOTH, host, str(port), str(HERE), moment)
-        tries.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        command = home.hosts[0].command(sys.executable, "-c", BOTH, host, str(port), str(HERE))
+        tries.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for process in tries:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+    for process in tries:
+        assert process.stdin is not None
+        process.stdin.write("now\n")
+        process.stdin.flush()
     return all("seen" in json.loads(process.communicate()[0]) for process in tries)
 
 
