@@ -155,7 +155,7 @@ def _access_commands(add: Callable[..., argparse.ArgumentParser], add_here: Call
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["training", "exchange", "transport", "relay", "node", "codecs"])
+    add("what", choices=["training", "overlap", "exchange", "transport", "relay", "node", "codecs"])
     add("--model", default="small", metavar="NAME|FILE", help="of training and node")
     add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
     add("--pairs", type=int, default=5, help="how often each is measured, in turn")

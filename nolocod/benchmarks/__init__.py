@@ -8,6 +8,7 @@ from nolocod.benchmarks.base import Options, Result
 from nolocod.benchmarks.codecs import codecs
 from nolocod.benchmarks.exchange import exchange, parse_parameters
 from nolocod.benchmarks.node import node
+from nolocod.benchmarks.overlap import overlap
 from nolocod.benchmarks.relay import relay
 from nolocod.benchmarks.training import training
 from nolocod.benchmarks.transport import transport
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "training": training,
+    "overlap": overlap,
     "exchange": exchange,
     "transport": transport,
     "relay": relay,

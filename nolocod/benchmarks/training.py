@@ -117,11 +117,11 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
         result = TrainingResult(setting.pinned, [], [], [], [], [])
         size = parameters_of(run) * BYTES[run.codec]
         for number in range(1, options.pairs + 1):
-            result.idle.append(_alone(setting, number))
+            result.idle.append(alone(setting, number))
             result.bare.append(bare_rate(setting, run, result.idle[-1]))
             phase = INNER_STEPS * run.inner.tokens_per_step / result.bare[-1]
             result.apart.append(_apart(setting, number))
-            seen = _paired(setting, number, size / phase)
+            seen = paired_with(setting, number, size / phase)
             result.exchanging.append(seen.tokens_per_second)
             result.busy.append(seen.busy)
             bare, idle = result.bare[-1], result.idle[-1]
@@ -170,7 +170,7 @@ def bare_rate(setting: Setting, run: Manifest, expected: float) -> float:
     return float(done.stdout)
 
 
-def _alone(setting: Setting, number: int) -> float:
+def alone(setting: Setting, number: int) -> float:
     """Tokens per second of a whole daemon that has no peers."""
     paths = DataDir(setting.folder / f"alone-{number}")
     datadir.found(paths, setting.run_file)
@@ -193,7 +193,7 @@ def _apart(setting: Setting, number: int) -> float:
         return rate(both[0], setting.seconds).tokens_per_second
 
 
-def _paired(setting: Setting, number: int, bytes_per_second: float) -> Seen:
+def paired_with(setting: Setting, number: int, bytes_per_second: float) -> Seen:
     """A daemon that exchanges with another all the time."""
     first, second = (DataDir(setting.folder / f"{name}-{number}") for name in ("measured", "partner"))
     datadir.found(first, setting.run_file)

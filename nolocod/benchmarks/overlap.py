@@ -1,0 +1,72 @@
+"""`nolocod bench overlap`: how much of its time a trainer trains, by the way in which the run overlaps exchanges.
+
+Two daemons of one run on this machine, uploads limited such that a whole exchange takes about a third of a phase of inner
+steps; the rest is as in `nolocod bench training`. A run that waits for its exchanges then trains three quarters of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nolocod import presets
+from nolocod.benchmarks.base import spread
+from nolocod.benchmarks.training import BYTES, INNER_STEPS, Setting, alone, cores, paired_with, parameters_of, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.benchmarks.base import Options
+
+_SHARE = 1 / 3
+"""Of a phase, that an exchange of the whole model takes."""
+WAYS: dict[str, dict[str, Any]] = {
+    "overlapped": {},
+    "overlapped, 4 fragments": {"fragments": 4},
+    "blocking": {"blocking": True},
+}
+
+
+@dataclass(frozen=True)
+class OverlapResult:
+    """By way, and for each repetition: the share of the time in inner steps, and that with an exchange under way."""
+
+    computing: dict[str, list[float]]
+    busy: dict[str, list[float]]
+
+    def to_text(self) -> str:
+        lines = [
+            "share of the time in inner steps (and with an exchange under way); a whole exchange takes a third of a phase:"
+        ]
+        lines += [f"  {way:<24} {spread(self.computing[way])} ({spread(self.busy[way])})" for way in self.computing]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def overlap(options: Options, say: Callable[[str], None]) -> OverlapResult:
+    """Measure `options.pairs` repetitions. Raises BenchError if one of the processes does not run."""
+    run = run_of(options)
+    size = parameters_of(run) * BYTES[run.codec]
+    result = OverlapResult({way: [] for way in WAYS}, {way: [] for way in WAYS})
+    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
+        folder = Path(name)
+        setting = Setting(folder / "run.toml", folder, options.seconds, *cores())
+        setting.run_file.write_text(presets.to_toml(run), encoding="utf-8")
+        phase = INNER_STEPS * run.inner.tokens_per_step / alone(setting, 0)
+        for number in range(1, options.pairs + 1):
+            for index, (way, outer) in enumerate(WAYS.items()):
+                changed = msgspec.structs.replace(run, outer=msgspec.structs.replace(run.outer, **outer))
+                one = replace(setting, run_file=folder / f"run-{index}.toml")
+                one.run_file.write_text(presets.to_toml(changed), encoding="utf-8")
+                seen = paired_with(one, number * len(WAYS) + index, size / (_SHARE * phase))
+                result.computing[way].append(seen.computing)
+                result.busy[way].append(seen.busy)
+                say(f"{number}: {way}: {seen.computing:.3f}, {seen.paired} paired outer steps in {seen.seconds:.0f} s")
+    return result
