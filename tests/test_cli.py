@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod import cli
+from nolocod.commands import node
 from nolocod.config import Allowance
 from nolocod.errors import NolocodError, TrainerError, UnstableError
 
@@ -147,10 +148,10 @@ def test_a_report_is_json_with_the_promised_keys() -> None:
 
 def test_an_allowance_is_read_from_its_flags() -> None:
     line = "join --max-upload 20Mbit --max-download 5MB --monthly-budget 200GB --hours 22:00-07:00,12:00-13:00"
-    allowance = cli._node_config(
+    allowance = node._node_config(
         cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"])
     ).allowance
     assert (allowance.up, allowance.down, allowance.monthly) == (2_500_000, 5_000_000, 200_000_000_000)
     assert [str(span) for span in allowance.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
     assert allowance.pause_on_battery
-    assert cli._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()
+    assert node._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()

@@ -1,0 +1,46 @@
+"""What each command does, by subject: a module's `add_to` declares its commands, and they print.
+
+The rule: a command reads its options, calls what does the work, and says what came of it; whatever takes long to
+import is imported where it is needed, so that `--help` and every mistake answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Where commands are declared: those of `nolocod`, or those below one command."""
+
+    parsers: argparse._SubParsersAction[argparse.ArgumentParser]
+
+    @classmethod
+    def of(cls, parser: argparse.ArgumentParser) -> Commands:
+        """The commands below `parser`."""
+        return cls(parser.add_subparsers(metavar="COMMAND"))
+
+    def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        """Declare a command that needs no data directory."""
+        command = self.parsers.add_parser(name, help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    def add_here(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        """Declare a command that works on a data directory."""
+        command = self.add(name, run, text)
+        command.add_argument(
+            "--data-dir",
+            type=Path,
+            default=Path(os.environ.get("NOLOCOD_HOME", "~/.nolocod")).expanduser(),
+            metavar="DIR",
+            help="where this node keeps its identity, run and checkpoints (NOLOCOD_HOME, or ~/.nolocod)",
+        )
+        return command

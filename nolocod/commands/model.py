@@ -1,0 +1,60 @@
+"""Commands that use what a node has learned: its last checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nolocod import datadir
+from nolocod.config import DataDir
+from nolocod.errors import NothingToUseError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from nolocod.commands import Commands
+    from nolocod.manifest import Sealed
+
+
+def add_to(commands: Commands) -> None:
+    """export, eval, generate."""
+    export = commands.add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
+    export.add_argument("into", type=Path, metavar="DIR")
+    evaluate = commands.add_here("eval", _eval, "Held-out loss of the last checkpoint.")
+    evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
+    generate = commands.add_here("generate", _generate, "Let the last checkpoint write text.")
+    generate.add_argument("prompt", nargs="?", default="\n")
+    generate.add_argument("--tokens", type=int, default=200)
+    generate.add_argument("--temperature", type=float, default=0.8)
+    generate.add_argument("--seed", type=int, default=0)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from nolocod.trainer import offline
+
+    offline.export(DataDir(options.data_dir), _run_of(options), options.into)
+    print(f'AutoModelForCausalLM.from_pretrained("{options.into}")')
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from nolocod.trainer import offline
+
+    print(f"{offline.evaluate(DataDir(options.data_dir), _run_of(options), options.data):.4f}")
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from nolocod.trainer import offline
+
+    if options.tokens < 1 or options.temperature < 0:
+        raise UsageError("--tokens must be positive, and --temperature not negative.")
+    paths = DataDir(options.data_dir)
+    text = offline.generate(paths, _run_of(options), options.prompt, options.tokens, options.temperature, options.seed)
+    print(options.prompt + text)
+
+
+def _run_of(options: argparse.Namespace) -> Sealed:
+    """The run of the data directory whose checkpoint a command wants to use."""
+    sealed = datadir.stored_manifest(DataDir(options.data_dir))
+    if sealed is None:
+        raise NothingToUseError(f"{options.data_dir} belongs to no run.")
+    return sealed

@@ -1,0 +1,193 @@
+"""Commands that bring up a node, look at one, or say why it cannot come up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nolocod import datadir
+from nolocod.config import Access, Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size
+from nolocod.errors import UsageError
+from nolocod.events import Started
+
+if TYPE_CHECKING:
+    import argparse
+
+    from nolocod.commands import Commands
+    from nolocod.events import Event
+
+
+def add_to(commands: Commands) -> None:
+    """start, join, status, doctor, id."""
+    _node_options(commands.add_here("start", _start, "Bring up a node of the run that its data directory belongs to."))
+    _node_options(commands.add_here("join", _join, "Join a run through any of its nodes."))
+    status = commands.add_here("status", _status, "What a running node does and waits for.")
+    status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    status.add_argument("--json", action="store_true", help="one JSON object (a line each with --watch)")
+    doctor = commands.add_here("doctor", _doctor, "Find out what keeps this machine from a run; changes nothing.")
+    _reach_options(doctor)
+    _training_options(doctor)
+    doctor.add_argument("--json", action="store_true", help="one JSON object")
+    commands.add_here("id", _id, "Print this node's peer id; makes the identity if there is none.")
+
+
+def _reach_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; may be given again")
+    add("--listen", action="append", metavar="HOST:PORT", help="for peers; may be given again (0.0.0.0:0 and [::]:0)")
+    add("--announce", action="append", default=[], metavar="MULTIADDR", help="tell peers this address instead")
+    add("--no-upnp", action="store_true", help="do not ask the router for a port")
+    add("--network-key", type=Path, metavar="FILE", help="what all nodes of a private network share; kept for later starts")
+    add("--allow", type=Path, metavar="FILE", help="peer ids that may connect, one a line; read again when it changes")
+    add("--invite", default="", metavar="TOKEN", help="what the run's owner gave: bootstraps, key and admission in one")
+
+
+def _training_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", type=Path, metavar="PATH", help="training text, for runs that leave it to the node")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+
+
+def _node_options(parser: argparse.ArgumentParser) -> None:
+    _reach_options(parser)
+    _training_options(parser)
+    add = parser.add_argument
+    add("--no-relay", action="store_true", help="carry nothing for others, and be carried by nobody")
+    add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
+    add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
+    add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
+    add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
+    add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
+    add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
+    add("--max-upload", metavar="RATE", help="on all connections together, like 20Mbit or 2.5MB (per second)")
+    add("--max-download", metavar="RATE", help="the same for what comes in")
+    add("--monthly-budget", metavar="BYTES", help="up and down together per calendar month (UTC), like 200GB")
+    add("--hours", action="append", default=[], metavar="HH:MM-HH:MM", help="train only then (local time); comma or again")
+    add("--pause-on-battery", action="store_true", help="train only on mains power")
+    add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS")
+    add("--linger", type=float, default=3600.0, metavar="SECONDS", help="how long to serve weights after the run's end")
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def _node_config(options: argparse.Namespace) -> NodeConfig:
+    for name, least in (("threads", 0), ("max_uploads", 0), ("checkpoint_every", 0), ("linger", 0)):
+        if not getattr(options, name) >= least:  # NaN is not either
+            raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
+    return NodeConfig(
+        data_dir=options.data_dir,
+        bootstrap=tuple(options.bootstrap),
+        listen=_listen(options),
+        announce=tuple(options.announce),
+        http=Address.parse(options.http, "--http"),
+        data=options.data,
+        device=options.device,
+        threads=options.threads,
+        max_uploads=options.max_uploads,
+        checkpoint_every=options.checkpoint_every,
+        linger=options.linger,
+        allowance=_allowance(options),
+        relaying=_relaying(options),
+        access=Access(options.network_key, options.allow, options.invite),
+        upnp=not options.no_upnp,
+    )
+
+
+def _listen(options: argparse.Namespace) -> tuple[Address, ...]:
+    return tuple(Address.parse(text, "--listen") for text in options.listen or ()) or NodeConfig.listen
+
+
+def _relaying(options: argparse.Namespace) -> Relaying:
+    if options.no_relay and options.relay_only:
+        raise UsageError("--no-relay and --relay-only exclude each other.")
+    if options.relay_peers < 0:
+        raise UsageError(f"--relay-peers cannot be {options.relay_peers}.", remedy="0 carries for nobody.")
+    wanted = not options.no_relay
+    return Relaying(
+        serve=wanted and options.relay_peers > 0,
+        use=wanted,
+        only=options.relay_only,
+        rate=parse_rate(options.relay_rate, "--relay-rate"),
+        reservations=options.relay_peers,
+    )
+
+
+def _allowance(options: argparse.Namespace) -> Allowance:
+    return Allowance(
+        up=None if options.max_upload is None else parse_rate(options.max_upload, "--max-upload"),
+        down=None if options.max_download is None else parse_rate(options.max_download, "--max-download"),
+        monthly=None if options.monthly_budget is None else parse_size(options.monthly_budget, "--monthly-budget"),
+        hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
+        pause_on_battery=options.pause_on_battery,
+    )
+
+
+def _start(options: argparse.Namespace) -> None:
+    if datadir.stored_manifest(DataDir(options.data_dir)) is None:
+        raise UsageError(
+            f"{options.data_dir} belongs to no run.",
+            remedy="Found one with `nolocod create RUN.toml`, or join one with `nolocod join --bootstrap ADDRESS`.",
+        )
+    _run(options, may_seed=True)
+
+
+def _join(options: argparse.Namespace) -> None:
+    if not (options.bootstrap or options.invite) and datadir.stored_manifest(DataDir(options.data_dir)) is None:
+        raise UsageError("a first join needs --bootstrap or --invite.", remedy="Ask for the line that the first node printed.")
+    _run(options, may_seed=False)
+
+
+def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
+    config = _node_config(options)  # before the imports below, which take a second
+    import trio
+
+    from nolocod import logs
+    from nolocod.daemon import run_node
+
+    logs.set_up(options.log_level)
+    follower = logs.LogFollower()
+
+    async def run() -> None:
+        await run_node(config, may_seed=may_seed, followers=[_welcome, follower.follow])
+
+    trio.run(run)
+
+
+def _welcome(event: Event) -> None:
+    if isinstance(event, Started):
+        print(f"node {event.peer_id} of run {event.run_name} ({event.run_id[:12]})")
+        print(f"status and metrics: http://{event.http}")
+        print("others join with:")
+        for address in event.addresses:
+            print(f"  nolocod join --bootstrap {address}", flush=True)
+
+
+def _status(options: argparse.Namespace) -> None:
+    from nolocod import terminal
+
+    terminal.show_status(DataDir(options.data_dir), watch=options.watch, as_json=options.json)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    config = NodeConfig(
+        data_dir=options.data_dir,
+        bootstrap=tuple(options.bootstrap),
+        listen=_listen(options),
+        announce=tuple(options.announce),
+        data=options.data,
+        device=options.device,
+        access=Access(options.network_key, options.allow, options.invite),
+        upnp=not options.no_upnp,
+    )
+    from nolocod.doctor import show
+
+    if not show.examined(config, as_json=options.json):
+        sys.exit(1)
+
+
+def _id(options: argparse.Namespace) -> None:
+    from nolocod.identity import load_or_create
+
+    paths = DataDir(options.data_dir)
+    datadir.make(paths)
+    print(load_or_create(paths.identity).peer_id)

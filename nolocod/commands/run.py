@@ -1,0 +1,98 @@
+"""Commands of a run's owner: found it, keep its network private, say who may be a member."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nolocod import datadir
+from nolocod.config import DataDir, parse_span
+from nolocod.errors import NotRunningError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from nolocod.commands import Commands
+    from nolocod.identity import Identity
+    from nolocod.manifest import Sealed
+
+
+def add_to(commands: Commands) -> None:
+    """create, network-key, invite, revoke."""
+    create = commands.add_here("create", _create, "Check a run file, sign it, and print the run id.")
+    create.add_argument("run_file", type=Path, metavar="RUN.toml")
+    key = commands.add("network-key", _network_key, "Make the key of a private network: all its nodes need the same file.")
+    key.add_argument("file", type=Path, metavar="FILE")
+    invite = commands.add_here("invite", _invite, "Print a token that lets somebody join the run of this data directory.")
+    invite.add_argument(
+        "--expires", default="30d", metavar="SPAN", help="when membership ends, like 12h, 30d (the default) or 2w"
+    )
+    invite.add_argument("--peer", default="", metavar="PEER", help="the only peer id that may use it")
+    invite.add_argument("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="instead of the running node's")
+    invite.add_argument("--list", action="store_true", help="show what was given out, and make nothing")
+    revoke = commands.add_here("revoke", _revoke, "Take back invitations, or the membership of peers.")
+    revoke.add_argument("names", nargs="+", metavar="INVITATION|PEER")
+
+
+def _create(options: argparse.Namespace) -> None:
+    sealed = datadir.found(DataDir(options.data_dir), options.run_file)
+    print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
+    print(f"run id {sealed.run_id}")
+    print(f"first node: nolocod start --data-dir {options.data_dir}")
+
+
+def _network_key(options: argparse.Namespace) -> None:
+    from nolocod import papers
+
+    papers.make_network_key(options.file)
+    print(f"{options.file}: give it to those who may be in the network, and to nobody else")
+
+
+def _invite(options: argparse.Namespace) -> None:
+    from nolocod import papers
+    from nolocod.p2p.addresses import split
+    from nolocod.status import client
+
+    paths = DataDir(options.data_dir)
+    if options.list:
+        for note in papers.issued(paths):
+            print(f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}")
+        return
+    bootstrap = options.bootstrap
+    for address in bootstrap:
+        split(address)
+    if not bootstrap:
+        try:
+            bootstrap = client.read(datadir.find_running(paths)).addresses
+        except NotRunningError:
+            print("No node runs here: who uses the token needs --bootstrap as well.", file=sys.stderr)
+    sealed, owner = _owned(options)
+    grant = papers.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
+    note, token = papers.issue(paths, sealed, owner, grant)
+    print(f"invitation {note.id}, until {_day(note.expires)}, for {note.peer or 'whoever holds the token'}", file=sys.stderr)
+    print(token)
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from nolocod import papers
+
+    sealed, owner = _owned(options)
+    revoked = papers.revoke(DataDir(options.data_dir), sealed, owner, options.names)
+    print(f"version {revoked.version}: {len(revoked.invitations)} invitations and {len(revoked.peers)} peers are revoked")
+    print("A running node of this data directory tells the others.")
+
+
+def _owned(options: argparse.Namespace) -> tuple[Sealed, Identity]:
+    """The run of the data directory, and the identity that may have founded it."""
+    from nolocod.identity import load_or_create
+
+    sealed = datadir.stored_manifest(DataDir(options.data_dir))
+    if sealed is None:
+        raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Found one with `nolocod create RUN.toml`.")
+    return sealed, load_or_create(DataDir(options.data_dir).identity)
+
+
+def _day(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(wall))

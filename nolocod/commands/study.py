@@ -1,0 +1,103 @@
+"""Commands that study the program itself: a testnet to look at, evidence, measurements."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nolocod import datadir
+from nolocod.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from nolocod.commands import Commands
+
+
+def add_to(commands: Commands) -> None:
+    """testnet, lab, bench."""
+    testnet = commands.add("testnet", _testnet, "Train on a local testnet of real daemons, and show it.")
+    testnet.add_argument("--nodes", type=int, default=4)
+    testnet.add_argument("--outer-steps", type=int, default=40, metavar="N")
+    testnet.add_argument("--data", type=Path, metavar="PATH", help="text files or a folder (the standard library's sources)")
+    testnet.add_argument("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json")
+    testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
+    testnet.add_argument("--seed", type=int, default=0)
+    testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
+    lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
+    lab.add_argument("what", choices=["compare"])
+    lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
+    lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
+    lab.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results, done only once")
+    _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
+
+
+def _testnet(options: argparse.Namespace) -> None:
+    from nolocod import terminal, testnet
+
+    summary = testnet.run(
+        testnet.Options(
+            nodes=options.nodes,
+            outer_steps=options.outer_steps,
+            data=options.data,
+            model=options.model,
+            keep=options.keep,
+            seed=options.seed,
+        ),
+        terminal.swarm_view,
+        lambda text: print(text, flush=True),
+    )
+    if options.report is not None:
+        datadir.write_whole(options.report, summary.to_json().encode())
+    terminal.show(terminal.summary_table(summary))
+
+
+def _bench_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("what", choices=["training", "overlap", "exchange", "transport", "relay", "node", "codecs"])
+    add("--model", default="small", metavar="NAME|FILE", help="of training and node")
+    add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
+    add("--pairs", type=int, default=5, help="how often each is measured, in turn")
+    add("--threads", type=int, default=0, help="CPU threads of a trainer (0: torch decides)")
+    add("--parameters", default="10m", metavar="N", help="size of the model that is exchanged, such as 100m")
+    add("--codec", default="float32", help="by which it is exchanged")
+    add("--megabytes", type=int, default=512, help="of each transfer of transport")
+    add("--training", action="store_true", help="exchange while inner steps go on")
+    add("--json", action="store_true")
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from nolocod import benchmarks
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process of a measurement stays behind
+    if options.pairs < 1 or options.megabytes < 1 or not options.seconds > 0:
+        raise UsageError("--pairs, --seconds and --megabytes must be positive.")
+    chosen = benchmarks.Options(
+        model=options.model,
+        seconds=options.seconds,
+        pairs=options.pairs,
+        threads=options.threads,
+        parameters=benchmarks.parse_parameters(options.parameters),
+        codec=options.codec,
+        megabytes=options.megabytes,
+        training=options.training,
+    )
+    result = benchmarks.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
+    print(result.to_json() if options.json else result.to_text())
+
+
+def _lab(options: argparse.Namespace) -> None:
+    from nolocod.lab import compare, trials
+
+    if options.workers < 0:
+        raise UsageError("--workers cannot be negative.")
+    size = compare.REDUCED if options.reduced else compare.FULL
+    book = trials.Book(options.kept)
+    result = compare.compare(size, book, options.workers or os.cpu_count() or 1, lambda text: print(text, flush=True))
+    print(result.to_text())
+
+
+def _nothing(_: str) -> None:
+    """Says nothing."""
