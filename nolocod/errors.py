@@ -223,6 +223,32 @@ class NothingToUseError(LocalError):
     entry = _entry("NLC-131", "no checkpoint yet", "Let the node train until its first checkpoint.")
 
 
+class ReceiptError(LocalError):
+    entry = _entry("NLC-132", "receipt does not verify", "It proves nothing: get the file again from whoever showed it.")
+
+
+class BackupError(LocalError):
+    entry = _entry("NLC-133", "identity backup not usable", "Check the file and its passphrase; nothing was changed.")
+
+
+class ClonedIdentityError(LocalError):
+    """Another node speaks with our key: a copied data directory. Peers cannot tell the two apart."""
+
+    entry = _entry(
+        "NLC-134",
+        "identity in use elsewhere",
+        "Stop the other node, or remove identity.key here to become a new peer; keep one node per identity.",
+    )
+
+
+class SimulationError(LocalError):
+    entry = _entry("NLC-140", "simulation broke an invariant", "Replay it with the printed seed, and report it.")
+
+
+class HttpTokenError(LocalError):
+    entry = _entry("NLC-145", "pages need a token", "Give the token that http.token in the node's data directory holds.")
+
+
 # --- what a peer did -------------------------------------------------------------------------------
 
 
@@ -316,3 +342,15 @@ class RelayBudgetError(RefusedError):
     """Only a relay reaches the peer, and it carries less than is to be sent."""
 
     entry = _entry("NLC-213", "more than the relay carries", "None needed: partners that are reached straight are preferred.")
+
+
+class BannedError(RefusedError):
+    """A peer misbehaved too often, by our count or by its own of us."""
+
+    entry = _entry("NLC-214", "banned for misbehaviour", "None needed: bans expire; if it is your own node, read its log.")
+
+
+class NotDrawnError(RefusedError):
+    """A peer offers to us in a round in which the run's draw does not pair us."""
+
+    entry = _entry("NLC-215", "not drawn as partners", "None needed: the draw is another one in every round.")

@@ -98,6 +98,26 @@ class OuterStep:
     inner_steps: int
     spread: float | None
     seconds: float
+    weight: float = 1.0
+    """What the partner's difference counted for: 1 in full, less where it was clipped (ClippedGossip)."""
+
+
+@dataclass(frozen=True)
+class PeerJudged:
+    """What a peer did changed what we think of it: `reputation` from 0 (banned) to 1."""
+
+    peer_id: PeerId
+    reputation: float
+    why: str
+
+
+@dataclass(frozen=True)
+class PeerBanned:
+    """`peer_id` is neither chosen nor answered for `seconds`."""
+
+    peer_id: PeerId
+    seconds: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -270,6 +290,8 @@ Event = (
     | ExchangeStarted
     | ExchangeEnded
     | OuterStep
+    | PeerJudged
+    | PeerBanned
     | Checkpointed
     | PeerSeen
     | PeerLost

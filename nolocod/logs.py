@@ -22,8 +22,10 @@ from nolocod.events import (
     OuterStep,
     PartitionHealed,
     Paused,
+    PeerBanned,
     PeerConnected,
     PeerDisconnected,
+    PeerJudged,
     PeerLost,
     PeerSeen,
     Punched,
@@ -200,6 +202,10 @@ class LogFollower:
                 pass
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event)
+            case PeerJudged():
+                _log.debug("peer …%s: reputation %.2f (%s)", short(event.peer_id), event.reputation, event.why)
+            case PeerBanned():
+                _log.warning("peer …%s is banned for %s: %s", short(event.peer_id), duration(event.seconds), event.why)
             case _:
                 self._follow_peers(event)
 

@@ -129,6 +129,32 @@ class Evaluation(Section, frozen=True):
     batches: Positive = 16
 
 
+class Trust(Section, frozen=True):
+    """What nodes believe of their partners, and how they bound what one can do to them (docs/security.md).
+
+    With pairs there is no majority to ask, so a partner's influence is bounded first and verified then. A number of
+    0, or `false`, switches a defence off.
+    """
+
+    clip: Annotated[float, Meta(ge=0, le=100)] = 1.5
+    """The partner's difference from us counts up to this times the median of the last 16 that were accepted
+    (ClippedGossip, arXiv 2202.01545)."""
+    direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """How far against our own outer momentum a partner's change may point: it is refused below a cosine of minus this."""
+    accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    """By how many nats the held-out loss may be worse with the partner's message than without it; needs memory for
+    another copy of the model. Where 0, no such test is made."""
+    reputation: bool = True
+    """Peers whose messages were refused or broken too often are avoided and turned away for a growing while."""
+    probation: Count = 3
+    """Accepted exchanges with a peer before its difference counts as much as that of others; half as much until then."""
+    draws: Count = 0
+    """Partners are drawn from about so many members, by run, round and both peer ids, which the partner verifies; 0 lets
+    everybody choose among all."""
+    donors: Annotated[int, Meta(ge=1, le=8)] = 2
+    """Members whose weights a newcomer compares before it trusts one, where there are so many."""
+
+
 class Manifest(Section, frozen=True):
     """One run. See docs/run-file.md for every key."""
 
@@ -146,6 +172,7 @@ class Manifest(Section, frozen=True):
     inner: Inner = Inner()
     outer: Outer = Outer()
     evaluation: Evaluation = Evaluation()
+    trust: Trust = Trust()
     codec: Codec = "float32"
     """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or about 0.5 bytes per parameter."""
     access: Literal["open", "invited"] = "open"

@@ -27,8 +27,10 @@ from nolocod.events import (
     PartitionHealed,
     Paused,
     PauseReason,
+    PeerBanned,
     PeerConnected,
     PeerDisconnected,
+    PeerJudged,
     PeerLost,
     PeerSeen,
     Punched,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
 _MEMBER_STATES = ("joining", "training", "paused", "finished")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_WEIGHTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1.0)
 """From a toy model in one room to gigabytes over a home line."""
 
 
@@ -85,6 +88,7 @@ class Metrics:
         self._define_node(registry)
         self._define_allowance(registry)
         self._define_reach(registry)
+        self._define_trust(registry)
         if tasks is not None:
             running = Gauge("nolocod_tasks", "Of the network process; a count that only grows is a leak.", registry=registry)
             running.set_function(tasks)
@@ -171,6 +175,14 @@ class Metrics:
         self._carried_bytes = Counter("nolocod_carried_bytes", "Bytes carried for others, each way.", registry=to)
         self._healed = Counter("nolocod_partitions_healed", "Times that another part of the run was found again.", registry=to)
 
+    def _define_trust(self, to: CollectorRegistry) -> None:
+        self._weight = Histogram(
+            "nolocod_partner_weight", "What partners' differences counted for: 1 in full, less where clipped.",
+            buckets=_WEIGHTS, registry=to,
+        )  # fmt: skip
+        self._judged = Counter("nolocod_peer_judgements", "Times that a peer's deeds changed its reputation.", registry=to)
+        self._bans = Counter("nolocod_peer_bans", "Times that a peer was banned for a while.", registry=to)
+
     def render(self) -> bytes:
         """The whole page in Prometheus' text format (`content_type`)."""
         return prometheus_client.generate_latest(self._registry)
@@ -201,6 +213,8 @@ class Metrics:
                 self._follow_allowance(event)
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event)
+            case PeerJudged() | PeerBanned():
+                self._follow_trust(event)
             case _:
                 self._follow_training(event)
 
@@ -222,11 +236,19 @@ class Metrics:
                 self._round.set(event.round)
                 if event.spread is not None:
                     self._spread.set(event.spread)
+                    self._weight.observe(event.weight)
                 self._spent("applying", event.seconds)
             case Checkpointed():
                 self._checkpoints.inc()
                 self._checkpoint_size.set(event.size)
                 self._spent("checkpointing", event.seconds)
+
+    def _follow_trust(self, event: PeerJudged | PeerBanned) -> None:
+        match event:
+            case PeerJudged():
+                self._judged.inc()
+            case PeerBanned():
+                self._bans.inc()
 
     def _follow_allowance(self, event: Allowed | Traffic | Paused | Resumed) -> None:
         match event:

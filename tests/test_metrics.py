@@ -22,8 +22,10 @@ from nolocod.events import (
     OuterStep,
     PartitionHealed,
     Paused,
+    PeerBanned,
     PeerConnected,
     PeerDisconnected,
+    PeerJudged,
     PeerLost,
     PeerSeen,
     Punched,
@@ -76,6 +78,8 @@ ONE_OF_EACH: list[Event] = [
     Relaying(3, 1, 4, 1000),
     Relaying(2, 0, 6, 5000),
     PartitionHealed(BOB, 7),
+    PeerJudged(BOB, 0.4, "a tensor that was not finite"),
+    PeerBanned(BOB, 600.0, "three rejected tensors"),
 ]
 
 

@@ -25,8 +25,10 @@ from nolocod.events import (
     OuterStep,
     PartitionHealed,
     Paused,
+    PeerBanned,
     PeerConnected,
     PeerDisconnected,
+    PeerJudged,
     PeerLost,
     PeerSeen,
     Punched,
@@ -86,6 +88,10 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     nat: NatClass | None
     """How others reach it, by its own word."""
     age: float
+    reputation: float | None
+    """From 0 to 1; None for a peer that did nothing yet that it could be judged by."""
+    banned_for: float | None
+    """Seconds, while it is banned."""
 
 
 class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +234,8 @@ class StatusState:
         self._checkpoint: tuple[float, int] | None = None
         self._members: dict[PeerId, tuple[float, PeerSeen]] = {}
         self._connected: dict[PeerId, tuple[float, Reach]] = {}
+        self._reputations: dict[PeerId, float] = {}
+        self._bans: dict[PeerId, float] = {}  # until when
         self._errors: deque[tuple[float, Troubled]] = deque(maxlen=_KEPT)
         self._sent = self._received = 0
         self._allowed: Allowed | None = None
@@ -261,6 +269,10 @@ class StatusState:
                 self._follow_training(event, now)
             case ExchangeStarted() | ExchangeEnded() | WeightsServed() | WeightsFetched():
                 self._follow_transfers(event, now)
+            case PeerJudged():
+                self._reputations[event.peer_id] = event.reputation
+            case PeerBanned():
+                self._bans[event.peer_id] = now + event.seconds
             case Allowed():
                 self._allowed = event
             case Traffic():
@@ -429,13 +441,19 @@ class StatusState:
         return sum(tokens for _, _, tokens in recent) / span if span > 0 else 0.0
 
     def _peer_rows(self, now: float) -> tuple[PeerRow, ...]:
-        return tuple(self._peer_row(peer, now) for peer in sorted({*self._members, *self._connected}))
+        return tuple(self._peer_row(peer, now) for peer in sorted({*self._members, *self._connected, *self._banned(now)}))
+
+    def _banned(self, now: float) -> list[PeerId]:
+        return [peer for peer, until in self._bans.items() if until > now]
 
     def _peer_row(self, peer: PeerId, now: float) -> PeerRow:
         connected_at, reach = self._connected.get(peer, (None, None))
         seen_at, seen = self._members.get(peer, (None, None))
+        banned_for = self._bans.get(peer, now) - now
         return PeerRow(
             peer_id=peer,
+            reputation=self._reputations.get(peer),
+            banned_for=banned_for if banned_for > 0 else None,
             round=seen.round if seen else None,
             tokens=seen.tokens if seen else None,
             loss=_finite(seen.loss) if seen else None,
