@@ -66,7 +66,7 @@ def test_resume_is_exact(tmp_path: Path, model: dict[str, object]) -> None:  # g
 def test_resume_is_exact_for_codecs_with_a_state_and_for_fragments(tmp_path: Path, codec: str) -> None:
     sealed = sealed_run(codec=codec, outer=Outer(rounds=100, fragments=2, refresh=3))
     alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
-    boxes = [torch.zeros(alice.box_size, dtype=torch.uint8) for _ in range(2)]
+    boxes = [torch.zeros(alice.plan.box_size, dtype=torch.uint8) for _ in range(2)]
 
     def exchange(fragment: int) -> None:
         for replica, box in zip((alice, bob), boxes, strict=True):

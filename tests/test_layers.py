@@ -63,7 +63,7 @@ LAYERS = {
     ),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
     # The doctor's child, which may try what the trainer would do.
-    "doctor.training": layer("doctor.findings codec trainer manifest errors", "torch msgspec psutil"),
+    "doctor.training": layer("doctor.findings trainer manifest errors", "torch msgspec psutil"),
     # The parent's side of the trainer lives in the network process, which never imports torch.
     "trainer.process": layer("trainer.pipe trainer.boxes errors events terms identity manifest", "trio trio_typing msgspec"),
     "trainer.pipe": layer("errors events terms manifest", "msgspec"),

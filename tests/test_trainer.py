@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def boxes(replica: Replica) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty(replica.box_size, dtype=torch.uint8), torch.empty(replica.box_size, dtype=torch.uint8)
+    return torch.empty(replica.plan.box_size, dtype=torch.uint8), torch.empty(replica.plan.box_size, dtype=torch.uint8)
 
 
 def train(replica: Replica, steps: int) -> None:
@@ -402,7 +402,7 @@ def test_every_node_draws_its_own_randomness(tmp_path: Path) -> None:
         replica = make_replica(sealed, tmp_path, "same data")
         replica.draw_as(peer)
         replica.step()
-        box = torch.empty(replica.box_size, dtype=torch.uint8)
+        box = torch.empty(replica.plan.box_size, dtype=torch.uint8)
         replica.snapshot(box, Subject())
         boxes.append(box)
     assert torch.equal(boxes[0], boxes[2])

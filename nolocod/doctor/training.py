@@ -109,8 +109,6 @@ def device(name: str) -> Finding:
 
 def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Finding:
     """D04; tells the model's size as soon as it is known. Raises ModelTooLargeError, RunFileError or DeviceError."""
-    from nolocod.codec import box_size
-    from nolocod.trainer.boxes import outbox_offset
     from nolocod.trainer.data import make_tokenizer
     from nolocod.trainer.model import check_memory, layout_of, pick_device, read_config
     from nolocod.trainer.snapshot import Plan
@@ -122,13 +120,11 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     if not job.loaded:
         # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
         check_memory(layout.size, config.vocab_size, manifest, 0, where)
-    fragments = layout.fragments(manifest.outer.fragments)
-    size = box_size(manifest.codec, fragments)
-    tell(Line(exchange=size))
+    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
+    tell(Line(exchange=plan.box_size))
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size:,} parameters already.")
-    kept = Plan(manifest.codec, manifest.outer, fragments).keeps_outbox
-    check_memory(layout.size, config.vocab_size, manifest, outbox_offset(size, kept=kept) + size, where)
+    check_memory(layout.size, config.vocab_size, manifest, plan.boxes_size, where)
     free = psutil.virtual_memory().available
     return ok("D04", f"{layout.size:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
 

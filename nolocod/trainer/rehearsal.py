@@ -113,7 +113,7 @@ class Rehearsal:
             self._replicas.append(replica)
         self._watch = watch
         self.points: list[Point] = []
-        size = self._replicas[0].box_size
+        size = self._replicas[0].plan.box_size
         self._boxes = [torch.zeros(size, dtype=torch.uint8) for _ in self._replicas]
         self._rng = random.Random(manifest.seed)
         self._bytes = self._parameters = self._skipped = self._blocks = 0

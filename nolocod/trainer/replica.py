@@ -17,12 +17,11 @@ import blake3
 import torch
 
 from nolocod import outer
-from nolocod.codec import BLOCK, box_size
+from nolocod.codec import BLOCK
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Inspection, Standing, Subject, describe
 from nolocod.trainer import checkpoint
-from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
@@ -48,12 +47,8 @@ class Replica:
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
         check_memory(self.layout.size, config.vocab_size, manifest, 0, self.device)
         fragments = self.layout.fragments(manifest.outer.fragments)
-        self.box_size = box_size(manifest.codec, fragments)
-        """Bytes of the largest message."""
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
-        self.outbox_offset = outbox_offset(self.box_size, kept=self.plan.keeps_outbox)
-        """Of the outbox in the memory that begins with the inbox (boxes.py)."""
-        check_memory(self.layout.size, config.vocab_size, manifest, self.outbox_offset + self.box_size, self.device)
+        check_memory(self.layout.size, config.vocab_size, manifest, self.plan.boxes_size, self.device)
         self.model = build(config, manifest.seed)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
@@ -130,7 +125,7 @@ class Replica:
     # --- outer
 
     def snapshot(self, outbox: Tensor, subject: Subject) -> Description:
-        """Write our message about `subject` into `outbox` (uint8, `box_size` long) and hash its chunks."""
+        """Write our message about `subject` into `outbox` (uint8, `plan.box_size` long) and hash its chunks."""
         self.capture(subject)
         return self.write(outbox)
 

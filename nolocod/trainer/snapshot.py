@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import blake3
@@ -25,6 +26,7 @@ from nolocod.codec import (
     Fragment,
     Head,
     Shared,
+    box_size,
     bytes_of,
     coder_for,
 )
@@ -32,6 +34,7 @@ from nolocod.codec.base import Noise, read_head, write_head
 from nolocod.codec.blocks import is_set, to_bitmap
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.terms import CHUNK_SIZE, Description, Inspection, Subject
+from nolocod.trainer.boxes import outbox_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +86,21 @@ class Plan:
     codec: Codec
     settings: Outer
     fragments: tuple[Fragment, ...]
+
+    @cached_property
+    def box_size(self) -> int:
+        """Bytes of the largest message."""
+        return box_size(self.codec, self.fragments)
+
+    @property
+    def outbox_offset(self) -> int:
+        """Of the outbox in the memory that begins with the inbox (boxes.py)."""
+        return outbox_offset(self.box_size, kept=self.keeps_outbox)
+
+    @property
+    def boxes_size(self) -> int:
+        """Bytes of both boxes in that memory."""
+        return self.outbox_offset + self.box_size
 
     @property
     def keeps_outbox(self) -> bool:

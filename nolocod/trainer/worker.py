@@ -276,17 +276,17 @@ class Worker:
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
             came_from = "checkpoint"
-        offset = replica.outbox_offset
-        memory = _map(self._memory, offset + replica.box_size)
-        self._boxes = (memory[offset:], memory[: replica.box_size])
+        plan = replica.plan
+        memory = _map(self._memory, plan.boxes_size)
+        self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
         self._replica, self._setup = replica, setup
         self._evaluated_round = replica.standing.round
         return pipe.Loaded(
             standing=replica.standing,
             parameters=replica.layout.size,
-            box_size=replica.box_size,
+            box_size=plan.box_size,
             source=came_from,
-            outbox_offset=offset,
+            outbox_offset=plan.outbox_offset,
             trouble=found.trouble,
             phase=manifest.inner.steps,
         )
