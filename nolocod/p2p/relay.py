@@ -103,6 +103,7 @@ class _Circuit:
     _moved_at: float = -math.inf
     turn: trio.Lock = field(default_factory=trio.Lock)
     """Its two ways count as one among the circuits."""
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def count(self, size: int, now: float) -> None:
         """Note that `size` bytes were carried."""
@@ -112,8 +113,6 @@ class _Circuit:
     def lately(self, now: float) -> float:
         """Bytes that were carried, those of longer ago counting less."""
         return float(self._moved * 0.5 ** ((now - self._moved_at) / _HALF_LIFE)) if self._moved else 0.0
-
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class _Turns:
@@ -172,7 +171,7 @@ class Relay:
         """One HOP stream: a reservation, or a circuit until it ends. Raises RemoteError for a peer's fault."""
         with deadline(self.limits.answer_seconds, "the request of a relay's client"):
             request = await receive(stream, HopMessage)
-        if not self.willing() or not self._straight(stream.remote):
+        if not self.willing() or not self._host.straight(stream.remote):  # circuits on circuits would carry everything twice
             await self._refuse(stream, PERMISSION_DENIED)
         elif request.type == HopMessage.RESERVE:
             await self._reserve(stream)
@@ -194,19 +193,10 @@ class Relay:
 
     def _holds(self, peer: PeerId) -> bool:
         """Whether `peer` has a reservation: it must not have run out, and its holder must still be connected."""
-        return self._reservations.get(peer, 0.0) > trio.current_time() and self._straight(peer)
-
-    def _straight(self, peer: PeerId) -> bool:
-        """Whether `peer` is connected, and not through another relay: circuits on circuits would carry everything twice."""
-        return self._host.peers().get(peer) not in (None, "relayed")
+        return self._reservations.get(peer, 0.0) > trio.current_time() and self._host.straight(peer)
 
     def _prune(self) -> None:
-        now, reach = trio.current_time(), self._host.peers()
-        self._reservations = {
-            peer: until
-            for peer, until in self._reservations.items()
-            if until > now and self.willing() and reach.get(peer) not in (None, "relayed")
-        }
+        self._reservations = {peer: until for peer, until in self._reservations.items() if self.willing() and self._holds(peer)}
 
     async def _connect(self, stream: Stream, request: HopMessage) -> None:
         target = read_peer(request.peer)

@@ -155,7 +155,7 @@ class RelayKeeper:
     async def _look(self) -> None:
         candidates = {one.peer: one for one in self._needs.candidates() if one.peer != self._host.own}
         self._forget(candidates)
-        for relay in [relay for relay in self._held if not self._straight(relay)]:
+        for relay in [relay for relay in self._held if not self._host.straight(relay)]:
             self._lose(relay, "the connection to it ended")
         for relay in [relay for relay in self._held if relay in candidates and candidates[relay].gives is False]:
             self._lose(relay, "it relays no more")
@@ -218,7 +218,7 @@ class RelayKeeper:
         try:
             with deadline(limits.answer, "a reservation"):
                 await self._host.connect(relay, [address for address in candidate.addresses if straight(address)])
-                if not self._straight(relay):
+                if not self._host.straight(relay):
                     raise PeerUnavailableError(f"{short(relay)} is reached only through another relay.")
                 seconds = await self._client.reserve(relay)
         except RemoteError as error:
@@ -275,9 +275,6 @@ class RelayKeeper:
             for address in [one for one in held.addresses if straight(one)][:_ADDRESSES]
         ]
         self._host.circuits = tuple(dict.fromkeys(found))
-
-    def _straight(self, relay: PeerId) -> bool:
-        return self._host.peers().get(relay) not in (None, "relayed")
 
     def _complain(self, want: Want) -> None:
         """Tell once when a node that nobody reaches is without a relay for too long; again after it had one."""
