@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.config import Address
 from nolocod.doctor.findings import Finding, ok, skipped, warn
 from nolocod.errors import RemoteError
 from nolocod.events import Punched
 from nolocod.identity import short
 from nolocod.p2p import autonat
-from nolocod.p2p.addresses import endpoint, public, transport, via
-from nolocod.p2p.natclass import Seen, Sighting, Verdict, find
+from nolocod.p2p.addresses import endpoint, public, via
+from nolocod.p2p.natclass import Seen, Verdict, find
 from nolocod.p2p.punch import Puncher
+from nolocod.p2p.reach import candidates, own_hosts, own_port, sightings
 from nolocod.p2p.relay import RelayClient
 from nolocod.p2p.upnp import PortMapper
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _HELPERS = 4
 _ROUTER = 8.0
 """Seconds that a router has to give a port."""
-_LOOK = 0.1
 _PUNCH = 11.0
 """Seconds for a connection through a relay and the punch that follows."""
 _KINDS = {
@@ -106,12 +105,10 @@ async def router(host: Host, config: NodeConfig, rng: random.Random) -> AsyncIte
         yield Router(skipped("D27", "this machine is behind no router of its own, as far as its addresses tell."))
     else:
         mapper = PortMapper(port, rng)
-        unasked = mapper.why
         async with trio.open_nursery() as nursery:
             nursery.start_soon(mapper.run)
             with trio.move_on_after(_ROUTER):
-                while mapper.mapping is None and mapper.why == unasked:  # noqa: ASYNC110  # a thread tells
-                    await trio.sleep(_LOOK)
+                await mapper.asked.wait()
             if mapper.mapping is not None:
                 text = f"the router maps {mapper.mapping.external} to port {port}."
                 yield Router(ok("D27", text), mapper.mapping.address)
@@ -125,19 +122,16 @@ async def reachability(
 ) -> tuple[Finding, NatClass | None]:
     """D26: `helpers` are connected, and each is asked to dial us where it sees us."""
     verdicts: list[Verdict] = []
-    port = host.dialler.port("0.0.0.0") or host.dialler.port("::") or 0
 
     async def one(helper: PeerId) -> None:
         try:
             await host.identify(helper)
             view = host.observed.get(helper)
             seen = endpoint(view.address) if view else None
-            if view is None or seen is None:
+            if seen is None:
                 return
-            wanted = [*host.local, *config.announce, *([asked.mapped] if asked.mapped else [])]
-            wanted += [transport(Address(seen[0], port)), *([view.address] if view.from_listen_port else [])]
-            there = [text for text in dict.fromkeys(wanted) if (endpoint(text) or ("",))[0] == seen[0]]
-            if (back := await autonat.ask(host, helper, there[:_HELPERS])) is not None:
+            wanted = candidates(host, seen[0], config.announce, asked.mapped)
+            if wanted and (back := await autonat.ask(host, helper, wanted)) is not None:
                 verdicts.append(Verdict(back.observer, seen[0], back.dialled))
         except RemoteError:
             return  # nobody need help
@@ -147,16 +141,15 @@ async def reachability(
             nursery.start_soon(one, helper)
     if not verdicts and not config.announce:
         return skipped("D26", "nobody could be asked to dial back (AutoNAT)."), None
-    sightings = [
-        Sighting(by[0], *seen, one.from_listen_port)
-        for one in host.observed.values()
-        if (seen := endpoint(one.address)) and (by := endpoint(one.observer or ""))
-    ]
-    own = frozenset(found[0] for found in map(endpoint, host.local) if found)
     near = [one.dialled for one in verdicts if one.dialled]
     if near and not config.announce and not any(public(one.host) for one in verdicts):
         return ok("D26", f"reached by peers in this network, at {near[0]}; nobody outside of it was asked."), "public"
-    concluded = find(Seen(port, own, sightings, verdicts, announce=config.announce, mapped=asked.mapped, router=asked.why))
+    seen_by = sightings(host)
+    concluded = find(
+        Seen(
+            own_port(host), own_hosts(host), seen_by, verdicts, announce=config.announce, mapped=asked.mapped, router=asked.why
+        )
+    )
     return _judged(concluded.kind, concluded.why), concluded.kind
 
 

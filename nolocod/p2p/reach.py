@@ -23,6 +23,7 @@ from nolocod.p2p.upnp import PortMapper
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
     from nolocod.config import NodeConfig
     from nolocod.events import Emit, NatClass
@@ -75,7 +76,7 @@ class Reachability:
         self._emit = emit
         self._rng = rng
         self._timing = timing or ReachTiming()
-        self._port = host.dialler.port("0.0.0.0") or host.dialler.port("::") or 0
+        self._port = own_port(host)
         self._mapper = self._new_mapper()
         self._verdicts: dict[PeerId, Verdict] = {}
         self._asked = False
@@ -145,8 +146,8 @@ class Reachability:
     def _surroundings(self) -> tuple[object, ...]:
         """What the helpers' answers depend on. Of where we are seen, in each family, what most addresses say, and the
         longest: one peer that tells another tale each time would have us ask for ever."""
-        own = self._own()
-        seen = Counter({one.observer: one.host for one in self._sightings() if not inside(one.host, own)}.values())
+        own = own_hosts(self._host)
+        seen = Counter({one.observer: one.host for one in sightings(self._host) if not inside(one.host, own)}.values())
         families = ([host for host in seen if (":" in host) == six] for six in (False, True))
         mapping = self._mapper.mapping if self._mapper else None
         hosts = tuple(max(found, key=seen.__getitem__, default=None) for found in families)
@@ -171,7 +172,7 @@ class Reachability:
             and (seen := endpoint(one.address)) is not None
             and (observer := endpoint(one.observer or "")) is not None
         }
-        own = self._own()
+        own = own_hosts(self._host)
         far = [peer for peer, (_, host) in views.items() if not inside(host, own)] or list(views)
         self._rng.shuffle(far)
         hosts = {views[peer][0][0]: peer for peer in far}
@@ -181,10 +182,13 @@ class Reachability:
     async def _ask(self, helper: PeerId) -> None:
         view = self._host.observed.get(helper)
         seen = endpoint(view.address) if view else None
-        if seen is None or not (candidates := self._candidates(seen[0])):
+        if seen is None:
+            return
+        wanted = candidates(self._host, seen[0], self._config.announce, self._mapped())
+        if not wanted:
             return
         try:
-            found = await ask(self._host, helper, candidates, AutoNatLimits())
+            found = await ask(self._host, helper, wanted, AutoNatLimits())
         except RefusedError:
             self._deaf[helper] = trio.current_time()
             return
@@ -196,14 +200,8 @@ class Reachability:
             for peer in [*self._verdicts][:-_KEPT]:
                 del self._verdicts[peer]
 
-    def _candidates(self, host: str) -> list[str]:
-        """Where one who sees us at `host` may find us: helpers dial only that. Where the owner has said it, only there."""
-        mapping = self._mapper.mapping if self._mapper else None
-        observed = [one.address for one in self._host.observed.values() if one.from_listen_port]
-        forwarded = transport(Address(host, self._port))
-        found = (*self._host.local, *self._host.external, *([mapping.address] if mapping else []), forwarded, *observed)
-        known = dict.fromkeys(self._config.announce or found)
-        return [text for text in known if (endpoint(text) or ("",))[0] == host][:_ADDRESSES]
+    def _mapped(self) -> str | None:
+        return self._mapper.mapping.address if self._mapper and self._mapper.mapping else None
 
     # --- concluding -------------------------------------------------------------------------------
 
@@ -212,9 +210,7 @@ class Reachability:
         for peer in [peer for peer, at in self._deaf.items() if trio.current_time() - at >= self._timing.deaf]:
             del self._deaf[peer]
         found = find(self._seen())
-        agrees = found.kind == self.kind
-        if not agrees and self._may_change(found, after_asking):
-            agrees = True
+        agrees = found.kind == self.kind or self._may_change(found, after_asking)
         if agrees:
             self._contrary = 0
             self.kind, self.why = found.kind, found.why
@@ -241,26 +237,15 @@ class Reachability:
         mapper = self._mapper
         return Seen(
             port=self._port,
-            own=self._own(),
-            sightings=self._sightings(),
+            own=own_hosts(self._host),
+            sightings=sightings(self._host),
             verdicts=tuple(self._verdicts.values()),
             asked=self._asked,
             announce=self._config.announce,
-            mapped=mapper.mapping.address if mapper and mapper.mapping else None,
+            mapped=self._mapped(),
             router=mapper.why if mapper else "",
             relays=self._relays(),
         )
-
-    def _sightings(self) -> list[Sighting]:
-        found = []
-        for one in sorted(self._host.observed.values(), key=lambda one: one.at):
-            seen, observer = endpoint(one.address), endpoint(one.observer or "")
-            if seen is not None and observer is not None:
-                found.append(Sighting(observer[0], *seen, one.from_listen_port))
-        return found
-
-    def _own(self) -> frozenset[str]:
-        return frozenset(found[0] for found in map(endpoint, self._host.local) if found)
 
     def _relays(self) -> RelayUse:
         relaying, now = self._config.relaying, trio.current_time()
@@ -274,6 +259,38 @@ class Reachability:
         if self._alone_since is None:
             self._alone_since = now
         return "missing" if now - self._alone_since >= self._timing.patience else "sought"
+
+
+def own_port(host: Host) -> int:
+    """The port that `host` listens on; 0 without one."""
+    return host.dialler.port("0.0.0.0") or host.dialler.port("::") or 0
+
+
+def own_hosts(host: Host) -> frozenset[str]:
+    """The IP addresses of `host`'s interfaces."""
+    return frozenset(found[0] for found in map(endpoint, host.local) if found)
+
+
+def sightings(host: Host) -> list[Sighting]:
+    """Who sees `host` at what, the latest last."""
+    found = []
+    for one in sorted(host.observed.values(), key=lambda one: one.at):
+        seen, observer = endpoint(one.address), endpoint(one.observer or "")
+        if seen is not None and observer is not None:
+            found.append(Sighting(observer[0], *seen, one.from_listen_port))
+    return found
+
+
+def candidates(host: Host, seen: str, announce: Sequence[str], mapped: str | None) -> list[str]:
+    """Where one who sees us at the IP address `seen` may find us: helpers dial only that.
+
+    Where the owner has said it (`announce`), only there. `mapped`: what the router maps to us.
+    """
+    observed = [one.address for one in host.observed.values() if one.from_listen_port]
+    forwarded = transport(Address(seen, own_port(host)))
+    found = (*host.local, *host.external, *([mapped] if mapped else []), forwarded, *observed)
+    known = dict.fromkeys(announce or found)
+    return [text for text in known if (endpoint(text) or ("",))[0] == seen][:_ADDRESSES]
 
 
 def _behind_router(local: tuple[str, ...]) -> bool:
