@@ -354,3 +354,12 @@ class NotDrawnError(RefusedError):
     """A peer offers to us in a round in which the run's draw does not pair us."""
 
     entry = _entry("NLC-215", "not drawn as partners", "None needed: the draw is another one in every round.")
+
+
+SHUT_OUT: dict[type[RemoteError], type[LocalError]] = {
+    PeerNetworkKeyError: NetworkKeyError,
+    PeerNotAllowedError: NotAllowedError,
+    PeerNotInvitedError: NotInvitedError,
+    PeerInvitationOverError: InvitationOverError,
+}
+"""What a peer that keeps us out says, and what that is on our side, where the remedy is ours too."""

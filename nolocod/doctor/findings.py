@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from nolocod import __version__
-from nolocod.errors import (
-    NetworkKeyError,
-    NolocodError,
-    NotAllowedError,
-    NotInvitedError,
-    PeerNetworkKeyError,
-    PeerNotAllowedError,
-    PeerNotInvitedError,
-)
+from nolocod.errors import SHUT_OUT, NolocodError, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -237,16 +229,8 @@ def fail(code: str, found: str, remedy: str = "", about: str = "", error: str = 
     return Finding(code, CHECKS[code].name, "fail", found, remedy or CHECKS[code].remedy, about, error)
 
 
-_OURS: dict[type[NolocodError], type[NolocodError]] = {
-    PeerNetworkKeyError: NetworkKeyError,
-    PeerNotAllowedError: NotAllowedError,
-    PeerNotInvitedError: NotInvitedError,
-}
-"""What a peer's refusal is on our side, where its remedy is ours too."""
-
-
 def failed(code: str, error: NolocodError, about: str = "") -> Finding:
     """An error of ours as the finding of a check, in the error's words where it has a remedy for the user."""
-    kind = _OURS.get(type(error))
+    kind = SHUT_OUT.get(type(error)) if isinstance(error, RemoteError) else None
     remedy = kind.entry.remedy if kind else "" if error.remedy.startswith("None needed") else error.remedy
     return fail(code, error.cause, remedy, about, error.code)

@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import (
-    InvitationOverError,
+    SHUT_OUT,
     LocalError,
     ManifestError,
-    NetworkKeyError,
     NoBootstrapError,
-    NotAllowedError,
-    NotInvitedError,
     OtherRunError,
-    PeerInvitationOverError,
     PeerNetworkKeyError,
     PeerNotAllowedError,
-    PeerNotInvitedError,
     PeerTooSlowError,
     PeerUnavailableError,
     PeerVersionError,
@@ -56,13 +51,6 @@ if TYPE_CHECKING:
 Contact = tuple["PeerId", tuple[str, ...]]
 """A peer and where to dial it."""
 
-_SHUT_OUT: dict[type[RemoteError], type[LocalError]] = {
-    PeerNetworkKeyError: NetworkKeyError,
-    PeerNotAllowedError: NotAllowedError,
-    PeerNotInvitedError: NotInvitedError,
-    PeerInvitationOverError: InvitationOverError,
-}
-"""What it means for this node when every peer that answers keeps it out for the same reason."""
 _FINAL = (ManifestError, VersionError, OtherRunError, PeerVersionError, PeerNetworkKeyError, PeerNotAllowedError)
 """What asking again does not change."""
 _RETRY = 0.5
@@ -131,7 +119,7 @@ def verdict(contacts: Sequence[Contact], causes: dict[PeerId, LocalError | Remot
     if everybody and all(isinstance(error, ManifestError) for error in errors):
         return ManifestError(words)
     answers = [error for error in errors if not isinstance(error, (PeerUnavailableError, PeerTooSlowError))]
-    for theirs, ours in _SHUT_OUT.items():
+    for theirs, ours in SHUT_OUT.items():  # everybody who answers keeps us out for the same reason
         if answers and all(isinstance(error, theirs) for error in answers):
             return ours(words)
     return NoBootstrapError(words or "no bootstrap address was given, and no peer is remembered.")
