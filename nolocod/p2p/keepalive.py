@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import ProtocolError, RemoteError
+from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
@@ -29,16 +30,11 @@ async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timi
     heard: dict[PeerId, float] = {}
 
     async def check(peer: PeerId) -> None:
-        try:
-            with trio.fail_after(timing.pong):
-                await ping(host, peer)
-        except (RemoteError, trio.TooSlowError):
-            if trio.current_time() - host.heard_at(peer) < timing.pong / 2:
-                return  # on a slow line the answer waits behind what else it sends
+        if await _answers(host, peer, timing.pong):
+            heard[peer] = trio.current_time()
+        elif trio.current_time() - host.heard_at(peer) >= timing.pong / 2:  # on a slow line answers wait behind other bytes
             table.suspect(peer, trio.current_time())
             await host.disconnect(peer)
-        else:
-            heard[peer] = trio.current_time()
 
     while True:
         await trio.sleep(timing.ping / 3)
@@ -58,15 +54,21 @@ async def drop_the_dead(host: Host, seconds: float) -> None:
     """Ping all connected peers now, and close the connections of those that do not answer within `seconds`."""
 
     async def check(peer: PeerId) -> None:
-        try:
-            with trio.fail_after(seconds):
-                await ping(host, peer)
-        except (RemoteError, trio.TooSlowError):
+        if not await _answers(host, peer, seconds):
             await host.disconnect(peer)
 
     async with trio.open_nursery() as nursery:
         for peer in host.peers():
             nursery.start_soon(check, peer)
+
+
+async def _answers(host: Host, peer: PeerId, seconds: float) -> bool:
+    try:
+        with deadline(seconds, "a ping"):
+            await ping(host, peer)
+    except RemoteError:
+        return False
+    return True
 
 
 async def ping(host: Host, peer: PeerId) -> None:

@@ -6,6 +6,7 @@ gives the stream up, so that both users read the same cause.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from nolocod.proto.framing import HEAD_SIZE, EnvelopeHead, envelope_head, parse_
 from nolocod.proto.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nolocod.p2p.streams import Stream
 
@@ -72,29 +73,37 @@ async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Bod
     Returns the error for which the question was refused, if it was; the peer was told, and its stream must
     not be reset before it has read that. Raises RemoteError for what cannot be answered at all.
     """
-    try:
-        with trio.fail_after(terms.seconds):
-            try:
-                told = reply(await _receive(stream, terms))
-            except (OtherRunError, PeerVersionError, RefusedError) as error:
-                refuse = pb.Refuse(code=error.code, reason=error.cause)
-                await _send(stream, pb.Body(refuse=refuse), terms)
-                return error
-            await _send(stream, told, terms)
-            return None
-    except trio.TooSlowError as error:
-        raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from error
+    with _attention(stream, terms):
+        try:
+            told = reply(await _receive(stream, terms))
+        except (OtherRunError, PeerVersionError, RefusedError) as error:
+            await _send(stream, _refuse(error), terms)
+            return error
+        await _send(stream, told, terms)
+    return None
 
 
 async def turn_away(stream: Stream, error: RefusedError, terms: Terms) -> None:
     """Read the first message of a stream, whatever it asks for, and refuse it for `error`. Raises RemoteError."""
+    with _attention(stream, terms):
+        asked = await _receive(stream, terms)
+        refusal = _refuse(error)
+        refusal.session, refusal.sequence = asked.session, 1
+        await _send(stream, refusal, terms)
+
+
+@contextmanager
+def _attention(stream: Stream, terms: Terms) -> Iterator[None]:
+    """For reading a question and answering it."""
     try:
         with trio.fail_after(terms.seconds):
-            asked = await _receive(stream, terms)
-            refuse = pb.Refuse(code=error.code, reason=error.cause)
-            await _send(stream, pb.Body(refuse=refuse, session=asked.session, sequence=1), terms)
-    except trio.TooSlowError as slow:
-        raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from slow
+            yield
+    except trio.TooSlowError as error:
+        raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from error
+
+
+def _refuse(error: RemoteError) -> pb.Body:
+    return pb.Body(refuse=pb.Refuse(code=error.code, reason=error.cause))
 
 
 async def _send(stream: Stream, body: pb.Body, terms: Terms) -> None:

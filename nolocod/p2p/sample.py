@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from nolocod.errors import PeerBusyError, PeerTooSlowError, ProtocolError
+from nolocod.errors import PeerBusyError, ProtocolError
 from nolocod.identity import short
+from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ class Sampler:
 
     async def handle(self, stream: Stream) -> None:
         """Answer one stream. Raises RemoteError for a peer's fault."""
-        with trio.move_on_after(self._limits.answer) as scope:
+        with deadline(self._limits.answer, f"a sample for {short(stream.remote)}"):
             way, asked = _QUESTION.unpack(await stream.read_exactly(_QUESTION.size))
             if way not in (_DOWN, _UP):
                 raise ProtocolError(f"{short(stream.remote)} asks for a sample in no direction that there is.")
@@ -80,8 +81,6 @@ class Sampler:
                 await self._give(stream, way, self.grant(stream.remote, asked))
             finally:
                 self._busy = False
-        if scope.cancelled_caught:
-            raise PeerTooSlowError(f"a sample for {short(stream.remote)} took longer than {self._limits.answer:.0f} s.")
 
     async def _give(self, stream: Stream, way: int, count: int) -> None:
         await stream.write(_COUNT.pack(count))
