@@ -200,6 +200,7 @@ class DataDir:
     lock: Path = field(init=False)
     daemon: Path = field(init=False)
     peers: Path = field(init=False)
+    reputation: Path = field(init=False)
     checkpoints: Path = field(init=False)
     receipts: Path = field(init=False)
     serving: Path = field(init=False)
@@ -219,6 +220,7 @@ class DataDir:
             "lock": "lock",
             "daemon": "daemon.json",
             "peers": "peers.json",
+            "reputation": "reputation.json",
             "checkpoints": "checkpoints",
             "receipts": "receipts",
             "serving": "serving",

@@ -221,7 +221,8 @@ class Node:
         if abs(offset) > _CLOCK_LIMIT:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
-        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, ReceiptStore(config.paths.receipts))
+        receipts = ReceiptStore(config.paths.receipts)
+        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, receipts, mesh.judge)
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
         mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))

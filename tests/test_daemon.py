@@ -50,6 +50,8 @@ class StandInMesh:
 
     async def dial(self, *_: object) -> None: ...
 
+    def judge(self, *_: object) -> None: ...
+
     def expect(self, size: int) -> None:
         self.expected = size
 

@@ -23,6 +23,7 @@ from nolocod.identity import Identity
 from nolocod.manifest import Manifest, Outer, seal
 from nolocod.p2p.exchanger import GLARE, Exchanger
 from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.reputation import Deed
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Channel, Context
 from nolocod.proto import nolocod_pb2 as pb
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from nolocod.identity import PeerId
     from nolocod.p2p.session import Session
     from nolocod.terms import Answer, Offer
 
@@ -132,8 +134,12 @@ class Node:
         self.receipts = ReceiptStore(folder / identity.peer_id)
         rng = random.Random(identity.secret[0])
         context = Context(identity, "run", "float32", size, limits, staleness=3, rng=rng)
-        self.exchanger = Exchanger(context, net.dial(self.peer_id), self.reception, self.receipts)
+        self.judged: list[tuple[PeerId, Deed]] = []
+        self.exchanger = Exchanger(context, net.dial(self.peer_id), self.reception, self.receipts, self.judge)
         net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
+
+    def judge(self, peer: PeerId, deed: Deed) -> None:
+        self.judged.append((peer, deed))
 
     async def offer(self, other: Node) -> Ended:
         return await self.exchanger.offer(other.peer_id, Standing(3, 30, 2.5), Subject(), self.desk)
@@ -159,6 +165,7 @@ async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, au
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "committed"
     assert hold_each_others_bytes(alice, bob)
+    assert (alice.judged, bob.judged) == ([(bob.peer_id, Deed.COMMITTED)], [(alice.peer_id, Deed.COMMITTED)])
     assert ended.sent == ended.received == bob.reception.over[0].sent == SIZE
     assert ended.partner_standing == Standing(4, 40, 2.0)
     assert bob.reception.over[0].partner_standing == Standing(3, 30, 2.5)
@@ -528,6 +535,9 @@ async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: obj
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "aborted"
     assert ended.error == bob.reception.over[0].error == "NLC-207"
+    finder, other = (alice, bob) if side == "offerer" else (bob, alice)
+    assert finder.judged == [(other.peer_id, Deed.REJECTED)]
+    assert other.judged == [], "what a partner says of us is no deed of its own"
     assert list(alice.receipts.all()) == list(bob.receipts.all()) == []
 
 

@@ -31,8 +31,10 @@ from nolocod.events import (
     OuterStep,
     PartitionHealed,
     Paused,
+    PeerBanned,
     PeerConnected,
     PeerDisconnected,
+    PeerJudged,
     PeerLost,
     PeerSeen,
     Punched,
@@ -203,6 +205,18 @@ def test_peers_come_change_and_go(node: Node) -> None:
     assert (alice.peer_id, alice.state, alice.reach) == (ALICE, "finished", None)
     assert (bob.round, bob.tokens, bob.loss, bob.reach, bob.age) == (7, 100, 2.0, "inbound", 2.0)
     node.follow(PeerDisconnected(BOB), PeerLost(BOB, "left"), PeerLost(ALICE, "left"))
+    assert node.report().peers == ()
+
+
+def test_what_is_thought_of_thousands_of_peers_is_bounded_and_the_latest_is_shown(node: Node) -> None:
+    for number in range(3000):
+        peer = PeerId(f"peer-{number}")
+        node.follow(PeerJudged(peer, 0.4, "why"), PeerBanned(peer, 60.0, "why"))
+    rows = node.report().peers
+    assert len(rows) == 512
+    assert {(row.reputation, row.banned_for) for row in rows} == {(0.4, 60.0)}
+    assert "peer-2999" in {row.peer_id for row in rows}
+    node.now += 61
     assert node.report().peers == ()
 
 

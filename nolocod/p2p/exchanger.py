@@ -23,6 +23,7 @@ from nolocod.errors import (
     RefusedError,
     RemoteError,
 )
+from nolocod.p2p.reputation import Deed, deed_in, deed_of
 from nolocod.p2p.session import Session
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Channel, Context, deadline
@@ -34,6 +35,8 @@ from nolocod.proto.states import State
 from nolocod.terms import Accept, Answer, Busy, Ended, Offer, Refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nolocod.identity import PeerId
     from nolocod.p2p.receipts import ReceiptStore
     from nolocod.p2p.streams import Dial, Stream
@@ -50,13 +53,24 @@ _AFTERWARDS = 1 << 32  # numbers answers about a session whose own count is gone
 
 
 class Exchanger:
-    """One per node. `box_size` (bytes of the run's tensor) may be set once it is known: until then, Busy."""
+    """One per node. `box_size` (bytes of the run's tensor) may be set once it is known: until then, Busy.
 
-    def __init__(self, context: Context, dial: Dial, reception: Reception, receipts: ReceiptStore) -> None:
+    `judge` is told what partners did, by what we found ourselves: praise, or blame.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        dial: Dial,
+        reception: Reception,
+        receipts: ReceiptStore,
+        judge: Callable[[PeerId, Deed], None] = lambda _, __: None,
+    ) -> None:
         self._context = context
         self._dial = dial
         self._reception = reception
         self._receipts = receipts
+        self._judge = judge
         self._outstanding: dict[PeerId, trio.CancelScope] = {}  # our offers that are not answered
         self._running: dict[tuple[PeerId, bytes], Session] = {}
         self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
@@ -90,6 +104,7 @@ class Exchanger:
             with outstanding:
                 channel = await self._ask(machine, standing, subject)
         except RemoteError as error:
+            self._blame(partner, deed_of(error))
             return self._unanswered(machine, error)
         finally:
             del self._outstanding[partner]
@@ -266,7 +281,14 @@ class Exchanger:
             await session.run(channel)
         finally:
             del self._running[name]
-        return session.ended()
+        ended, failure = session.ended(), session.failure
+        found = failure if isinstance(failure, RemoteError) else None
+        self._blame(session.machine.partner, deed_in(ended, found, self._context.box_size))
+        return ended
+
+    def _blame(self, partner: PeerId, deed: Deed | None) -> None:
+        if deed is not None:
+            self._judge(partner, deed)
 
     def _machine(self, partner: PeerId, session: bytes, *, offerer: bool) -> Exchange:
         context = self._context

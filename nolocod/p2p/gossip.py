@@ -13,6 +13,7 @@ import trio
 
 from nolocod.errors import (
     AdmissionError,
+    BannedError,
     OtherRunError,
     PeerInvitationOverError,
     PeerNotInvitedError,
@@ -22,13 +23,14 @@ from nolocod.errors import (
 )
 from nolocod.events import PeerLost, PeerSeen, Troubled
 from nolocod.p2p.hearsay import Hearsay
+from nolocod.p2p.reputation import Deed, deed_of
 from nolocod.p2p.requests import Terms, answer, ask
 from nolocod.p2p.streams import GOSSIP
 from nolocod.proto import nolocod_pb2 as pb
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from nolocod.events import Emit
     from nolocod.identity import PeerId
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.timing import Timing
 
 _AT_ONCE = 32
-_THEIRS = (PeerNotInvitedError, PeerInvitationOverError)
+_THEIRS = (PeerNotInvitedError, PeerInvitationOverError, BannedError)
 """Refusals that only the refused one's user can do something about."""
 
 
@@ -56,6 +58,8 @@ class Gossip:
         self._nursery: trio.Nursery | None = None
         self.changed = trio.Event()
         """Set, and replaced, whenever the table changed."""
+        self.judge: Callable[[PeerId, Deed], None] = lambda _, __: None
+        """Told what peers do wrong that we asked, or that pass on what is not valid."""
         self.heard_directly: dict[PeerId, float] = {}
         """When we last had an answer or a question of a peer on its own connection."""
 
@@ -93,16 +97,22 @@ class Gossip:
 
         Each side then knows by what right the other is a member.
         """
+        if isinstance(objection := self._table.access.objection(peer), BannedError):
+            raise objection
         self._under_way.add(peer)
         try:
             stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
             question = self._hearsay.question(trio.current_time())
             body = await ask(stream, pb.Body(gossip=question), self._terms)
+        except RemoteError as error:
+            if (deed := deed_of(error)) is not None:
+                self.judge(peer, deed)
+            raise
         finally:
             self._under_way.discard(peer)
         if not body.HasField("gossip"):
             raise ProtocolError("gossip was answered with something else.")
-        self._take(self._hearsay.learn(peer, body.gossip, trio.current_time()))
+        self._take(peer, self._hearsay.learn(peer, body.gossip, trio.current_time()))
         if (objection := self._table.access.objection(peer)) is not None:
             raise AdmissionError(objection.cause)
         self.heard_directly[peer] = trio.current_time()
@@ -118,8 +128,10 @@ class Gossip:
         def reply(body: pb.Body) -> pb.Body:
             if not body.HasField("gossip"):
                 raise ProtocolError("a gossip stream began with something else.")
+            if isinstance(objection := self._table.access.objection(stream.remote), BannedError):
+                raise objection  # before a word of it is taken in
             gossip, heard = self._hearsay.reply(stream.remote, body.gossip, trio.current_time())
-            self._take(heard)
+            self._take(stream.remote, heard)
             if (objection := self._table.access.objection(stream.remote)) is not None:
                 raise objection
             return pb.Body(gossip=gossip)
@@ -131,8 +143,10 @@ class Gossip:
             return
         self.heard_directly[stream.remote] = trio.current_time()
 
-    def _take(self, heard: Heard) -> None:
+    def _take(self, source: PeerId, heard: Heard) -> None:
         self._host.faults += heard.faults
+        if heard.faults:
+            self.judge(source, Deed.FALSE_NEWS)
         if heard.healed is not None:
             self._emit(heard.healed)
         for peer in heard.contact:

@@ -46,6 +46,7 @@ from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
 from nolocod.p2p.links import Link, Origin, origin_of, relayed
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.wire import deadline
 from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
@@ -75,6 +76,8 @@ _HEAD_START = 2.0
 _TIDY = 1.0
 """Seconds between two looks at relayed connections that are not needed."""
 _RANKS: tuple[Reach, ...] = ("direct", "punched", "inbound", "relayed")
+_TOLD = frozenset({EXCHANGE, GOSSIP, INFO, SNAPSHOT, IDENTIFY})
+"""Protocols that say who is not wanted, and why; and the one that libp2p cannot do without."""
 _SPARE = 60.0
 """Seconds that a relayed connection is kept for its streams' sake beside a straight one (specs/relay/DCUtR.md)."""
 
@@ -213,6 +216,10 @@ class Host:
         """Circuit addresses (".../p2p/RELAY/p2p-circuit") to announce."""
         self.observed: dict[PeerId, Observation] = {}
         """What those who are connected straight see us as."""
+        self.shuns: Callable[[PeerId], bool] = lambda _: False
+        """Whose streams are reset, but for those of `_TOLD`, where they are told why."""
+        self.judge: Callable[[PeerId, RemoteError], None] = lambda _, __: None
+        """Told of each fault that ended an inbound stream."""
         self._swarm = cast("Swarm", basic.get_network())
         self._nursery = nursery
         self._emit = emit
@@ -490,7 +497,8 @@ class Host:
 
         async def accept(raw: INetStream) -> None:
             stream = self._wrap(raw)
-            if self._inbound[stream.remote] >= self.limits.streams_per_peer:
+            shunned = protocol not in _TOLD and self.shuns(stream.remote)
+            if shunned or self._inbound[stream.remote] >= self.limits.streams_per_peer:
                 self.faults += 1
                 await stream.reset()
                 return
@@ -507,6 +515,7 @@ class Host:
             await stream.finish(self.limits.linger)
         except RemoteError as error:
             self.faults += 1
+            self.judge(stream.remote, error)
             logger.debug("a stream of %s ended: %s", short(stream.remote), error)
             await stream.reset()
         finally:

@@ -37,6 +37,7 @@ from nolocod.p2p.keepalive import drop_the_dead, keep_alive
 from nolocod.p2p.membership import Membership, Open
 from nolocod.p2p.partners import choose
 from nolocod.p2p.peerbook import Peerbook
+from nolocod.p2p.reputation import Deed, Records, Reputation, Watched, deed_of
 from nolocod.p2p.requests import Terms, turn_away
 from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.timing import Timing
@@ -153,6 +154,8 @@ class Mesh:
         self._table = Membership(identity.peer_id, "", around.timing)
         self._gossip: Gossip | None = None
         self._guard: Guard | None = None
+        self._reputation = Reputation(around.emit)
+        self._records = Records(around.paths.reputation, self._reputation, time.time())
         self._staleness = 0
         self._work = trio.CancelScope()
 
@@ -185,7 +188,12 @@ class Mesh:
         self._staleness = sealed.manifest.outer.staleness
         if sealed.manifest.access == "invited":
             self._guard = Guard(sealed, self._identity.peer_id, around.paths)
-        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, self._guard or Open())
+        trust, reputation = sealed.manifest.trust, self._reputation
+        reputation.newcomers, reputation.judging = trust.probation, trust.reputation
+        access = Watched(self._guard or Open(), reputation, time.time)
+        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, access)
+        self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
+        self._host.judge = self._blame
         ways = around.ways
         ways.members, ways.resting = self.live, lambda: own()[1] == "paused"
         voice = Voice(
@@ -198,6 +206,7 @@ class Mesh:
             admission=self._guard.admission if self._guard else b"",
         )
         gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
+        gossip.judge = self.judge
         terms = Terms(self._identity, sealed.run_id, around.timing.request)
 
         async def inform(stream: Stream) -> None:
@@ -228,15 +237,18 @@ class Mesh:
         """Tell the others, remember them, and stop. The host itself closes with `open_mesh`."""
         if self._gossip is not None:
             await self._gossip.leave(_FAREWELL)
+        await self._save()
+        self._work.cancel()
+
+    async def _save(self) -> None:
         self._note_members()
         await trio.to_thread.run_sync(self._book.save)
-        self._work.cancel()
+        await trio.to_thread.run_sync(self._records.save)
 
     async def _remember(self) -> None:
         while True:
             await trio.sleep(min(_SAVE_EVERY, self._around.timing.live))
-            self._note_members()
-            await trio.to_thread.run_sync(self._book.save)
+            await self._save()
 
     def _note_members(self) -> None:
         for peer, addresses in self._contacts():
@@ -276,7 +288,7 @@ class Mesh:
     def partner(self, own: Standing, avoid: Collection[PeerId] = ()) -> PeerId | None:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
-        shunned = {*avoid, *self._table.suspected(trio.current_time())}
+        shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
         carried = self._around.ways.carried(members)
         return choose(self._around.rng, members, own, self._staleness, shunned, carried)
 
@@ -287,6 +299,18 @@ class Mesh:
     def suspect(self, peer: PeerId) -> None:
         """This peer could not be reached: no partner until it is heard again, and for a growing while."""
         self._table.suspect(peer, trio.current_time())
+
+    def judge(self, peer: PeerId, deed: Deed) -> None:
+        """Take note of what a peer did: of members and strangers alike."""
+        self._reputation.judge(peer, deed, time.time())
+
+    def _blame(self, peer: PeerId, error: RemoteError) -> None:
+        if (deed := deed_of(error)) is not None:
+            self.judge(peer, deed)
+
+    def probation(self, peer: PeerId) -> bool:
+        """Whether this peer is to prove itself yet (manifest: `trust.probation`)."""
+        return self._reputation.probation(peer)
 
     def connections(self) -> dict[PeerId, Reach]:
         """Who is connected, and how."""
@@ -314,8 +338,10 @@ class Mesh:
     async def dial(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream to a member; one for bulk goes straight where that can be had.
 
-        Raises PeerUnavailableError, PeerTooSlowError or RefusedError, of which RelayBudgetError is one.
+        Raises PeerUnavailableError, PeerTooSlowError or RefusedError, of which RelayBudgetError and BannedError are two.
         """
+        if (banned := self._reputation.objection(peer, time.time())) is not None:
+            raise banned
         known = (*self._table.addresses(peer), *self._book.addresses(peer))
         try:
             if protocol in _BULK:

@@ -14,6 +14,7 @@ import trio
 
 from nolocod.errors import (
     CATALOGUE,
+    BannedError,
     OtherRunError,
     PeerInvitationOverError,
     PeerNotInvitedError,
@@ -131,7 +132,7 @@ async def _receive(stream: Stream, terms: Terms) -> pb.Body:
 
 def _refusal(refuse: pb.Refuse, stream: Stream) -> RemoteError:
     code, reason = readable(refuse.code, 16), readable(refuse.reason)
-    for kind in (OtherRunError, PeerVersionError, PeerNotInvitedError, PeerInvitationOverError):
+    for kind in (OtherRunError, PeerVersionError, PeerNotInvitedError, PeerInvitationOverError, BannedError):
         if code == kind.entry.code:
             return kind(f"{short(stream.remote)} says: {reason}")
     title = CATALOGUE[code].title if code in CATALOGUE else code

@@ -76,6 +76,11 @@ class Session:
         self._over = trio.Event()
         self._failure: NolocodError | None = None
 
+    @property
+    def failure(self) -> NolocodError | None:
+        """What went wrong by our own finding, whatever the partner said of it."""
+        return self._failure
+
     # --- the whole ----------------------------------------------------------------------------------
 
     async def run(self, channel: Channel) -> None:

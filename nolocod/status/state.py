@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
 _KEPT = 20
+_JUDGED = 512
+"""Peers whose reputations and bans are shown."""
 """Exchanges and errors in the report."""
 _RATE_WINDOW = 60.0
 """Seconds over which tokens per second are averaged."""
@@ -270,9 +272,9 @@ class StatusState:
             case ExchangeStarted() | ExchangeEnded() | WeightsServed() | WeightsFetched():
                 self._follow_transfers(event, now)
             case PeerJudged():
-                self._reputations[event.peer_id] = event.reputation
+                _keep(self._reputations, event.peer_id, event.reputation)
             case PeerBanned():
-                self._bans[event.peer_id] = now + event.seconds
+                _keep(self._bans, event.peer_id, now + event.seconds)
             case Allowed():
                 self._allowed = event
             case Traffic():
@@ -477,6 +479,14 @@ def _exchange_row(ended: ExchangeEnded, spread: float | None, age: float) -> Exc
         reason=ended.reason,
         age=age,
     )
+
+
+def _keep(table: dict[PeerId, float], peer: PeerId, value: float) -> None:
+    """Note something of a peer, and forget it of the one that was told of longest ago: ids cost strangers nothing."""
+    table.pop(peer, None)
+    table[peer] = value
+    if len(table) > _JUDGED:
+        del table[next(iter(table))]
 
 
 def _finite(number: float | None) -> float | None:
