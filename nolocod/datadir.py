@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from nolocod.disk import disk_errors, written_whole
-from nolocod.errors import DataDirError, DataDirInUseError, NotRunningError, WrongRunError
+from nolocod.errors import DataDirError, DataDirInUseError, ManifestError, NotRunningError, WrongRunError
 from nolocod.identity import load_or_create
-from nolocod.manifest import read_run_file, seal, unseal
+from nolocod.manifest import MAX_MANIFEST_BYTES, read_run_file, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +122,15 @@ def found(paths: DataDir, run_file: Path) -> Sealed:
             raise WrongRunError(f"{paths.root} belongs to run {stored.manifest.name} ({stored.run_id[:12]}).")
         write_whole(paths.manifest, sealed.to_bytes())
     return sealed
+
+
+def read_foreign(path: Path) -> bytes:
+    """A sealed manifest from anywhere, not yet checked; ManifestError if it cannot be read, or is too large to be one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}.", remedy="Name the manifest of a data directory.") from error
 
 
 def stored_manifest(paths: DataDir) -> Sealed | None:

@@ -92,6 +92,13 @@ def load_or_create(path: Path) -> Identity:
         raise IdentityError(f"{path}: {error.strerror}.", remedy="Look at who owns the data directory.") from error
 
 
+def load(path: Path) -> Identity:
+    """Read the identity at `path`; IdentityError if there is none, and as for `load_or_create`."""
+    if not path.exists():
+        raise IdentityError(f"{path} is not there.", remedy="`nolocod id` makes an identity.")
+    return load_or_create(path)
+
+
 def _load(path: Path) -> Identity:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:

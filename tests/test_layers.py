@@ -50,6 +50,8 @@ LAYERS = {
     "datadir": layer("config disk errors identity manifest"),
     "access": layer("proto errors identity", "google blake3", SANS_IO),
     "papers": layer("access config datadir disk errors identity manifest", "msgspec blake3"),
+    "evidence": layer("proto disk errors identity"),
+    "backup": layer("disk errors identity", "cryptography"),
     "outer": layer("manifest", "torch"),
     "codec": layer("errors manifest", "torch blake3"),
     "metrics": layer("errors events identity", "prometheus_client"),

@@ -6,13 +6,13 @@ import is imported where it is needed, so that `--help` and every mistake answer
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
 
@@ -21,11 +21,13 @@ class Commands:
     """Where commands are declared: those of `nolocod`, or those below one command."""
 
     parsers: argparse._SubParsersAction[argparse.ArgumentParser]
+    here: bool = False
+    """Whether they are below a command that has --data-dir itself, and keep what was said there."""
 
     @classmethod
-    def of(cls, parser: argparse.ArgumentParser) -> Commands:
+    def of(cls, parser: argparse.ArgumentParser, *, here: bool = False) -> Commands:
         """The commands below `parser`."""
-        return cls(parser.add_subparsers(metavar="COMMAND"))
+        return cls(parser.add_subparsers(metavar="COMMAND"), here)
 
     def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         """Declare a command that needs no data directory."""
@@ -39,7 +41,7 @@ class Commands:
         command.add_argument(
             "--data-dir",
             type=Path,
-            default=Path(os.environ.get("NOLOCOD_HOME", "~/.nolocod")).expanduser(),
+            default=argparse.SUPPRESS if self.here else Path(os.environ.get("NOLOCOD_HOME", "~/.nolocod")).expanduser(),
             metavar="DIR",
             help="where this node keeps its identity, run and checkpoints (NOLOCOD_HOME, or ~/.nolocod)",
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Commands) -> None:
-    """start, join, status, doctor, id."""
+    """start, join, status, doctor."""
     _node_options(commands.add_here("start", _start, "Bring up a node of the run that its data directory belongs to."))
     _node_options(commands.add_here("join", _join, "Join a run through any of its nodes."))
     status = commands.add_here("status", _status, "What a running node does and waits for.")
@@ -29,7 +29,6 @@ def add_to(commands: Commands) -> None:
     _reach_options(doctor)
     _training_options(doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON object")
-    commands.add_here("id", _id, "Print this node's peer id; makes the identity if there is none.")
 
 
 def _reach_options(parser: argparse.ArgumentParser) -> None:
@@ -183,11 +182,3 @@ def _doctor(options: argparse.Namespace) -> None:
 
     if not show.examined(config, as_json=options.json):
         sys.exit(1)
-
-
-def _id(options: argparse.Namespace) -> None:
-    from nolocod.identity import load_or_create
-
-    paths = DataDir(options.data_dir)
-    datadir.make(paths)
-    print(load_or_create(paths.identity).peer_id)

@@ -7,9 +7,7 @@ At `limit` bytes the file becomes `<name>.old`, in place of the one before.
 
 from __future__ import annotations
 
-import base64
 import errno
-import json
 import os
 import threading
 from contextlib import ExitStack
@@ -17,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from nolocod.disk import disk_errors
 from nolocod.errors import ProtocolError
-from nolocod.proto.receipt import Receipt
+from nolocod.proto.receipt import MAX_LINE, from_line, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import RawIOBase
     from pathlib import Path
 
-_TAIL = 256 << 10  # more than any receipt
+    from nolocod.proto.receipt import Receipt
 
 
 class ReceiptStore:
@@ -39,7 +37,7 @@ class ReceiptStore:
 
     def add(self, receipt: Receipt) -> None:
         """Store `receipt` for good: on the disk when this returns."""
-        line = _to_line(receipt)
+        line = to_line(receipt)
         with self._lock, disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._rotate()
@@ -85,7 +83,7 @@ class ReceiptStore:
             except FileNotFoundError:
                 return
             with file:
-                base = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+                base = file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LINE))
                 file.truncate(base + file.read().rfind(b"\n") + 1)
 
 
@@ -95,23 +93,9 @@ def _append(file: RawIOBase, line: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _to_line(receipt: Receipt) -> bytes:
-    fields = {
-        "session": receipt.session.hex(),  # for people, and for `find`
-        "receipt": base64.b64encode(receipt.content).decode(),
-        "offerer": base64.b64encode(receipt.offerer_signature).decode(),
-        "answerer": base64.b64encode(receipt.answerer_signature).decode(),
-        "skipped": base64.b64encode(receipt.skipped).decode(),
-    }
-    return json.dumps(fields).encode() + b"\n"
-
-
 def _from_line(line: bytes) -> Receipt | None:
     """None for a line that a fault of the disk has changed."""
     try:
-        fields = json.loads(line)
-        receipt = Receipt(*(base64.b64decode(fields[name]) for name in ("receipt", "offerer", "answerer", "skipped")))
-        receipt.check()
-    except (ValueError, KeyError, TypeError, ProtocolError):
+        return from_line(line)
+    except ProtocolError:
         return None
-    return receipt

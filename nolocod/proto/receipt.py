@@ -6,6 +6,8 @@ offerer's says "so do I, and I commit".
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -15,6 +17,8 @@ from nolocod.identity import Identity, PeerId, verify
 from nolocod.proto import nolocod_pb2 as pb
 
 _DOMAIN = b"nolocod receipt 1\0"
+MAX_LINE = 256 << 10
+"""Bytes; more than any receipt takes as a line of text."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,32 @@ class Receipt:
         """SignatureError unless both sides signed this content."""
         check_signature(self.offerer, self.content, self.offerer_signature)
         check_signature(self.answerer, self.content, self.answerer_signature)
+
+
+def to_line(receipt: Receipt) -> bytes:
+    """`receipt` as a line of JSON: all that a stranger needs in order to check it."""
+    fields = {
+        "session": receipt.session.hex(),  # for people, and for those who look for it
+        "receipt": base64.b64encode(receipt.content).decode(),
+        "offerer": base64.b64encode(receipt.offerer_signature).decode(),
+        "answerer": base64.b64encode(receipt.answerer_signature).decode(),
+        "skipped": base64.b64encode(receipt.skipped).decode(),
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Receipt:
+    """Read `to_line` back, both signatures checked. ProtocolError, or SignatureError which is one."""
+    if len(line) > MAX_LINE:
+        raise ProtocolError(f"a line of {len(line)} bytes is longer than any receipt.")
+    try:
+        fields = json.loads(line)
+        parts = [base64.b64decode(fields[name], validate=True) for name in ("receipt", "offerer", "answerer", "skipped")]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ProtocolError("a line is not a receipt.") from error
+    receipt = Receipt(*parts)
+    receipt.check()
+    return receipt
 
 
 def content_of(run_id: str, session: bytes, offerer: pb.Side, answerer: pb.Side) -> bytes:

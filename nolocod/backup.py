@@ -1,0 +1,131 @@
+"""A copy of an identity in one file, which a passphrase protects: scrypt makes the key, ChaCha20-Poly1305 seals.
+
+The rule: nothing is ever overwritten, and nothing is put in place before it is known to be whole: an opened backup
+must give the very peer id that the file names. The cost of the key is this module's, never the file's, so that a
+foreign file cannot have us work or allocate at its will.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from nolocod.disk import disk_errors, written_whole
+from nolocod.errors import BackupError
+from nolocod.identity import Identity, PeerId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FORMAT = "nolocod identity 1"
+_MOST_BYTES = 4096
+_SALT, _NONCE, _SECRET, _TAG = 16, 12, 32, 16
+_COST = {"n": 1 << 16, "r": 8, "p": 1}
+"""64 MiB and a fifth of a second for each guess (RFC 7914)."""
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What a backup file holds. `sealed` is the secret, encrypted where `salt` and `nonce` are given."""
+
+    peer_id: PeerId
+    sealed: bytes = field(repr=False)
+    salt: bytes = b""
+    nonce: bytes = b""
+
+    @property
+    def encrypted(self) -> bool:
+        return bool(self.salt)
+
+    def open(self, passphrase: str | None) -> Identity:
+        """The identity inside; BackupError for a wrong passphrase, or if it is not that of `peer_id`."""
+        secret = self.sealed
+        if self.encrypted:
+            try:
+                secret = _cipher(passphrase or "", self.salt).decrypt(self.nonce, self.sealed, self.peer_id.encode())
+            except InvalidTag as error:
+                raise BackupError("the passphrase is wrong, or the file is damaged.") from error
+        identity = Identity.from_secret(secret)
+        if identity.peer_id != self.peer_id:
+            raise BackupError("the file is damaged: its key is not that of the peer id that it names.")
+        return identity
+
+
+def write(path: Path, identity: Identity, passphrase: str | None) -> None:
+    """Write a backup, mode 0600; without a passphrase the key is readable to whoever can read the file."""
+    must_be_new(path)
+    fields = {"format": _FORMAT, "peer_id": identity.peer_id}
+    if passphrase is None:
+        fields["secret"] = _text(identity.secret)
+    else:
+        salt, nonce = os.urandom(_SALT), os.urandom(_NONCE)
+        sealed = _cipher(passphrase, salt).encrypt(nonce, identity.secret, identity.peer_id.encode())
+        fields |= {"salt": _text(salt), "nonce": _text(nonce), "sealed": _text(sealed)}
+    _write_private(path, json.dumps(fields, indent=1).encode() + b"\n")
+
+
+def read(path: Path) -> Backup:
+    """Read a backup, not yet opened; BackupError if the file is none."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BackupError(f"{path}: {error.strerror}.") from error
+    try:
+        fields = json.loads(raw)
+        if len(raw) > _MOST_BYTES or fields["format"] != _FORMAT:
+            raise ValueError
+        if "secret" in fields:
+            return Backup(PeerId(str(fields["peer_id"])), _bytes(fields["secret"], _SECRET))
+        parts = (_bytes(fields[name], size) for name, size in (("sealed", _SECRET + _TAG), ("salt", _SALT), ("nonce", _NONCE)))
+        return Backup(PeerId(str(fields["peer_id"])), *parts)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BackupError(f"{path} is no backup of an identity, or a damaged one.") from error
+
+
+def put_back(identity: Identity, path: Path) -> None:
+    """Make `identity` the one at `path`; BackupError if there is one already."""
+    must_be_free(path)
+    _write_private(path, identity.secret)
+
+
+def must_be_new(path: Path) -> None:
+    if path.exists():
+        raise BackupError(f"{path} exists already.", remedy="Choose another name: nothing is overwritten.")
+
+
+def must_be_free(path: Path) -> None:
+    """BackupError if there is an identity at `path`."""
+    if path.exists():
+        raise BackupError(
+            f"{path} is there already: this node has an identity.",
+            remedy="Restore into another --data-dir; nothing was changed.",
+        )
+
+
+def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(Scrypt(salt=salt, length=32, **_COST).derive(passphrase.encode("utf-8", "surrogateescape")))
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    with disk_errors(path), written_whole(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _bytes(text: object, size: int) -> bytes:
+    raw = base64.b64decode(str(text), validate=True)
+    if len(raw) != size:
+        raise ValueError
+    return raw
