@@ -293,9 +293,21 @@ class OtherRunError(RefusedError):
 
 
 class RejectedTensorError(RemoteError):
-    """A partner's tensor failed our checks (not finite, outside the clip radius)."""
+    """A partner's tensor is none of this run, or holds what is not finite: no honest node sends such a thing."""
 
     entry = _entry("NLC-207", "partner's tensor rejected", "None needed: nothing was applied.")
+
+
+class MisdirectedTensorError(RejectedTensorError):
+    """A partner's change points against our own by more than the run allows; chance alone may do that, rarely."""
+
+    entry = _entry("NLC-216", "partner's change points the wrong way", "None needed: nothing was applied.")
+
+
+class HarmfulTensorError(RejectedTensorError):
+    """With a partner's tensor our held-out loss would be worse than without it; chance alone may do that, rarely."""
+
+    entry = _entry("NLC-217", "partner's tensor does harm", "None needed: nothing was applied.")
 
 
 class PeerBusyError(RemoteError):

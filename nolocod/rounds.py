@@ -73,7 +73,10 @@ class Trainer(Protocol):
         ...
 
     async def snapshot(self, subject: Subject) -> Description: ...
-    async def inspect(self) -> Inspection: ...
+    async def inspect(self, *, probation: bool) -> Inspection:
+        """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
+        ...
+
     async def apply(self, partner_round: int, skipped: bytes) -> Applied: ...
     async def solo(self) -> Applied: ...
     async def discard(self) -> None: ...
@@ -112,9 +115,11 @@ class Pace:
 class Desk:
     """One exchange's use of the trainer (terms.Desk); remembers whether a snapshot lies in the outbox."""
 
-    def __init__(self, trainer: Trainer, begun: Callable[[], None]) -> None:
+    def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
+        """`begun` is told of the snapshot; `probation` says whether the partner's message counts for less."""
         self._trainer = trainer
         self._begun = begun
+        self._probation = probation
         self.snapshot_taken = False
 
     @property
@@ -131,18 +136,33 @@ class Desk:
         return await self._trainer.snapshot(subject)
 
     async def inspect(self) -> bytes:
-        return (await self._trainer.inspect()).skipped
+        return (await self._trainer.inspect(probation=self._probation())).skipped
+
+
+def nobody(peer: PeerId) -> bool:
+    """Whether `peer` is on probation, where nobody is."""
+    return False
 
 
 class Rounds:
     """Drives outer steps for one trainer, as offerer (`run`) and as answerer (terms.Reception)."""
 
-    def __init__(self, own: PeerId, trainer: Trainer, mesh: Mesh, pace: Pace, emit: Emit) -> None:
+    def __init__(
+        self,
+        own: PeerId,
+        trainer: Trainer,
+        mesh: Mesh,
+        pace: Pace,
+        emit: Emit,
+        probation: Callable[[PeerId], bool] = nobody,
+    ) -> None:
+        """`probation`: whether a partner is so new to us that its messages count for less (manifest.Trust)."""
         self._own = own
         self._trainer = trainer
         self._mesh = mesh
         self._pace = pace
         self._emit = emit
+        self._probation = probation
         self._desk: Desk | None = None  # set while an accepted or own exchange is under way
         self._offering_to: PeerId | None = None  # our offer that nobody accepted yet
         self._started = 0.0
@@ -288,7 +308,7 @@ class Rounds:
             if partner is not None:
                 self._emit(ExchangeStarted(partner, initiator))
 
-        self._desk = Desk(self._trainer, begun)
+        self._desk = Desk(self._trainer, begun, lambda: partner is not None and self._probation(partner))
         self._started = trio.current_time()
         if self._idle.is_set():
             self._idle = trio.Event()
@@ -323,7 +343,17 @@ class Rounds:
             self._release(desk)
             self._report(ended, initiator=initiator)
         self._emit(StateChanged("training"))
-        self._emit(OuterStep(applied.round, "paired", ended.partner, applied.inner_steps, applied.spread, applied.seconds))
+        self._emit(
+            OuterStep(
+                round=applied.round,
+                kind="paired",
+                partner=ended.partner,
+                inner_steps=applied.inner_steps,
+                spread=applied.spread,
+                seconds=applied.seconds,
+                weight=applied.weight,
+            )
+        )
 
     def _report(self, ended: Ended, *, initiator: bool) -> None:
         self._emit(

@@ -16,7 +16,7 @@ import trio
 from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError
 from nolocod.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
 from nolocod.identity import short
-from nolocod.rounds import Mesh, Pace, Rounds
+from nolocod.rounds import Mesh, Pace, Rounds, nobody
 from nolocod.terms import Standing
 from nolocod.trainer.process import Setup
 
@@ -70,6 +70,8 @@ class Part:
     may_seed: bool
     """Begin from the run's initial weights when nobody has others."""
     gate: Gate
+    probation: Callable[[PeerId], bool] = nobody
+    """Which partners are so new to us that their messages count for less."""
 
     @property
     def pace(self) -> Pace:
@@ -91,7 +93,7 @@ class Stint:
         self._stepped = trio.Event()
         self._began = trio.Event()
         self.state: Literal["joining", "training", "finished"] = "joining"
-        self.rounds = Rounds(part.own, trainer, part.swarm, part.pace, emit)
+        self.rounds = Rounds(part.own, trainer, part.swarm, part.pace, emit, part.probation)
 
     @property
     def standing(self) -> Standing:

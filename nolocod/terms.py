@@ -98,6 +98,8 @@ class Inspection:
     skipped: bytes = b""
     """Bit map of the blocks whose distance bound did not hold (codec.py); empty for none. Neither side
     merges those: they take a solo step."""
+    weight: float = 1.0
+    """What the partner's difference from us will count for: less than 1 where it reaches beyond the clip radius."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,8 @@ class Applied:
     inner_steps: int
     spread: float | None
     seconds: float
+    weight: float = 1.0
+    """What the partner's difference counted for (Inspection.weight)."""
 
 
 class Reception(Protocol):

@@ -60,7 +60,7 @@ class ClockTrainer:
         self.snapshot_at = trio.current_time()
         return Description(0, 1, ())
 
-    async def inspect(self) -> Inspection:
+    async def inspect(self, *, probation: bool) -> Inspection:
         return Inspection(1.0)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:

@@ -119,7 +119,7 @@ class StandInTrainer:
         self.note("snapshot")
         return Description(0, 1, ())
 
-    async def inspect(self) -> Inspection:
+    async def inspect(self, *, probation: bool) -> Inspection:
         return Inspection(1.0)
 
     async def discard(self) -> None:

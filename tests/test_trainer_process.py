@@ -67,8 +67,8 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         assert descriptions[0].root != descriptions[1].root
         copy_outbox(alice, bob)
         copy_outbox(bob, alice)
-        spread = (await alice.inspect()).spread
-        assert spread == (await bob.inspect()).spread > 0
+        spread = (await alice.inspect(probation=False)).spread
+        assert spread == (await bob.inspect(probation=False)).spread > 0
         applied = await alice.apply(7, b"")
         assert (applied.round, applied.inner_steps, applied.spread) == (7, 4, spread)
         await bob.apply(0, b"")
@@ -98,7 +98,7 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
         await alice.wait_boundary()
         first = await alice.snapshot(alice.subject)
         copy_box(alice)
-        await alice.inspect()
+        await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == 4
         assert (alice.steps_since_outer, alice.dense_due(0), alice.dense_due(1)) == (0, True, False)
         assert alice.subject == Subject(1, dense=False)
@@ -189,7 +189,7 @@ async def rejects_a_bad_tensor(trainer: TrainerProcess) -> None:
     await trainer.snapshot(Subject())
     trainer.inbox.view(0, 4)[:] = b"\xff\xff\xff\x7f"
     with pytest.raises(RejectedTensorError):
-        await trainer.inspect()
+        await trainer.inspect(probation=False)
     await trainer.discard()
     with pytest.raises(TrainerError, match="without a snapshot"):
         await trainer.apply(0, b"")

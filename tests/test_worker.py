@@ -87,7 +87,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         assert gate.wait(DEADLINE)
 
     monkeypatch.setattr(Replica, "write", lambda self, *given: (held(), write(self, *given))[1])
-    monkeypatch.setattr(Replica, "inspect", lambda self, *given: (held(), inspect(self, *given))[1])
+    monkeypatch.setattr(Replica, "inspect", lambda self, *given, **named: (held(), inspect(self, *given, **named))[1])
     monkeypatch.setattr(Replica, "take_step", lambda self, *given: (held(), take_step(self, *given))[1])
     yield gate
     gate.set()
@@ -99,7 +99,7 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
     outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
     assert parent.ask(pipe.Train()) == pipe.Done()
     done = 0
-    for command in (pipe.Snapshot(Subject()), pipe.Inspect(), pipe.Apply(0, b"")):
+    for command in (pipe.Snapshot(Subject()), pipe.Inspect(probation=False), pipe.Apply(0, b"")):
         gate.clear()
         number = parent.send(command)
         done += 8

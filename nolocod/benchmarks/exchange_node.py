@@ -41,7 +41,7 @@ class _TimedDesk(Desk):
     """The product's desk, which notes when its node did what."""
 
     def __init__(self, trainer: TrainerProcess) -> None:
-        super().__init__(trainer, lambda: None)
+        super().__init__(trainer, lambda: None, lambda: False)
         self.times: dict[str, float] = {}
 
     async def snapshot(self, subject: Subject) -> Description:

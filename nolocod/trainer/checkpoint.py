@@ -51,6 +51,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()
+    accepted: tuple[tuple[float, ...], ...] = ()
+    """Of each fragment: how far its last partners were (trust.py)."""
     tensors: str = ""
     """BLAKE3 of the tensor file."""
 

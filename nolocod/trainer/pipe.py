@@ -57,7 +57,7 @@ class Snapshot(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    pass
+    probation: bool
 
 
 class Apply(Message, frozen=True):

@@ -126,9 +126,9 @@ class TrainerProcess:
         """
         return (await self._ask(pipe.Snapshot(subject), pipe.Described)).description
 
-    async def inspect(self) -> Inspection:
-        """Have the inbox checked against our snapshot. Raises RejectedTensorError."""
-        return (await self._ask(pipe.Inspect(), pipe.Inspected)).inspection
+    async def inspect(self, *, probation: bool) -> Inspection:
+        """Have the inbox checked against our snapshot; `probation` halves the clip radius. Raises RejectedTensorError."""
+        return (await self._ask(pipe.Inspect(probation), pipe.Inspected)).inspection
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         """Take the paired outer step with the partner's message; `skipped` as the partner's inspection found."""

@@ -25,6 +25,7 @@ from nolocod.trainer import checkpoint
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
+from nolocod.trainer.trust import Envelope
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,8 @@ class Replica:
         self._rounding = torch.Generator().manual_seed(manifest.seed)
         self._snapshot: Snapshot | None = None  # the one that is out, if one is ...
         self._since_snapshot = 0  # ... and the inner steps taken since
+        self._snapshot_rate = 0.0  # ... and the learning rate of that moment
+        self.envelope = Envelope(manifest.trust, len(fragments))
         self.model.train()
 
     def draw_as(self, peer_id: str) -> None:
@@ -138,14 +141,22 @@ class Replica:
         snapshot = Snapshot(self.plan, self.weights, subject, seed)
         snapshot.capture()
         self._snapshot, self._since_snapshot = snapshot, 0
+        self._snapshot_rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
         """The second part; beside training if `plan.writes_aside`."""
         return self._out().write(outbox)
 
-    def inspect(self, outbox: Tensor, inbox: Tensor) -> Inspection:
-        """Compare the partner's message with ours; RejectedTensorError if it may not be applied."""
-        return self._out().inspect(outbox, inbox)
+    def inspect(self, outbox: Tensor, inbox: Tensor, *, probation: bool = False) -> Inspection:
+        """Compare the partner's message with ours, and decide what it will count for; less if it is on `probation`.
+
+        RejectedTensorError if it may not be applied.
+        """
+        snapshot = self._out()
+        found = snapshot.inspect(outbox, inbox)
+        fragment, seen = snapshot.subject.fragment, snapshot.measured
+        snapshot.weight = self.envelope.weigh(fragment, seen, self._snapshot_rate, probation=probation)
+        return Inspection(found.spread, found.skipped, snapshot.weight)
 
     def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
         """Take the paired outer step with the messages in both boxes; merge what was trained meanwhile.
@@ -165,8 +176,9 @@ class Replica:
         snapshot, since = self._out(), self._since_snapshot
         snapshot.merge(outbox, trained_on=since > 0)
         subject = snapshot.subject
+        self.envelope.accept(subject.fragment, snapshot.measured, self._snapshot_rate)
         self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
-        return self._stepped(subject.fragment, since, max(self.standing.round + 1, partner_round), began)
+        return self._stepped(subject.fragment, since, max(self.standing.round + 1, partner_round), began, snapshot.weight)
 
     def solo(self) -> Applied:
         """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
@@ -195,13 +207,13 @@ class Replica:
             raise TrainerError("an outer step was asked for without a snapshot.")
         return self._snapshot
 
-    def _stepped(self, fragment: int, since: int, round_number: int, began: float) -> Applied:
+    def _stepped(self, fragment: int, since: int, round_number: int, began: float, weight: float = 1.0) -> Applied:
         """The outer step of `fragment` is taken, on weights of `since` inner steps ago."""
         inner_steps = self.steps_since_outer - since
         self.ages[fragment] = since
         self.standing = Standing(round_number, self.standing.tokens, self.standing.loss)
         self.discard()
-        return Applied(round_number, inner_steps, None, time.perf_counter() - began)
+        return Applied(round_number, inner_steps, None, time.perf_counter() - began, weight)
 
     # --- files
 
@@ -216,6 +228,7 @@ class Replica:
             inner_steps=self.inner_steps,
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
+            accepted=self.envelope.state,
         )
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors["rng.rounding"] = self._rounding.get_state()
@@ -249,6 +262,7 @@ class Replica:
         self.ages, self.sparse = list(state.ages), list(state.sparse)
         self.inner_steps = state.inner_steps
         self.source.seek(state.position)
+        self.envelope.restore(state.accepted)
 
     def adopt(self, path: Path, standing: Standing) -> None:
         """Take a donor's slow weights in place of ours, with its standing; the outer momentum starts anew.

@@ -35,6 +35,7 @@ from nolocod.codec.blocks import is_set, to_bitmap
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.terms import CHUNK_SIZE, Description, Inspection, Subject
 from nolocod.trainer.boxes import outbox_offset
+from nolocod.trainer.trust import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +136,10 @@ class Snapshot:
             self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
+        self.measured = Measured(0.0, 0.0, 0.0)
+        """What `inspect` found."""
+        self.weight = 1.0
+        """What `step` lets the partner's difference count for; whoever judges what was measured sets it."""
         self._offsets: list[int] = []  # where our records lie in the outbox
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
 
@@ -181,7 +186,7 @@ class Snapshot:
         RejectedTensorError if it is not a message about our subject, or holds what is not finite.
         """
         self._records = self._walk(inbox)
-        total = 0.0
+        total = own_change = along = 0.0
         apart: list[float | None] = []
         for block, phi, change, record in self._blocks(inbox, outbox):
             own = self._own(block, phi, change, outbox)
@@ -191,10 +196,13 @@ class Snapshot:
                 continue
             difference = torch.sub(own, other, out=self._total[: block.size])
             total += torch.dot(difference, difference).item()
+            own_change += torch.dot(change, change).item()
+            along += torch.dot(change, difference).item()
             apart.append(self._coder.apart(difference))
         if not math.isfinite(total):
             raise RejectedTensorError("it holds values that are not finite, or beyond all measure.")
         self._apart = apart
+        self.measured = _measured(total, own_change, along, self._plan.settings.beta)
         skipped = to_bitmap(index for index, one in enumerate(apart) if one is None)
         return Inspection(math.sqrt(total) / self._plan.settings.gamma, skipped)
 
@@ -212,10 +220,17 @@ class Snapshot:
             if other is None:
                 total, n = self._coder.exact(phi, change), 1
             else:
-                total, n = torch.add(self._own(block, phi, change, outbox), other, out=self._total[: block.size]), 2
+                total, n = self._sum(self._own(block, phi, change, outbox), other), 2
                 self._coder.settle(block, change)
-            self._coder.learn(block, apart)
+            self._coder.learn(block, None if apart is None else self.weight * apart)
             outer.step(phi, self._weights.delta[block.span], total, n, settings)
+
+    def _sum(self, own: Tensor, other: Tensor) -> Tensor:
+        """s_i + s_j (scratch), where the partner's difference from us counts for `weight`."""
+        total = self._total[: own.numel()]
+        if self.weight == 1:
+            return torch.add(own, other, out=total)
+        return torch.sub(other, own, out=total).mul_(self.weight).add_(own, alpha=2)
 
     def merge(self, outbox: Tensor, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the snapshot, and are kept."""
@@ -266,6 +281,14 @@ class Snapshot:
     def _sent(self, block: Block, outbox: Tensor) -> Tensor:
         offset = self._offsets[block.index]
         return outbox[offset : offset + 4 * block.size].view(torch.float32)
+
+
+def _measured(distance: float, change: float, along: float, beta: float) -> Measured:
+    """From |v|^2, |Delta|^2 and Delta * (s_i - s_j): the partner's step as we see it is beta Delta - (s_i - s_j)."""
+    step = beta**2 * change - 2 * beta * along + distance
+    product = math.sqrt(max(0.0, step) * change)
+    cosine = (beta * change - along) / product if product else 0.0
+    return Measured(math.sqrt(distance), beta * math.sqrt(change), cosine)
 
 
 class _ChunkHasher:

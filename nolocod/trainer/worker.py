@@ -9,6 +9,7 @@ Started as `python -m nolocod.trainer.worker SOCKET MEMORY` with two inherited d
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import mmap
@@ -218,8 +219,10 @@ class Worker:
                 self._spread = None
                 replica.capture(subject)
                 return self._beside(replica.plan.writes_aside, lambda: replica.write(outbox), pipe.Described)
-            case pipe.Inspect():
-                return self._beside(replica.plan.steps_aside, lambda: replica.inspect(outbox, inbox), self._inspected)
+            case pipe.Inspect(probation):
+                return self._beside(
+                    replica.plan.steps_aside, lambda: replica.inspect(outbox, inbox, probation=probation), self._inspected
+                )
             case pipe.Apply(partner_round, skipped):
                 began = time.perf_counter()
 
@@ -251,7 +254,7 @@ class Worker:
         return pipe.Inspected(inspection)
 
     def _with_spread(self, applied: Applied) -> Applied:
-        return Applied(applied.round, applied.inner_steps, self._spread, applied.seconds)
+        return dataclasses.replace(applied, spread=self._spread)
 
     def _load(self, setup: pipe.Setup) -> pipe.Loaded:
         import torch

@@ -1,0 +1,90 @@
+"""How far a partner may move us: the clip radius and the direction check (manifest.Trust), as arithmetic on norms.
+
+The rule: with pairs there is no majority to ask, so what a partner can do is bounded by what partners did before
+(ClippedGossip, arXiv 2202.01545). v = s_j - s_i, the partner's message less ours, counts with the weight
+min(1, tau / |v|), tau = clip times the median of the last 16 accepted |v|, half of that for a partner on probation.
+Nobody is refused for being far away: two halves of a swarm that were parted must find together again.
+
+Distances follow the learning rate (arXiv 2506.10911, section 5), so they are remembered in units of it: else the
+radius would be several times too wide when a schedule ends. Until four are known, our own change stands in for them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nolocod.errors import MisdirectedTensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nolocod.manifest import Trust
+
+REMEMBERED = 16
+"""Accepted distances of which the median is taken, for each fragment."""
+ENOUGH = 4
+"""Fewer say too little: one hostile partner among three could be their median."""
+WIDEST = 2.0
+"""A distance is remembered at no more than this times the median, so that nobody can widen it by being far away."""
+OWN = 2.0
+"""Replicas that train are about one to two |beta Delta| apart (docs/attacks.md); this many stand in at first."""
+ON_PROBATION = 0.5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One look at the partner's message about a fragment; norms in the units of messages, over all that was decoded."""
+
+    distance: float
+    """|s_j - s_i|"""
+    change: float
+    """|beta Delta_i|, ours"""
+    cosine: float
+    """Between the partner's step as we see it, s_j - gamma phi_i, and Delta_i."""
+
+
+class Envelope:
+    """What one replica knows of its partners' distances, fragment by fragment."""
+
+    def __init__(self, settings: Trust, fragments: int) -> None:
+        self._settings = settings
+        self._accepted: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in range(fragments)]
+
+    def weigh(self, fragment: int, seen: Measured, rate: float, *, probation: bool) -> float:
+        """What the partner's difference counts for, in (0, 1]; `rate`: the learning rate of our snapshot.
+
+        MisdirectedTensorError if the partner goes against us by more than the run allows.
+        """
+        against = self._settings.direction
+        if against and seen.cosine < -against:
+            raise MisdirectedTensorError(f"it has a cosine of {seen.cosine:.2f} with our own change, under {-against:g}.")
+        if not self._settings.clip:
+            return 1.0
+        radius = self._settings.clip * self._scale(fragment, seen, rate)
+        if probation:
+            radius *= ON_PROBATION
+        return radius / seen.distance if seen.distance > radius else 1.0
+
+    def accept(self, fragment: int, seen: Measured, rate: float) -> None:
+        """The exchange was applied: remember how far the partner was. A distance of nothing tells nothing."""
+        distance = min(seen.distance, WIDEST * self._scale(fragment, seen, rate))
+        if distance > 0:
+            self._accepted[fragment].append(distance / rate)
+
+    def _scale(self, fragment: int, seen: Measured, rate: float) -> float:
+        """How far partners are from us as a rule."""
+        known = self._accepted[fragment]
+        return statistics.median(known) * rate if len(known) >= ENOUGH else OWN * seen.change
+
+    @property
+    def state(self) -> tuple[tuple[float, ...], ...]:
+        """What a checkpoint must hold."""
+        return tuple(tuple(known) for known in self._accepted)
+
+    def restore(self, state: Sequence[Iterable[float]]) -> None:
+        """Go on with `state`; one of another number of fragments (an older checkpoint has none) is left aside."""
+        if len(state) == len(self._accepted):
+            self._accepted = [deque(known, maxlen=REMEMBERED) for known in state]
