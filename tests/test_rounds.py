@@ -34,6 +34,7 @@ class ClockTrainer:
         self.calls: Counter[str] = Counter()
         self.began = trio.current_time()
         self.snapshot_at: float | None = None
+        self.weight = 1.0
 
     @property
     def standing(self) -> Standing:
@@ -61,7 +62,9 @@ class ClockTrainer:
         return Description(0, 1, ())
 
     async def inspect(self, *, probation: bool) -> Inspection:
-        return Inspection(1.0)
+        self.calls["on probation"] += probation
+        self.weight = 0.5 if probation else 1.0
+        return Inspection(1.0, weight=self.weight)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         assert self.snapshot_at is not None, "applied without a snapshot"
@@ -69,7 +72,7 @@ class ClockTrainer:
         self.calls["apply"] += 1
         self.round = max(self.round + 1, partner_round)
         self.began, self.snapshot_at = self.snapshot_at, None
-        return Applied(self.round, steps, 1.0, 0.0)
+        return Applied(self.round, steps, 1.0, 0.0, self.weight)
 
     async def solo(self) -> Applied:
         self.calls["solo"] += 1
@@ -134,6 +137,8 @@ class Node:
         await desk.snapshot(subject)
         await other_desk.snapshot(subject)
         await trio.sleep(EXCHANGE_SECONDS)
+        await desk.inspect()
+        await other_desk.inspect()
         outcome = "aborted" if partner in self.table.broken else "committed"
         await other.ended(Ended(outcome, self.name, b"s", partner_standing=standing))
         return Ended(outcome, partner, b"s", partner_standing=answer.standing)
@@ -298,3 +303,18 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
     assert [type(event) for event in node.events] == [ExchangeStarted, ExchangeEnded]
     with pytest.raises(AssertionError, match="not accepted"):
         _ = node.rounds.desk
+
+
+async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object) -> None:
+    table = Table()
+    alice, bob = table.add("alice"), table.add("bob")
+    alice.rounds = Rounds(
+        alice.name, alice.trainer, alice, Pace(INNER_STEPS, 3, 60.0, 1), alice.events.append, lambda peer: peer == bob.name
+    )
+    bob.rounds = Rounds(bob.name, bob.trainer, bob, Pace(INNER_STEPS, 3, 60.0, 1), bob.events.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(alice.rounds.run)
+        nursery.start_soon(bob.rounds.run)
+    assert (alice.trainer.calls["on probation"], bob.trainer.calls["on probation"]) == (1, 0)
+    steps = [event for event in alice.events if isinstance(event, OuterStep)]
+    assert [step.weight for step in steps] == [0.5]
