@@ -40,6 +40,7 @@ from nolocod.schedule import Gate, month_spent, on_battery, outside_hours, told
 from nolocod.status.server import serve_http
 from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
+from nolocod.survey import survey
 from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Standing, Subject
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
@@ -148,10 +149,12 @@ class Node:
         mesh_of = open_mesh(
             self._config, self._identity, self.emit, rng=self._rng, meter=self._budget, guard=self._unless_paused
         )
-        async with mesh_of as mesh:
+        async with mesh_of as mesh, trio.open_nursery() as nursery:
+            nursery.start_soon(survey, self._config.paths.root, mesh.clock_offset, self.emit)
             try:
                 while await self._one_life(mesh, http):
                     pass
+                nursery.cancel_scope.cancel()
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(2):
                     await mesh.leave()

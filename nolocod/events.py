@@ -18,6 +18,8 @@ NatClass = Literal["public", "cone", "symmetric", "client"]
 """How others reach a node: straight; by punching; through relays only; not at all, it only dials out."""
 NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "paused", "finished", "stopping"]
 PauseReason = Literal["hours", "battery", "budget"]
+Outcome = Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
+"""How an exchange, or the try to have one, ended."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,12 @@ class ExchangeStarted:
 
 @dataclass(frozen=True)
 class ExchangeEnded:
-    """`outcome`: committed, aborted, in_doubt, busy, refused, unreachable. `error` is a code or empty."""
+    """`error` is a code or empty."""
 
     partner: PeerId
     session: str
     initiator: bool
-    outcome: Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
+    outcome: Outcome
     sent: int
     received: int
     seconds: float
@@ -274,6 +276,18 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Surveyed:
+    """The state of this machine, looked at now and then.
+
+    `clock_offset` is the members' median clock minus ours, in seconds; `disk_free` what is left for the data directory,
+    None where the system does not tell.
+    """
+
+    clock_offset: float
+    disk_free: int | None
+
+
+@dataclass(frozen=True)
 class Troubled:
     """Something failed and the node went on."""
 
@@ -309,6 +323,7 @@ Event = (
     | Traffic
     | Paused
     | Resumed
+    | Surveyed
     | Troubled
 )
 

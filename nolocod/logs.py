@@ -36,6 +36,7 @@ from nolocod.events import (
     Resumed,
     Started,
     StateChanged,
+    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -198,7 +199,7 @@ class LogFollower:
                 _log.warning("%s %s", event.code, event.message)
             case Paused() | Resumed():
                 self._follow_pause(event)
-            case Allowed() | Traffic():
+            case Allowed() | Traffic() | Surveyed():
                 pass
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event)

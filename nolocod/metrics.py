@@ -7,14 +7,16 @@ The rule: a label's values are a small fixed set. Peer ids are never labels, and
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from nolocod import __version__
-from nolocod.errors import CATALOGUE
+from nolocod.errors import CATALOGUE, TrainerError
 from nolocod.events import (
+    MADE_ROOM,
     Allowed,
     Checkpointed,
     Evaluated,
@@ -23,6 +25,7 @@ from nolocod.events import (
     InnerSteps,
     NatClass,
     NodeState,
+    Outcome,
     OuterStep,
     PartitionHealed,
     Paused,
@@ -42,6 +45,7 @@ from nolocod.events import (
     Resumed,
     Started,
     StateChanged,
+    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -57,16 +61,24 @@ if TYPE_CHECKING:
 
 _MEMBER_STATES = ("joining", "training", "paused", "finished")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_WEIGHTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1.0)
 """From a toy model in one room to gigabytes over a home line."""
+_WEIGHTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1.0)
 
 
 class Metrics:
-    """Follows a node's events; `render` gives the text that Prometheus scrapes. `tasks` tells how many the process runs."""
+    """Follows a node's events; `render` gives the text that Prometheus scrapes.
+
+    `tasks` tells how many the process runs, `clock` the seconds since 1970.
+    """
 
     content_type = prometheus_client.CONTENT_TYPE_LATEST
 
-    def __init__(self, tasks: Callable[[], int] | None = None, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Callable[[], int] | None = None,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         if registry is None:
             registry = CollectorRegistry()
             for collector in (
@@ -78,13 +90,15 @@ class Metrics:
         # The "_created" twin of every counter doubles the page and tells nothing: they all begin with the process.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         self._registry = registry
-        self._members: dict[PeerId, str] = {}
+        self._clock = clock
+        self._members: dict[PeerId, tuple[str, NatClass | None]] = {}
         self._connections: dict[PeerId, Reach] = {}
         self._moved = {"sent": 0, "received": 0}
         self._relays: set[PeerId] = set()
         self._carried = (0, 0)  # circuits and bytes, as last told
         self._define_training(registry)
         self._define_exchanges(registry)
+        self._define_members(registry)
         self._define_node(registry)
         self._define_allowance(registry)
         self._define_reach(registry)
@@ -103,6 +117,10 @@ class Metrics:
         self._outer = Counter("nolocod_outer_steps", "Outer steps done by this process.", ["kind"], registry=to)
         for kind in ("paired", "solo"):
             self._outer.labels(kind)
+        self._solo = Gauge("nolocod_solo_steps_since_paired", "Outer steps since the last paired one.", registry=to)
+        self._paired_at = Gauge(
+            "nolocod_last_paired_step_timestamp_seconds", "When, since 1970; 0 before this process's first.", registry=to
+        )
         self._spread = Gauge(
             "nolocod_partner_spread", "L2 norm of the difference to the last partner's fast weights.", registry=to
         )
@@ -114,6 +132,12 @@ class Metrics:
 
     def _define_exchanges(self, to: CollectorRegistry) -> None:
         self._exchanges = Counter("nolocod_exchanges", "Exchanges ended.", ["outcome", "role"], registry=to)
+        for outcome in get_args(Outcome):
+            for role in ("initiator", "responder"):
+                self._exchanges.labels(outcome, role)
+        self._failures = Counter(
+            "nolocod_exchange_failures", "Exchanges that were not committed, by error code.", ["code"], registry=to
+        )
         self._exchange_seconds = Histogram(
             "nolocod_exchange_duration_seconds", "Duration of the committed exchanges.", buckets=_SECONDS, registry=to
         )
@@ -122,19 +146,37 @@ class Metrics:
         )
         for direction in ("sent", "received"):
             self._exchange_bytes.labels(direction)
+        self._served = Counter("nolocod_weights_served_bytes", "Bytes of weights given to newcomers.", registry=to)
+        self._fetched = Counter("nolocod_weights_fetched_bytes", "Bytes of weights taken from donors.", registry=to)
+
+    def _define_members(self, to: CollectorRegistry) -> None:
         self._members_gauge = Gauge("nolocod_members", "Other live members of the run, by state.", ["state"], registry=to)
         for state in (*_MEMBER_STATES, "other"):
             self._members_gauge.labels(state)
+        self._nat_gauge = Gauge(
+            "nolocod_members_reachable", "Other live members, by how others reach them.", ["kind"], registry=to
+        )
+        for kind in (*get_args(NatClass), "unknown"):
+            self._nat_gauge.labels(kind)
+        self._joined = Counter(
+            "nolocod_members_joined", "Times that a member was seen, for the first time or again.", registry=to
+        )
+        self._left = Counter("nolocod_members_lost", "Times that a member left or fell silent.", registry=to)
         self._connections_gauge = Gauge("nolocod_connections", "Connected peers, by reach.", ["reach"], registry=to)
         for reach in get_args(Reach):
             self._connections_gauge.labels(reach)
-        self._served = Counter("nolocod_weights_served_bytes", "Bytes of weights given to newcomers.", registry=to)
-        self._fetched = Counter("nolocod_weights_fetched_bytes", "Bytes of weights taken from donors.", registry=to)
 
     def _define_node(self, to: CollectorRegistry) -> None:
         self._checkpoints = Counter("nolocod_checkpoints", "Checkpoints written.", registry=to)
         self._checkpoint_size = Gauge("nolocod_checkpoint_size_bytes", "Size of the last checkpoint.", registry=to)
         self._errors = Counter("nolocod_errors", "Failures that the node outlived, by error code.", ["code"], registry=to)
+        self._deaths = Counter("nolocod_trainer_failures", "Times that the trainer process died or failed.", registry=to)
+        self._clock_offset = Gauge(
+            "nolocod_clock_offset_seconds", "The members' median clock minus this machine's.", registry=to
+        )
+        self._disk_free = Gauge(
+            "nolocod_disk_free_bytes", "Left for the data directory; NaN where the system does not tell.", registry=to
+        )
         self._state = Gauge("nolocod_node_state", "1 for what the node does, 0 for the rest.", ["state"], registry=to)
         self._set_state("starting")
         self._build = Info("nolocod_build", "Release and run of this node.", registry=to)
@@ -209,6 +251,11 @@ class Metrics:
                 self._spent("fetching", event.seconds)
             case Troubled():
                 self._count_error(event.code)
+                if event.code == TrainerError.entry.code:
+                    self._deaths.inc()
+            case Surveyed():
+                self._clock_offset.set(event.clock_offset)
+                self._disk_free.set(math.nan if event.disk_free is None else event.disk_free)
             case Allowed() | Traffic() | Paused() | Resumed():
                 self._follow_allowance(event)
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
@@ -234,6 +281,11 @@ class Metrics:
             case OuterStep():
                 self._outer.labels(event.kind).inc()
                 self._round.set(event.round)
+                if event.kind == "solo":
+                    self._solo.inc()
+                else:
+                    self._solo.set(0)
+                    self._paired_at.set(self._clock())
                 if event.spread is not None:
                     self._spread.set(event.spread)
                     self._weight.observe(event.weight)
@@ -306,22 +358,30 @@ class Metrics:
         self._spent("exchanging", event.seconds)
         if event.outcome == "committed":
             self._exchange_seconds.observe(event.seconds)
+        else:
+            self._failures.labels(_known(event.error)).inc()
         if event.error:
             self._count_error(event.error)
 
     def _follow_peers(self, event: PeerSeen | PeerLost | PeerConnected | PeerDisconnected) -> None:
         match event:
             case PeerSeen():
-                self._members[event.peer_id] = event.state if event.state in _MEMBER_STATES else "other"
+                if event.peer_id not in self._members:
+                    self._joined.inc()
+                self._members[event.peer_id] = (event.state if event.state in _MEMBER_STATES else "other", event.nat)
             case PeerLost():
-                self._members.pop(event.peer_id, None)
+                if self._members.pop(event.peer_id, None) is not None and event.reason != MADE_ROOM:
+                    self._left.inc()
             case PeerConnected():
                 self._connections[event.peer_id] = event.reach
             case PeerDisconnected():
                 self._connections.pop(event.peer_id, None)
-        states = list(self._members.values())
+        states = [state for state, _ in self._members.values()]
         for state in (*_MEMBER_STATES, "other"):
             self._members_gauge.labels(state).set(states.count(state))
+        kinds = [nat or "unknown" for _, nat in self._members.values()]
+        for kind in (*get_args(NatClass), "unknown"):
+            self._nat_gauge.labels(kind).set(kinds.count(kind))
         reaches = list(self._connections.values())
         for reach in get_args(Reach):
             self._connections_gauge.labels(reach).set(reaches.count(reach))
@@ -331,8 +391,12 @@ class Metrics:
             self._state.labels(state).set(state == current)
 
     def _count_error(self, code: str) -> None:
-        # A refusing peer chooses the code: what is not in our catalogue must not become a label.
-        self._errors.labels(code if code in CATALOGUE else "other").inc()
+        self._errors.labels(_known(code)).inc()
 
     def _spent(self, activity: str, seconds: float) -> None:
         self._activity.labels(activity).inc(max(0.0, seconds))
+
+
+def _known(code: str) -> str:
+    """`code` as a label. A refusing peer chooses it: what is not in our catalogue must not become one."""
+    return code if code in CATALOGUE else "other"

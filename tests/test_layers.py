@@ -70,11 +70,12 @@ LAYERS = {
     "trainer.process": layer("trainer.pipe trainer.boxes errors events terms identity manifest", "trio trio_typing msgspec"),
     "trainer.pipe": layer("errors events terms manifest", "msgspec"),
     "trainer.boxes": layer("errors terms"),
+    "survey": layer("events", "trio"),
     "schedule": layer("config errors events", "psutil trio"),
     "stint": layer("schedule config errors events identity manifest rounds terms trainer.process", "trio trio_typing"),
     "daemon": layer(
-        "schedule stint rounds p2p trainer.process trainer.pipe trainer.boxes metrics status config datadir manifest identity "
-        "events terms errors logs",
+        "schedule stint survey rounds p2p trainer.process trainer.pipe trainer.boxes metrics status config datadir manifest "
+        "identity events terms errors logs",
         "trio trio_typing",
     ),
     # The one measurement that needs stock py-libp2p, and a certificate, to have something beside ours.

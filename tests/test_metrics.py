@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
 from typing import get_args
 
 import pytest
@@ -12,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nolocod import events
 from nolocod.events import (
+    MADE_ROOM,
     Allowed,
     Checkpointed,
     Evaluated,
@@ -36,6 +39,7 @@ from nolocod.events import (
     Resumed,
     Started,
     StateChanged,
+    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -80,6 +84,8 @@ ONE_OF_EACH: list[Event] = [
     PartitionHealed(BOB, 7),
     PeerJudged(BOB, 0.4, "a tensor that was not finite"),
     PeerBanned(BOB, 600.0, "three rejected tensors"),
+    Surveyed(-0.5, 9_000_000),
+    Troubled("NLC-125", "killed."),
 ]
 
 
@@ -90,7 +96,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> Metrics:
-    return Metrics(lambda: 7, registry)
+    return Metrics(lambda: 7, registry, clock=lambda: 1_700_000_000.0)
 
 
 def follow(metrics: Metrics, *facts: Event) -> None:
@@ -113,7 +119,17 @@ def test_the_list_above_has_one_of_each_event() -> None:
         ("nolocod_round", {}, 4),
         ("nolocod_outer_steps_total", {"kind": "paired"}, 1),
         ("nolocod_outer_steps_total", {"kind": "solo"}, 0),
+        ("nolocod_solo_steps_since_paired", {}, 0),
+        ("nolocod_last_paired_step_timestamp_seconds", {}, 1_700_000_000),
         ("nolocod_partner_spread", {}, 1.5),
+        ("nolocod_partner_weight_count", {}, 1),
+        ("nolocod_peer_judgements_total", {}, 1),
+        ("nolocod_peer_bans_total", {}, 1),
+        ("nolocod_clock_offset_seconds", {}, -0.5),
+        ("nolocod_disk_free_bytes", {}, 9_000_000),
+        ("nolocod_trainer_failures_total", {}, 1),
+        ("nolocod_members_joined_total", {}, 1),
+        ("nolocod_members_lost_total", {}, 1),
         ("nolocod_exchanges_total", {"outcome": "committed", "role": "initiator"}, 1),
         ("nolocod_exchange_bytes_total", {"direction": "sent"}, 1000),
         ("nolocod_exchange_bytes_total", {"direction": "received"}, 2000),
@@ -193,11 +209,48 @@ def test_what_a_peer_chose_never_makes_a_new_label(metrics: Metrics, registry: C
     assert b"peer49" not in metrics.render()
 
 
+def test_members_are_counted_by_reach_and_as_they_come_and_go(metrics: Metrics, registry: CollectorRegistry) -> None:
+    def reached(kind: str) -> float | None:
+        return registry.get_sample_value("nolocod_members_reachable", {"kind": kind})
+
+    follow(metrics, PeerSeen(ALICE, 1, 1, 2.0, "training", "cone"), PeerSeen(BOB, 1, 1, 2.0, "training"))
+    assert (reached("cone"), reached("unknown")) == (1, 1)
+    follow(metrics, PeerSeen(ALICE, 2, 2, 2.0, "training", "public"), PeerLost(BOB, MADE_ROOM))
+    assert (reached("public"), reached("cone"), reached("unknown")) == (1, 0, 0)
+    assert registry.get_sample_value("nolocod_members_joined_total") == 2
+    assert registry.get_sample_value("nolocod_members_lost_total") == 0, "whom we made room for is not lost"
+
+
+def test_solo_steps_count_up_to_the_next_paired_one(metrics: Metrics, registry: CollectorRegistry) -> None:
+    def solo() -> float | None:
+        return registry.get_sample_value("nolocod_solo_steps_since_paired")
+
+    assert registry.get_sample_value("nolocod_last_paired_step_timestamp_seconds") == 0
+    for expected in (1, 2, 3):
+        follow(metrics, OuterStep(expected, "solo", None, 10, None, 0.1))
+        assert solo() == expected
+    assert registry.get_sample_value("nolocod_last_paired_step_timestamp_seconds") == 0
+    follow(metrics, OuterStep(4, "paired", BOB, 10, 1.5, 0.1))
+    assert solo() == 0
+
+
+def test_an_alert_sees_the_first_of_every_kind_because_it_is_0_before(metrics: Metrics, registry: CollectorRegistry) -> None:
+    for outcome in get_args(events.Outcome):
+        for role in ("initiator", "responder"):
+            assert registry.get_sample_value("nolocod_exchanges_total", {"outcome": outcome, "role": role}) == 0
+
+
+def test_a_disk_that_cannot_be_read_is_neither_full_nor_empty(metrics: Metrics, registry: CollectorRegistry) -> None:
+    follow(metrics, Surveyed(0.0, None))
+    assert math.isnan(registry.get_sample_value("nolocod_disk_free_bytes") or 0.0)
+
+
 def test_only_committed_exchanges_are_timed(metrics: Metrics, registry: CollectorRegistry) -> None:
     follow(metrics, ExchangeEnded(BOB, "s", False, "aborted", 10, 20, 30.0, error="NLC-202"))
     assert registry.get_sample_value("nolocod_exchange_duration_seconds_count") == 0
     assert registry.get_sample_value("nolocod_exchange_bytes_total", {"direction": "received"}) == 20
     assert registry.get_sample_value("nolocod_errors_total", {"code": "NLC-202"}) == 1
+    assert registry.get_sample_value("nolocod_exchange_failures_total", {"code": "NLC-202"}) == 1
 
 
 def test_a_pause_has_one_reason_and_traffic_only_grows(metrics: Metrics, registry: CollectorRegistry) -> None:
@@ -249,6 +302,15 @@ def test_the_page_parses_and_keeps_to_prometheus_naming_rules(metrics: Metrics) 
             *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "reason", "le"),
             *("version", "run_name", "run_id"),
         }, family.name
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's package prometheus, is not installed")
+def test_promtool_finds_nothing_to_say_about_the_page() -> None:
+    metrics = Metrics(lambda: 7)
+    follow(metrics, *ONE_OF_EACH)
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=metrics.render(), capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_the_tasks_are_counted_at_every_look(metrics: Metrics, registry: CollectorRegistry) -> None:

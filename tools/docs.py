@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: docs/errors.md, docs/run-file.md and docs/doctor.md.
+"""Writes the pages that are made from the code: docs/errors.md, docs/run-file.md, docs/doctor.md and docs/metrics.md.
 
 The rule: whoever changes the catalogue or the manifest runs `python tools/docs.py`; a test compares.
 """
@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from nolocod import manifest
 from nolocod.doctor.findings import CHECKS
 from nolocod.errors import Entry, LocalError, NolocodError, RemoteError
+from nolocod.events import ExchangeEnded, Started, Troubled
+from nolocod.identity import PeerId
+from nolocod.metrics import Metrics
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -57,6 +61,23 @@ warnings.
 
 A code never changes its meaning.
 """
+
+
+_METRICS_HEAD = """\
+# Metrics
+
+Made by `python tools/docs.py` from `nolocod/metrics.py`; do not edit.
+
+Every node serves these at `/metrics` in Prometheus' text format. A label's values are few and fixed: no peer's id and no
+text that a peer chose is ever one. Counters begin at 0 with the process. Beside these are the Python client's own:
+`process_*` (memory, processor time, open files, start time) and `python_*`, of the network process; the trainer is
+another process.
+
+[operations.md](operations.md) says how they are scraped, watched and turned into alerts.
+
+"""
+_MANY = {"code": "a code of [errors.md](errors.md), or other", "version": "", "run_name": "", "run_id": ""}
+"""Labels whose values are not listed, and what stands there instead."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +129,34 @@ def doctor_page() -> str:
     for one in CHECKS.values():
         lines.append(f"| {one.code} | {one.name} | {_cell(one.asks)} | {_cell(one.remedy)} | {one.seconds:.0f} s |")
     return "\n".join([*lines, ""])
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    registry = CollectorRegistry()
+    metrics = Metrics(lambda: 0, registry)
+    anybody = PeerId("12D3KooWanybody")
+    metrics.follow(Started(anybody, "", "", (), ""))
+    for code in ("NLC-125", "NLC-202"):  # labels show once they have a value
+        metrics.follow(Troubled(code, ""))
+        metrics.follow(ExchangeEnded(anybody, "", False, "aborted", 0, 0, 0.0, code))
+    lines = [_METRICS_HEAD + "| metric | type | labels | |", "|---|---|---|---|"]
+    for family in registry.collect():
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        values: dict[str, list[str]] = {}
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                if label != "le" and value not in values.setdefault(label, []):
+                    values[label].append(value)
+        labels = [_label(label, known) for label, known in values.items()]
+        kind = "gauge" if family.type == "info" else family.type
+        lines.append(f"| `{name}` | {kind} | {'; '.join(labels)} | {_cell(family.documentation)} |")
+    return "\n".join([*lines, ""])
+
+
+def _label(name: str, values: list[str]) -> str:
+    text = _MANY.get(name, ", ".join(values))
+    return f"`{name}`: {text}" if text else f"`{name}`"
 
 
 def keys_of(section: type[msgspec.Struct]) -> list[Key]:
@@ -193,7 +242,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"errors.md": errors_page, "run-file.md": run_file_page, "doctor.md": doctor_page}
+PAGES = {"errors.md": errors_page, "run-file.md": run_file_page, "doctor.md": doctor_page, "metrics.md": metrics_page}
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ from nolocod.events import (
     Resumed,
     Started,
     StateChanged,
+    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -283,6 +284,8 @@ class StatusState:
                 self._paused = (now, event)
             case Resumed():
                 self._paused = None
+            case Surveyed():
+                pass  # for whoever watches over days; the doctor looks at it anew
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event, now)
 
