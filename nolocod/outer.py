@@ -12,23 +12,32 @@ and device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nolocod.manifest import Outer
+
+class Settings(Protocol):
+    """What the outer step is governed by (manifest.Outer checks that alpha and gamma are stable together)."""
+
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def beta(self) -> float: ...
+    @property
+    def gamma(self) -> float: ...
 
 
-def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
+def message(phi: Tensor, theta: Tensor, settings: Settings, out: Tensor | None = None) -> Tensor:
     """Return s = beta (theta - phi) + gamma phi, in `out` if given (which may be `theta` itself)."""
     s = torch.sub(theta, phi, out=out)
     return s.mul_(settings.beta).add_(phi, alpha=settings.gamma)
 
 
-def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> None:
+def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Settings) -> None:
     """Take the outer step in place on `phi` and `delta`.
 
     `total` is the sum of the messages of the `n` members of the group, this node's own included; a solo
@@ -38,7 +47,7 @@ def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> 
     phi.add_(delta)
 
 
-def sent(phi: Tensor, s: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
+def sent(phi: Tensor, s: Tensor, settings: Settings, out: Tensor | None = None) -> Tensor:
     """Return the theta that the message `s` was made of: phi + (s - gamma phi) / beta.
 
     `phi` is the slow weights of that moment, before the outer step. Saves a copy of the model at the

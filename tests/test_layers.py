@@ -52,7 +52,7 @@ LAYERS = {
     "papers": layer("access config datadir disk errors identity manifest", "msgspec blake3"),
     "evidence": layer("proto disk errors identity"),
     "backup": layer("disk errors identity", "cryptography"),
-    "outer": layer("manifest", "torch"),
+    "outer": layer("", "torch"),
     "codec": layer("errors manifest", "torch blake3"),
     "metrics": layer("errors events identity", "prometheus_client"),
     "logs": layer("events identity"),
@@ -63,6 +63,10 @@ LAYERS = {
         "proto manifest config disk events terms errors identity access papers",
         "libp2p miniupnpc multiaddr trio trio_typing msgspec psutil blake3 google cryptography noise",
     ),
+    # Models of times and of walks: no training, no network.
+    "lab.scaling": layer("", "numpy"),
+    "lab.walks": layer("outer", "torch"),
+    "lab.figures": layer("lab.compare lab.scaling lab.spread lab.walks errors", "matplotlib"),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),
     # The doctor's child, which may try what the trainer would do.
     "doctor.training": layer("doctor.findings trainer manifest errors", "torch msgspec psutil"),
@@ -255,6 +259,8 @@ def network_modules() -> list[str]:
 
 
 def _may_use_torch(name: str) -> bool:
+    if layer_of(name, frozenset({"lab"})):  # no part of a node
+        return True
     row = layer_of(name, frozenset(LAYERS) | TOP)
     return row in LAYERS and "torch" in LAYERS[str(row)].packages and name != "trainer"
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nolocod.trainer.rehearsal import Point
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+DILOCO, OURS, PAPERS = "DiLoCo", "NoLoCo, ours", "NoLoCo, the paper's"
 _TUNING_SEED = 100
 """Not among those that are compared."""
 
@@ -38,6 +39,15 @@ class Size:
 
 FULL = Size((4, 8, 16), (1, 2, 3), True, Trial("none", 1, 0, 0.0))
 REDUCED = Size((4,), (1, 2), False, Trial("none", 1, 0, 0.0, model="tiny", steps=600, phase=20, held_out=16, points=2))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that is said of the methods, and whether it held on every seed at every count of replicas."""
+
+    text: str
+    holds: bool
+    seen: str
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,38 @@ class Comparison:
                 "|---|---|---|---|---|---|---|",
             ]
             lines += [self._row(name, count) for name in methods]
+        lines += ["\n| claim | holds | seen |", "|---|---|---|"]
+        lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.seen} |" for claim in self.claims()]
         return "\n".join(lines)
+
+    def claims(self) -> list[Claim]:
+        """What the paper says, and what we say of our defaults."""
+        return [
+            self._below("data parallel", DILOCO),
+            self._below("data parallel", OURS),
+            self._below(DILOCO, "none"),
+            self._below(OURS, "none"),
+            self._below(OURS, DILOCO, margin=0.01),
+            self._below(PAPERS, DILOCO, margin=0.01),
+            self._below(OURS, PAPERS),
+            self._below(OURS, "pair averaging"),
+            self._closed(OURS),
+            self._closed(PAPERS),
+        ]
+
+    def _below(self, one: str, other: str, margin: float = 0.0) -> Claim:
+        found = [difference for count in self.size.replicas for difference in self.differences(one, other, count)]
+        what = f"at most {margin:.0%} above" if margin else "below"
+        return Claim(f"{one} is {what} {other}", max(found) < margin, f"{100 * min(found):+.2f} to {100 * max(found):+.2f} %")
+
+    def _closed(self, name: str, share: float = 0.7) -> Claim:
+        found = [self.gap_closed(name, count) for count in self.size.replicas]
+        text = f"{name} closes at least {share:.0%} of the gap between none and DiLoCo"
+        return Claim(text, min(found) >= share, ", ".join(f"{one:.0%}" for one in found))
 
     def _row(self, name: str, count: int) -> str:
         ends = self.ends[name, count]
-        differences = [100 * difference for difference in self.differences(name, "DiLoCo", count)]
+        differences = [100 * difference for difference in self.differences(name, DILOCO, count)]
         cells = [
             name,
             f"{self.rates[name]:g}",
@@ -80,14 +117,12 @@ class Comparison:
 
     def gap_closed(self, name: str, count: int) -> float:
         """The share of the way from no communication to DiLoCo."""
-        none, diloco, own = (
-            statistics.mean(end.mean for end in self.ends[method, count]) for method in ("none", "DiLoCo", name)
-        )
+        none, diloco, own = (statistics.mean(end.mean for end in self.ends[method, count]) for method in ("none", DILOCO, name))
         return (none - own) / (none - diloco)
 
     def to_json(self) -> str:
-        ends = {f"{name}, {count}": [end.mean for end in ends] for (name, count), ends in self.ends.items()}
-        return json.dumps({"rates": self.rates, "mean": ends})
+        ends = {f"{name}, {count}": [vars(end) for end in ends] for (name, count), ends in self.ends.items()}
+        return json.dumps({"rates": self.rates, "ends": ends, "claims": [vars(claim) for claim in self.claims()]})
 
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
