@@ -78,7 +78,9 @@ class Trial:
             beta=method.beta if self.beta is None else self.beta,
             gamma=method.gamma if self.gamma is None else self.gamma,
         )
-        return replace(run, inner=inner, outer=outer, evaluation=replace(run.evaluation, batches=self.held_out))
+        # what trust costs is measured elsewhere (`nolocod lab attacks`)
+        trust = replace(run.trust, clip=0.0, direction=0.0, accept=0.0)
+        return replace(run, inner=inner, outer=outer, trust=trust, evaluation=replace(run.evaluation, batches=self.held_out))
 
 
 def perform(trial: Trial) -> list[Point]:
