@@ -173,6 +173,10 @@ class NodeConfig:
     """CPU threads of the trainer; 0 leaves the choice to torch."""
     max_uploads: int = 2
     """Newcomers served weights at once."""
+    connections: int = 256
+    """With peers, at once."""
+    connections_per_address: int = 64
+    """Of them those that come from one IPv4 address, or one /64 of IPv6."""
     checkpoint_every: float = 60.0
     """At the first outer step after this many seconds."""
     grace: float = 10.0

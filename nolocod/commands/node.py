@@ -59,6 +59,8 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
     add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
     add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
+    add("--max-connections", type=int, default=256, metavar="N", help="with peers at once (%(default)s)")
+    add("--max-per-address", type=int, default=64, metavar="N", help="of them from one address (%(default)s)")
     add("--max-upload", metavar="RATE", help="on all connections together, like 20Mbit or 2.5MB (per second)")
     add("--max-download", metavar="RATE", help="the same for what comes in")
     add("--monthly-budget", metavar="BYTES", help="up and down together per calendar month (UTC), like 200GB")
@@ -70,7 +72,8 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:
-    for name, least in (("threads", 0), ("max_uploads", 0), ("checkpoint_every", 0), ("linger", 0)):
+    bounds = (("threads", 0), ("max_uploads", 0), ("max_connections", 8), ("max_per_address", 1))
+    for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0)):
         if not getattr(options, name) >= least:  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     return NodeConfig(
@@ -83,6 +86,8 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         device=options.device,
         threads=options.threads,
         max_uploads=options.max_uploads,
+        connections=options.max_connections,
+        connections_per_address=options.max_per_address,
         checkpoint_every=options.checkpoint_every,
         linger=options.linger,
         allowance=_allowance(options),

@@ -29,6 +29,7 @@ from nolocod.errors import RemoteError
 from nolocod.p2p.addresses import tcp_parts, transport
 from nolocod.p2p.libp2p_streams import FOREIGN, already_gone, causes, shielded
 from nolocod.p2p.links import Link, Origin, TcpStream, plain
+from nolocod.p2p.strangers import DoorLimits, Doorway, Knocks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -70,9 +71,13 @@ class Dialler:
     outside: libp2p 0.8.1 then keeps the connection in its count for ever.
     """
 
-    def __init__(self, swarm: Swarm, listening: Sequence[Address], most: int, patience: float) -> None:
+    def __init__(
+        self, swarm: Swarm, listening: Sequence[Address], most: int, patience: float, doorway: Doorway | None = None
+    ) -> None:
         self._swarm = swarm
         self._most = most
+        self.doorway = doorway or Doorway(DoorLimits())
+        self._knocks = Knocks()
         self._patience = patience
         self._sources = {_family(address.host): address for address in reversed(listening)}
         self.expected: dict[Endpoint, Expected] = {}
@@ -98,6 +103,19 @@ class Dialler:
     async def _dial(self, peer: PeerId, target: Endpoint) -> None:
         if self._swarm.get_total_connections() >= self._most:
             raise SwarmException("this node has all the connections that it may have.")
+        if not self._knocks.may(target[0], trio.current_time()):
+            raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
+        answered = False
+        try:
+            await self._dial_there(peer, target)
+            answered = True
+        finally:
+            if answered:
+                self._knocks.answered(target[0])
+            else:
+                self._knocks.failed(target[0], trio.current_time())
+
+    async def _dial_there(self, peer: PeerId, target: Endpoint) -> None:
         connected, from_listen_port = await self._connect(target)
         try:
             await self._upgrade(connected, peer, Origin("direct", from_listen_port), client=True)
@@ -196,11 +214,14 @@ class Dialler:
 
     async def _accept(self, stream: TrioTCPStream, address: Multiaddr) -> None:
         """One inbound connection, until it ends."""
-        if self._swarm.get_total_connections() >= self._most:
+        inner = TcpStream(stream.stream)
+        remote = inner.get_remote_address() or ("", 0)
+        full = self._swarm.get_total_connections() >= self._most
+        visit = None if full else self.doorway.admit(remote[0], trio.current_time())
+        if visit is None:
             await stream.close()
             return
-        inner = TcpStream(stream.stream)
-        expected = self.expected.get(inner.get_remote_address() or ("", 0))
+        expected = self.expected.get(remote)
         client = expected is not None and expected.client
         origin = Origin("punched", True, expected.peer) if expected else Origin("inbound", True)
         link = Link(inner, client, origin)
@@ -209,10 +230,12 @@ class Dialler:
                 muxed = (await self._as_client(link, expected.peer)).muxed_conn
             else:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
+            visit.settle()
             await muxed.event_closed.wait()
         except (trio.TooSlowError, *FOREIGN) as error:
             logger.debug("an inbound connection failed: %s", error)
         finally:
+            visit.leave()
             await _hang_up(link)
 
 

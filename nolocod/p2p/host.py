@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -46,13 +47,14 @@ from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
 from nolocod.p2p.links import Link, Origin, origin_of, relayed
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.strangers import DoorLimits, Doorway, Rate, Turnstile
 from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.wire import deadline
 from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from libp2p.abc import INetConn, INetStream, INetwork
     from libp2p.crypto.keys import KeyPair
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from nolocod.p2p.streams import Handler, Stream
 
 logger = logging.getLogger(__name__)
+
+RawHandler = Callable[["INetStream"], Awaitable[None]]
 
 _STAGGER = 0.25
 """Seconds after which the next address of a peer is tried beside the one before (RFC 8305)."""
@@ -91,11 +95,16 @@ class HostLimits:
     progress: float = 15.0
     linger: float = 5.0
     """How long a served stream waits for the peer to close its side too."""
+    served: float = 20.0
+    """How long libp2p's own handlers have for one stream: they know no deadline."""
     connections: int = 256
     streams_per_peer: int = 32
     """Of one of our protocols, being served."""
     streams_per_connection: int = 128
     """Opened by a peer and not yet ended, libp2p's own protocols included."""
+    door: DoorLimits = field(default_factory=DoorLimits)
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    """Of the streams of some protocols that are opened to us; for all others NORMAL."""
 
 
 def quiet_libraries() -> None:
@@ -137,7 +146,7 @@ async def open_host(
     keys = create_new_key_pair(identity.secret)
     basic = _basic_host(keys, limits, NoiseTransport(keys, limits.progress, meter, gate))
     swarm = cast("Swarm", basic.get_network())
-    dialler = Dialler(swarm, bound, limits.connections, limits.connect)
+    dialler = Dialler(swarm, bound, limits.connections, limits.connect, Doorway(limits.door))
     async with basic.run([Multiaddr(transport(address)) for address in bound]), trio.open_nursery() as nursery:
         await swarm.auto_connector.stop()  # it would dial whom it likes
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
@@ -218,8 +227,8 @@ class Host:
         """What those who are connected straight see us as."""
         self.shuns: Callable[[PeerId], bool] = lambda _: False
         """Whose streams are reset, but for those of `_TOLD`, where they are told why."""
-        self.judge: Callable[[PeerId, RemoteError], None] = lambda _, __: None
-        """Told of each fault that ended an inbound stream."""
+        self.judge: Callable[[PeerId, RemoteError | None], None] = lambda _, __: None
+        """Told of each fault that ended an inbound stream; of None for a stream that was one too many."""
         self._swarm = cast("Swarm", basic.get_network())
         self._nursery = nursery
         self._emit = emit
@@ -228,6 +237,7 @@ class Host:
         self._override: tuple[str, ...] = ()
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._inbound: Counter[PeerId] = Counter()
+        self._turnstile = Turnstile(limits.rates)
         self._told: dict[PeerId, Reach] = {}  # who is connected, and how, by the last event of ours about it
         self._arrived = trio.Event()
         self._swarm.dial_peer = self._dial_for_libp2p
@@ -497,8 +507,7 @@ class Host:
 
         async def accept(raw: INetStream) -> None:
             stream = self._wrap(raw)
-            shunned = protocol not in _TOLD and self.shuns(stream.remote)
-            if shunned or self._inbound[stream.remote] >= self.limits.streams_per_peer:
+            if not self._admits(protocol, stream):
                 self.faults += 1
                 await stream.reset()
                 return
@@ -507,6 +516,40 @@ class Host:
             await done.wait()  # libp2p forgets the stream when this returns
 
         self.basic.set_stream_handler(TProtocol(protocol), accept)
+
+    def bounded(self, protocol: str, handle: RawHandler) -> RawHandler:
+        """`handle`, one of libp2p's own for `protocol`, within our limits, and for `served` seconds at most."""
+
+        async def accept(raw: INetStream) -> None:
+            stream = self._wrap(raw)
+            if not self._admits(protocol, stream):
+                self.faults += 1
+                await stream.reset()
+                return
+            self._inbound[stream.remote] += 1
+            try:
+                with trio.move_on_after(self.limits.served) as scope:
+                    await handle(raw)
+            finally:
+                self._inbound[stream.remote] -= 1
+                if not self._inbound[stream.remote]:
+                    del self._inbound[stream.remote]
+            if scope.cancelled_caught:
+                self.faults += 1
+                await stream.reset()
+
+        return accept
+
+    def _admits(self, protocol: str, stream: LibStream) -> bool:
+        """Whether this stream is neither of one who is shunned, nor one too many."""
+        peer = stream.remote
+        if self.shuns(peer) and protocol not in _TOLD:
+            return False
+        place = endpoint(stream.remote_address or "")
+        blamed = self._turnstile.objection(protocol, peer, place and place[0], trio.current_time())
+        if blamed == "peer":
+            self.judge(peer, None)
+        return blamed is None and self._inbound[peer] < self.limits.streams_per_peer
 
     async def _handle(self, handler: Handler, stream: LibStream, done: trio.Event) -> None:
         self._inbound[stream.remote] += 1

@@ -39,6 +39,7 @@ from nolocod.p2p.partners import choose
 from nolocod.p2p.peerbook import Peerbook
 from nolocod.p2p.reputation import Deed, Records, Reputation, Watched, deed_of
 from nolocod.p2p.requests import Terms, turn_away
+from nolocod.p2p.strangers import DoorLimits
 from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.ways import Ways
@@ -87,7 +88,8 @@ async def open_mesh(
     book = Peerbook(config.paths.peers, emit)
     raised: NolocodError | None = None
     gate = Gate.of(_network_key(config), config.access.allow)
-    host_of = open_host(identity, config.listen, config.announce, emit, HostLimits(), meter, gate)
+    limits = HostLimits(connections=config.connections, door=DoorLimits(per_address=config.connections_per_address))
+    host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gate)
     async with host_of as host, trio.open_nursery() as nursery:
         if config.access.allow is not None:
             nursery.start_soon(gate.follow, config.access.allow, partial(_drop_strangers, host, gate), emit)
@@ -304,8 +306,8 @@ class Mesh:
         """Take note of what a peer did: of members and strangers alike."""
         self._reputation.judge(peer, deed, time.time())
 
-    def _blame(self, peer: PeerId, error: RemoteError) -> None:
-        if (deed := deed_of(error)) is not None:
+    def _blame(self, peer: PeerId, error: RemoteError | None) -> None:
+        if (deed := deed_of(error) if error is not None else Deed.FLOODED) is not None:
             self.judge(peer, deed)
 
     def probation(self, peer: PeerId) -> bool:

@@ -1,0 +1,219 @@
+"""How often and how much strangers may have of this node: by peer, and by the address that they come from.
+
+The rule: an identity costs nothing and an address costs something, so whatever is limited for a peer is limited for its
+address too: an IPv4 address, or a /64 of IPv6, which is what one customer has. Limits for an address leave room for a
+household or a company behind one NAT. What is remembered is bounded, and forgotten once it means nothing any more. No
+clock in here: `now` is a monotonic time in seconds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nolocod.identity import PeerId
+
+_KEPT = 1024
+"""Names whose buckets are kept: of those that are not full, the ones used last."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`burst` at once, and `per_second` in the long run."""
+
+    per_second: float
+    burst: float
+
+    def times(self, factor: float) -> Rate:
+        return Rate(self.per_second * factor, self.burst * factor)
+
+
+class Buckets:
+    """One token bucket for each name (RFC 2697 has the idea), all of the same `rate`."""
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when there were so many
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def has(self, name: str, now: float) -> bool:
+        """Whether `take` would succeed."""
+        return self._level(name, now) >= 1
+
+    def take(self, name: str, now: float) -> bool:
+        """Take a token; False if there is none."""
+        level = self._level(name, now)
+        if level < 1:
+            return False
+        self._levels[name] = (level - 1, now)
+        self._levels.move_to_end(name)
+        while len(self._levels) > _KEPT or (self._levels and self._is_full(next(iter(self._levels)), now)):
+            self._levels.popitem(last=False)
+        return True
+
+    def _level(self, name: str, now: float) -> float:
+        level, then = self._levels.get(name, (self.rate.burst, now))
+        return min(self.rate.burst, level + (now - then) * self.rate.per_second)
+
+    def _is_full(self, name: str, now: float) -> bool:
+        return self._level(name, now) >= self.rate.burst
+
+
+def source(host: str) -> str:
+    """What stands for all addresses that one customer has: the IPv4 address, or the /64 of an IPv6 address."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
+
+
+# --- connections ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DoorLimits:
+    """Of connections that others open to us, those that are not told yet who they are included."""
+
+    per_address: int = 64
+    half_open: int = 64
+    """In their handshake at once."""
+    half_open_per_address: int = 16
+    arrivals: Rate = Rate(10, 100)
+    """From one address."""
+
+
+class Doorway:
+    """Lets connections in. `limits` are this node's."""
+
+    def __init__(self, limits: DoorLimits) -> None:
+        self._limits = limits
+        self._arrivals = Buckets(limits.arrivals)
+        self._inside: Counter[str] = Counter()
+        self._half_open: Counter[str] = Counter()
+        self.turned_away = 0
+
+    @property
+    def inside(self) -> int:
+        """How many connections are here, half-open ones included."""
+        return self._inside.total()
+
+    def admit(self, host: str, now: float) -> Visit | None:
+        """Let in a connection from `host`; None if it is one too many."""
+        limits, name = self._limits, source(host)
+        crowded = (
+            self._inside[name] >= limits.per_address
+            or self._half_open[name] >= limits.half_open_per_address
+            or self._half_open.total() >= limits.half_open
+        )
+        if crowded or not self._arrivals.take(name, now):
+            self.turned_away += 1
+            return None
+        return Visit(name, self._inside, self._half_open)
+
+
+@dataclass
+class Visit:
+    """One connection that was let in. `leave` must be called once it has ended."""
+
+    _name: str
+    _inside: Counter[str]
+    _half_open: Counter[str]
+    _shaking: bool = field(default=True)
+
+    def __post_init__(self) -> None:
+        self._inside[self._name] += 1
+        self._half_open[self._name] += 1
+
+    def settle(self) -> None:
+        """Its handshake is over."""
+        if self._shaking:
+            self._shaking = False
+            _less(self._half_open, self._name)
+
+    def leave(self) -> None:
+        self.settle()
+        _less(self._inside, self._name)
+
+
+def _less(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
+
+
+# --- streams ----------------------------------------------------------------------------------------------
+
+NORMAL = Rate(10, 60)
+"""Streams of one protocol that a peer may open, where nothing else is said: an exchange may take less than a second."""
+_PER_ADDRESS = 8
+"""By how much more an address may have than a peer."""
+
+
+class Turnstile:
+    """Counts the streams that peers open, by protocol. `rates` are those that are not NORMAL."""
+
+    def __init__(self, rates: Mapping[str, Rate]) -> None:
+        self._rates = rates
+        self._of_peers: dict[str, Buckets] = {}
+        self._of_addresses: dict[str, Buckets] = {}
+
+    def objection(self, protocol: str, peer: PeerId, host: str | None, now: float) -> Literal["peer", "address"] | None:
+        """Who had too many of these streams, if this is one too many: the peer, or all from where it comes together.
+
+        `host` is None for a peer that comes through a relay. `protocol` is one of ours: they are few.
+        """
+        rate = self._rates.get(protocol, NORMAL)
+        if not self._of_peers.setdefault(protocol, Buckets(rate)).take(peer, now):
+            return "peer"
+        all_there = self._of_addresses.setdefault(protocol, Buckets(rate.times(_PER_ADDRESS)))
+        if host is not None and not all_there.take(source(host), now):
+            return "address"
+        return None
+
+
+# --- dialling ---------------------------------------------------------------------------------------------
+
+
+class Knocks:
+    """How often we may dial in vain where members say that they are: they may name a stranger's address.
+
+    What counts is the address that is dialled, however many members name it. Where one of ours has answered before, as
+    behind a NAT that many share, more is allowed.
+    """
+
+    def __init__(self, unknown: Rate = Rate(0.5, 40), known: Rate = Rate(5, 200)) -> None:
+        self._unknown = Buckets(unknown)
+        self._known = Buckets(known)
+        self._answered: OrderedDict[str, None] = OrderedDict()
+
+    def may(self, host: str, now: float) -> bool:
+        """Whether to dial `host` now."""
+        name = source(host)
+        return self._buckets(name).has(name, now)
+
+    def failed(self, host: str, now: float) -> None:
+        """Nobody answered there, or somebody else."""
+        name = source(host)
+        self._buckets(name).take(name, now)
+
+    def answered(self, host: str) -> None:
+        name = source(host)
+        self._answered[name] = None
+        self._answered.move_to_end(name)
+        if len(self._answered) > _KEPT:
+            self._answered.popitem(last=False)
+
+    def _buckets(self, name: str) -> Buckets:
+        return self._known if name in self._answered else self._unknown
