@@ -267,8 +267,22 @@ async def test_a_newcomer_that_trickles_loses_its_slot(tmp_path: Path, autojump_
             assert isinstance(frame, ChunkHead)
             await channel.read_into(memoryview(bytearray(frame.length)))
             await trio.sleep(14.0)
-        assert nodes[0].donor._uploads == 0
+        assert not nodes[0].donor._uploads
         assert {type(error) for error in net.caught} == {PeerTooSlowError}
+
+
+async def test_a_newcomer_has_one_slot_and_its_last_stream_has_it(tmp_path: Path, autojump_clock: object) -> None:
+    async with donors(tmp_path) as ((alice,), net):
+        await ask(net, alice)
+        for before in range(5):
+            again, _ = await ask(net, alice)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(alice.donor._uploads) == 1
+            assert [type(error) for error in net.caught] == [PeerTooSlowError] * (before + 1), "the one before has ended"
+        dialogue = Dialogue(NEWCOMER, "run", alice.peer_id, b"s" * 16, 1)
+        request = pb.ChunkRequest(id=alice.served.description.root, first=0, count=1)
+        await again.send_envelope(dialogue.seal(pb.Body(chunk_request=request)))
+        assert isinstance(await again.receive(), ChunkHead)
 
 
 async def test_a_snapshot_is_held_from_the_moment_it_is_given(tmp_path: Path, autojump_clock: object) -> None:
@@ -302,8 +316,7 @@ def delay(donor: Donor, seconds: float) -> None:
 async def test_slots_are_counted_and_freed(tmp_path: Path, autojump_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         alice = nodes[0]
-        first, second = [await ask(net, alice) for _ in range(2)]
-        third = await ask(net, alice)
+        first, second, third = [await ask(net, alice, Identity.from_secret(bytes([seed]) * 32)) for seed in (50, 51, 52)]
         assert third[1].busy.retry_after_ms > 0
         assert first[1].HasField("snapshot_offer")
         assert second[1].HasField("snapshot_offer")
@@ -312,9 +325,9 @@ async def test_slots_are_counted_and_freed(tmp_path: Path, autojump_clock: objec
         assert (await ask(net, alice))[1].HasField("snapshot_offer")
 
 
-async def ask(net: Net, node: Node) -> tuple[Channel, pb.Body]:
-    channel = Channel(await net.dial(NEWCOMER.peer_id)(node.peer_id, SNAPSHOT), LIMITS)
-    dialogue = Dialogue(NEWCOMER, "run", node.peer_id, b"s" * 16)
+async def ask(net: Net, node: Node, newcomer: Identity = NEWCOMER) -> tuple[Channel, pb.Body]:
+    channel = Channel(await net.dial(newcomer.peer_id)(node.peer_id, SNAPSHOT), LIMITS)
+    dialogue = Dialogue(newcomer, "run", node.peer_id, b"s" * 16)
     await channel.send_envelope(dialogue.seal(pb.Body(snapshot_request=pb.SnapshotRequest())))
     return channel, dialogue.open(await channel.receive_envelope())
 

@@ -18,6 +18,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
+from nolocod.p2p import strangers
 from nolocod.p2p.addresses import endpoint
 from nolocod.p2p.delimited import receive_message, send_message
 from nolocod.p2p.identify import readable
@@ -47,6 +48,8 @@ class AutoNatLimits:
     """Dialled for one question."""
     per_peer: int = 4
     """Questions a minute."""
+    per_address: int = 12
+    """Questions a minute of all peers behind one address."""
     in_all: int = 30
     """Questions a minute of all peers together."""
     at_once: int = 8
@@ -75,7 +78,7 @@ class AutoNatServer:
         self._host = host
         self._limits = limits or AutoNatLimits()
         self._busy: set[PeerId] = set()
-        self._asked: deque[tuple[float, PeerId]] = deque()
+        self._asked: deque[tuple[float, PeerId, str]] = deque()
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -104,7 +107,7 @@ class AutoNatServer:
         wanted = [text for text in dict.fromkeys(told) if text and (endpoint(text) or ("",))[0] == source[0]]
         if not wanted:
             return Message.E_DIAL_REFUSED, "no address is of the host that asks", None
-        if not self._admit(peer):
+        if not self._admit(peer, strangers.source(source[0])):
             return Message.E_DIAL_REFUSED, "too many questions", None
         self._busy.add(peer)
         try:
@@ -113,16 +116,18 @@ class AutoNatServer:
             self._busy.discard(peer)
         return (Message.OK, "", found) if found else (Message.E_DIAL_ERROR, "no address could be dialled", None)
 
-    def _admit(self, peer: PeerId) -> bool:
+    def _admit(self, peer: PeerId, place: str) -> bool:
         now = trio.current_time()
         while self._asked and self._asked[0][0] <= now - _MINUTE:
             self._asked.popleft()
         limits = self._limits
         if peer in self._busy or len(self._busy) >= limits.at_once or len(self._asked) >= limits.in_all:
             return False
-        if sum(asker == peer for _, asker in self._asked) >= limits.per_peer:
+        if sum(asker == peer for _, asker, _ in self._asked) >= limits.per_peer:
             return False
-        self._asked.append((now, peer))
+        if sum(where == place for _, _, where in self._asked) >= limits.per_address:
+            return False
+        self._asked.append((now, peer, place))
         return True
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> str | None:

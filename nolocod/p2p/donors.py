@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.events import Emit
+    from nolocod.identity import PeerId
     from nolocod.p2p.streams import Stream
     from nolocod.terms import Description, Standing
 
@@ -98,7 +99,7 @@ class Donor:
         self._snapshot = snapshot
         self._max_uploads = max_uploads
         self._emit = emit
-        self._uploads = 0
+        self._uploads: dict[PeerId, _Upload] = {}
         self._open: dict[bytes, _Open] = {}
 
     async def handle(self, stream: Stream) -> None:
@@ -107,19 +108,23 @@ class Donor:
         body = await self._first(channel)
         dialogue = Dialogue(self._context.identity, self._context.run_id, channel.remote, body.session)
         dialogue.admit(body)
-        if self._uploads >= self._max_uploads:
+        before = self._uploads.pop(channel.remote, None)
+        if before is not None:
+            before.scope.cancel()  # a newcomer has one slot: where it comes again, its stream was broken
+        if len(self._uploads) >= self._max_uploads:
             await channel.last_words(dialogue.seal(pb.Body(busy=_busy(_RETRY_SECONDS, "all upload slots are taken"))))
             return
         upload = _Upload(channel, dialogue)
         started = trio.current_time()
-        self._uploads += 1
+        self._uploads[channel.remote] = upload
         try:
             with upload.scope:
                 await self._serve(upload, body)
             if upload.scope.cancelled_caught:
                 raise PeerTooSlowError(f"{short(channel.remote)} fetches too slowly.")
         finally:
-            self._uploads -= 1
+            if self._uploads.get(channel.remote) is upload:
+                del self._uploads[channel.remote]
             self._let_go(upload)
             if upload.size:
                 seconds = trio.current_time() - started

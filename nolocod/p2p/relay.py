@@ -37,6 +37,8 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from nolocod.errors import PeerTooSlowError, RefusedError, RemoteError
 from nolocod.events import Relaying
 from nolocod.identity import PeerId, short
+from nolocod.p2p import strangers
+from nolocod.p2p.addresses import endpoint
 from nolocod.p2p.budget import Bucket
 from nolocod.p2p.delimited import send_message
 from nolocod.p2p.libp2p_streams import map_exceptions
@@ -67,6 +69,8 @@ class RelayLimits:
     """What a relay gives. Sizes in bytes, times in seconds."""
 
     reservations: int = 128
+    reservations_per_address: int = 16
+    """Of all peers behind one address."""
     reservation_seconds: float = 3600.0
     circuits: int = 32
     """At once, in all."""
@@ -150,6 +154,7 @@ class Relay:
         self._host = host
         self._turns = _Turns(self.limits.rate)
         self._reservations: dict[PeerId, float] = {}  # until when, in trio's time
+        self._places: dict[PeerId, str] = {}  # from where their holders come
         self._circuits: set[_Circuit] = set()
 
     def serve(self) -> None:
@@ -182,14 +187,22 @@ class Relay:
 
     async def _reserve(self, stream: Stream) -> None:
         self._prune()
-        if stream.remote not in self._reservations and len(self._reservations) >= self.limits.reservations:
+        place = strangers.source((endpoint(cast("LibStream", stream).remote_address or "") or ("",))[0])
+        if stream.remote not in self._reservations and not self._has_room(place):
             await self._refuse(stream, RESERVATION_REFUSED)
             return
+        self._places[stream.remote] = place
         self._reservations[stream.remote] = trio.current_time() + self.limits.reservation_seconds
         expire = int(time.time() + self.limits.reservation_seconds)
         addresses = [address_bytes(address) for address in self._host.addresses]
         reservation = Reservation(expire=expire, addrs=addresses)
         await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
+
+    def _has_room(self, place: str) -> bool:
+        """For one reservation more, of one who comes from `place`."""
+        if len(self._reservations) >= self.limits.reservations:
+            return False
+        return sum(other == place for other in self._places.values()) < self.limits.reservations_per_address
 
     def _holds(self, peer: PeerId) -> bool:
         """Whether `peer` has a reservation: it must not have run out, and its holder must still be connected."""

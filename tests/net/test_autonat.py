@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SHORT = HostLimits(connect=2.0, negotiate=2.0, progress=3.0, linger=0.5)
 QUICK = ReachTiming(first=0.1, look=0.02, again=0.1, interval=0.2)
-OFTEN = AutoNatLimits(per_peer=1000, in_all=1000)
+OFTEN = AutoNatLimits(per_peer=1000, per_address=1000, in_all=1000)
 CONFIG = NodeConfig(data_dir=Path("/nonexistent"), upnp=False)
 
 
@@ -129,6 +129,15 @@ async def test_questions_are_rationed_per_peer_and_in_all() -> None:
 
         assert [await status(ann) for _ in range(3)] == [Message.OK, Message.OK, Message.E_DIAL_REFUSED]
         assert [await status(carol) for _ in range(2)] == [Message.OK, Message.E_DIAL_REFUSED]
+
+
+async def test_questions_are_rationed_per_address_however_many_peers_ask_from_it() -> None:
+    async with hosts(1) as (helper,), AsyncExitStack() as stack:
+        at_home = [open_host(Identity.generate(), [Address("127.0.0.9", 0)], (), lambda _: None, SHORT) for _ in range(3)]
+        askers = [await stack.enter_async_context(one) for one in at_home]
+        AutoNatServer(helper, replace(AutoNatLimits(), per_peer=1, per_address=2)).serve()
+        found = [(await question(asker, helper, list(asker.local))).dialResponse.status for asker in askers]
+        assert found == [Message.OK, Message.OK, Message.E_DIAL_REFUSED]
 
 
 async def test_one_question_of_a_peer_at_a_time_and_at_most_four_addresses() -> None:

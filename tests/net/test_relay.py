@@ -115,6 +115,14 @@ async def test_a_reservation_ends_with_its_holders_connection_and_makes_room() -
         assert await alice.client.reserve(middle.own) > 0
 
 
+async def test_one_address_has_so_many_reservations_whoever_comes_from_it() -> None:
+    async with three(RelayLimits(reservations_per_address=1)) as (_, middle, alice, bob):
+        await bob.client.reserve(middle.own)
+        with pytest.raises(RefusedError, match="RESERVATION_REFUSED"):
+            await alice.client.reserve(middle.own)
+        await bob.client.reserve(middle.own)  # its own again: renewed
+
+
 async def test_one_circuits_end_is_not_another_ones() -> None:
     async with three() as (_, middle, alice, bob), node(4) as third:
         carol = End(third)
