@@ -231,7 +231,7 @@ class Node:
         mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))
         mesh.serve(SAMPLE, self._unless_paused(Sampler().handle))
         swarm = MeshSwarm(mesh, exchanger, context, self.emit)
-        return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed, self._gate)
+        return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed, self._gate, mesh.probation)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)

@@ -52,6 +52,9 @@ class StandInMesh:
 
     def judge(self, *_: object) -> None: ...
 
+    def probation(self, _: PeerId) -> bool:
+        return False
+
     def expect(self, size: int) -> None:
         self.expected = size
 

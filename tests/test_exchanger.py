@@ -536,7 +536,7 @@ async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: obj
     assert ended.outcome == bob.reception.over[0].outcome == "aborted"
     assert ended.error == bob.reception.over[0].error == "NLC-207"
     finder, other = (alice, bob) if side == "offerer" else (bob, alice)
-    assert finder.judged == [(other.peer_id, Deed.REJECTED)]
+    assert finder.judged == [(other.peer_id, Deed.FALSE_TENSOR)]
     assert other.judged == [], "what a partner says of us is no deed of its own"
     assert list(alice.receipts.all()) == list(bob.receipts.all()) == []
 

@@ -22,7 +22,9 @@ from nolocod.errors import (
     AlteredBytesError,
     BannedError,
     DataDirError,
+    HarmfulTensorError,
     LocalError,
+    MisdirectedTensorError,
     PeerTooSlowError,
     ProtocolError,
     RejectedTensorError,
@@ -56,7 +58,8 @@ class Deed(Enum):
     """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name."""
 
     COMMITTED = (1.0, 0.1, "an exchange was committed")
-    REJECTED = (0.0, 0.2, "a tensor was rejected")
+    FALSE_TENSOR = (0.0, 0.5, "its tensor was none of this run, or not finite")
+    REJECTED = (0.0, 0.2, "its tensor was rejected")
     BROKE_PROTOCOL = (0.0, 0.25, "it broke the protocol")
     FALSE_SIGNATURE = (0.0, 0.5, "a signature was false")
     ALTERED_BYTES = (0.0, 0.5, "bytes did not fit what it had signed")
@@ -80,8 +83,10 @@ def deed_of(error: RemoteError) -> Deed | None:
             return Deed.ALTERED_BYTES
         case ProtocolError():
             return Deed.BROKE_PROTOCOL
-        case RejectedTensorError():
+        case MisdirectedTensorError() | HarmfulTensorError():
             return Deed.REJECTED
+        case RejectedTensorError():
+            return Deed.FALSE_TENSOR
     return None
 
 
