@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod import datadir
-from nolocod.config import DataDir, parse_span
+from nolocod.config import DataDir, parse_rate, parse_span
 from nolocod.errors import NotRunningError, UsageError
+from nolocod.manifest import read_run_file
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +24,9 @@ def add_to(commands: Commands) -> None:
     """create, network-key, invite, revoke."""
     create = commands.add_here("create", _create, "Check a run file, sign it, and print the run id.")
     create.add_argument("run_file", type=Path, metavar="RUN.toml")
+    create.add_argument("--plan", action="store_true", help="only tell what a node of it would need: memory, bytes, time")
+    create.add_argument("--device", default="auto", help="of --plan, whose speed is tried: auto, cpu, cuda, mps")
+    create.add_argument("--line", default="100Mbit", metavar="RATE", help="of --plan, each way (%(default)s)")
     key = commands.add("network-key", _network_key, "Make the key of a private network: all its nodes need the same file.")
     key.add_argument("file", type=Path, metavar="FILE")
     invite = commands.add_here("invite", _invite, "Print a token that lets somebody join the run of this data directory.")
@@ -37,10 +41,25 @@ def add_to(commands: Commands) -> None:
 
 
 def _create(options: argparse.Namespace) -> None:
+    if options.plan:
+        _plan(options)
+        return
     sealed = datadir.found(DataDir(options.data_dir), options.run_file)
     print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
     print(f"run id {sealed.run_id}")
     print(f"first node: nolocod start --data-dir {options.data_dir}")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    rate = parse_rate(options.line, "--line")
+    manifest = read_run_file(options.run_file)
+    from nolocod import terminal
+    from nolocod.commands.plan import plan_table
+    from nolocod.trainer.estimate import estimate, speed
+    from nolocod.trainer.model import pick_device
+
+    device = pick_device(options.device)
+    terminal.show(plan_table(manifest, estimate(manifest), speed(device), str(device), rate))
 
 
 def _network_key(options: argparse.Namespace) -> None:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from nolocod.manifest import Manifest
 
-_BYTES_ON_DEVICE = 16
+BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
-_BYTES_ON_HOST = 8
+BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _LOGIT_COPIES = 3
 """The logits, their log-softmax and their gradient: the largest activations of a small model."""
@@ -144,8 +144,8 @@ def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: in
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
-    on_device = _BYTES_ON_DEVICE * parameters + logits
-    on_host = _BYTES_ON_HOST * parameters + boxes
+    on_device = BYTES_ON_DEVICE * parameters + logits
+    on_host = BYTES_ON_HOST * parameters + boxes
     host = psutil.virtual_memory().available
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -1,0 +1,108 @@
+"""What a run would need of a node: memory, bytes, computing, before anything is allocated.
+
+The rule: exact where it can be (parameters, weights, boxes, messages), and a formula with its source where not
+(floating-point operations, activations). Nothing is trained; `speed` alone computes, for half a second.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.model import BYTES_ON_DEVICE, BYTES_ON_HOST, layout_of, read_config
+from nolocod.trainer.snapshot import Plan
+
+if TYPE_CHECKING:
+    from nolocod.manifest import Manifest
+
+EFFICIENCY = 0.4
+"""Share of a bare matrix product's speed that an inner step reaches, by habit of transformers of some size; small ones
+reach less."""
+_SECONDS = 0.5
+_SIDE = 1024
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes; floating-point operations; tokens. `activations` is what one micro-batch keeps for its backward pass."""
+
+    parameters: int
+    tokens_per_step: int
+    inner_steps: int
+    rounds: int
+    on_device: int
+    activations: int
+    on_host: int
+    message: int
+    """The largest message of an exchange, each way."""
+    operations: float
+    """Of one inner step."""
+
+    def step_seconds(self, speed: float) -> float:
+        """How long an inner step takes on a device of `speed` operations per second in matrix products."""
+        return self.operations / (EFFICIENCY * speed)
+
+    def round_seconds(self, speed: float) -> float:
+        """Inner steps from one outer step to the next."""
+        return self.inner_steps * self.step_seconds(speed)
+
+    def exchange_seconds(self, rate: int) -> float:
+        """How long an exchange takes on a line of `rate` bytes per second each way; latency is nothing beside it."""
+        return self.message / rate
+
+
+def estimate(manifest: Manifest) -> Estimate:
+    """Work it out. RunFileError if the model or the fragments are not possible."""
+    config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
+    layout, inner = layout_of(config), manifest.inner
+    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
+    return Estimate(
+        parameters=layout.size,
+        tokens_per_step=inner.tokens_per_step,
+        inner_steps=inner.steps,
+        rounds=manifest.outer.rounds,
+        on_device=BYTES_ON_DEVICE * layout.size,
+        activations=_activations(config, manifest),
+        on_host=BYTES_ON_HOST * layout.size + plan.boxes_size,
+        message=plan.box_size,
+        operations=_operations(layout.size, config, manifest),
+    )
+
+
+def _operations(parameters: int, config: object, manifest: Manifest) -> float:
+    """6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)."""
+    inner = manifest.inner
+    layers, hidden = _shape(config)
+    return inner.tokens_per_step * (6.0 * parameters + 12.0 * layers * hidden * inner.sequence)
+
+
+def _activations(config: object, manifest: Manifest) -> int:
+    """In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198, Eq. 1,
+    twice as many for float32), and the logits three times over."""
+    inner = manifest.inner
+    layers, hidden = _shape(config)
+    tokens = inner.batch * inner.sequence
+    return tokens * (68 * layers * hidden + 12 * int(getattr(config, "vocab_size", 0)))
+
+
+def _shape(config: object) -> tuple[int, int]:
+    """Layers and hidden size, by the names that transformers maps them to; 0 where an architecture has none."""
+    return int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
+
+
+def speed(device: torch.device) -> float:
+    """Floating-point operations per second of a matrix product on `device`, in bfloat16 where training computes in it."""
+    kind = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    one = torch.randn(_SIDE, _SIDE, dtype=kind, device=device)
+    one @ one  # the first one loads what computes
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < _SECONDS:
+        one @ one
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        done += 1
+    return done * 2.0 * _SIDE**3 / (time.perf_counter() - began)
