@@ -25,7 +25,7 @@ def test_what_is_estimated_is_what_a_replica_has(tmp_path: Path) -> None:
     sealed = sealed_run()
     needs, replica = estimate(sealed.manifest), make_replica(sealed, tmp_path)
     assert needs.parameters == replica.layout.size == replica.theta.numel()
-    assert needs.message == replica.box_size
+    assert needs.message == replica.plan.box_size
     assert (needs.tokens_per_step, needs.inner_steps, needs.rounds) == (2 * 32, 4, 100)
 
 
