@@ -92,7 +92,10 @@ def find_running(paths: DataDir) -> Running:
     try:
         entry = json.loads(paths.daemon.read_bytes())
         running = Running(**{**entry, "addresses": tuple(entry["addresses"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        texts = (running.http, running.peer_id, running.run_id, *running.addresses)
+        if not (isinstance(running.pid, int) and 0 < running.pid < 1 << 31 and all(isinstance(text, str) for text in texts)):
+            raise ValueError
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise NotRunningError(f"{paths.root} has no running daemon.") from error
     if not _lives(running.pid):
         raise NotRunningError(f"the daemon of {paths.root} (process {running.pid}) has ended.")

@@ -151,7 +151,7 @@ def issued(paths: DataDir) -> list[Issued]:
     raw = _read(paths.invitations)
     try:
         return msgspec.json.decode(raw, type=list[Issued]) if raw else []
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataDirError(f"{paths.invitations} is damaged ({error}).") from error
 
 

@@ -157,7 +157,7 @@ def _read(path: Path) -> dict[str, _Month]:
         raise DataDirError(f"{path}: {error.strerror or error}.") from error
     try:
         return msgspec.json.decode(raw, type=dict[Annotated[str, Meta(pattern=r"^\d{4}-(0[1-9]|1[0-2])$")], _Month])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         cause = f"{path} does not tell what was used in which month ({error})."
         raise DataDirError(cause, remedy="Put it right, or remove it to begin the count anew.") from error
 

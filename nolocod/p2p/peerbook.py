@@ -57,7 +57,7 @@ class Peerbook:
                 return msgspec.json.decode(file.read(MAX_BYTES), type=list[Remembered])
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._emit(Troubled(DataDirError.entry.code, f"{self._path} is damaged and was ignored ({error})."))
             return []
 

@@ -221,7 +221,7 @@ class Records:
                 reputation.load(file.read(_MAX_BYTES), now)
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             cause = f"{path} is damaged, and what is thought of peers begins anew ({error})."
             reputation.emit(Troubled(DataDirError.entry.code, cause))
 

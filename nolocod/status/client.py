@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 5.0
 """Seconds; a daemon answers in milliseconds, unless its machine is overloaded."""
+_MOST_BYTES = 8 << 20
+"""What answers at a daemon's old address may be anything, and may never end."""
 
 
 def read(running: Running) -> StatusReport:
@@ -22,11 +24,21 @@ def read(running: Running) -> StatusReport:
     connection = http.client.HTTPConnection(running.http, timeout=_TIMEOUT)
     try:
         connection.request("GET", "/status.json", headers={"Host": "localhost"})
-        report = msgspec.json.decode(connection.getresponse().read(), type=StatusReport)
-    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        report = decode(connection.getresponse().read(_MOST_BYTES + 1))
+    except (OSError, http.client.HTTPException) as error:
         raise NotRunningError(f"process {running.pid} does not answer at {running.http} ({error}).") from error
     finally:
         connection.close()
     if report.peer_id and report.peer_id != running.peer_id:
         raise NotRunningError(f"another node answers at {running.http}.")
     return report
+
+
+def decode(raw: bytes) -> StatusReport:
+    """What /status.json said; NotRunningError if no node of this release can have said it."""
+    try:
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")
+        return msgspec.json.decode(raw, type=StatusReport)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise NotRunningError(f"what answers there is no node of this release ({error}).") from error

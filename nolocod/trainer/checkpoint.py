@@ -140,7 +140,7 @@ def check(path: Path, run_id: str) -> State:
     try:
         state = msgspec.json.decode((path / _STATE).read_bytes(), type=State)
         digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path / _TENSORS).hexdigest()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
     if digest != state.tensors:
         raise CheckpointError(f"{path} does not fit its hash.")

@@ -141,7 +141,7 @@ def _jsonl(file: Path, field: str) -> Iterator[str]:
                 continue
             try:
                 record = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise DataError(f"{file}, line {number} is not JSON ({error}).") from error
             value = record.get(field) if isinstance(record, dict) else None
             if not isinstance(value, str):

@@ -1,0 +1,127 @@
+"""`python -m tests.fuzz --seconds N`: every parser of foreign bytes under atheris (libFuzzer), one after the other.
+
+Needs `pip install atheris`. Each target runs in a process of its own, from its seeds and the corpus in this folder, for
+its share of the time; prints executions, coverage and peak memory, and where inputs that broke it were kept. Exit status
+1 if any did. A finding is an exception that the parser does not promise, an input that takes longer than `_HANG`
+seconds, or memory above `_MEMORY`. `--keep DIR` keeps what was found to reach new code, for `--merge`, which brings
+the least of it that reaches the same into the corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.fuzz.targets import TENSORS
+
+CORPUS = Path(__file__).with_name("corpus")
+_HANG = 5
+_MEMORY = {False: 400, True: 900}
+"""MiB of a whole process, by whether it has torch: what it takes for nothing is 120 and 400."""
+_LARGEST_KEPT = 512
+_MOST_KEPT = 12
+
+
+@dataclass(frozen=True)
+class Result:
+    target: str
+    executions: int
+    coverage: int
+    peak_mib: int
+    seconds: int
+    broke: bool
+    last_words: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=60, help="for all targets together")
+    parser.add_argument("--target", action="append", default=[], metavar="NAME")
+    parser.add_argument("--keep", type=Path, default=None, metavar="DIR")
+    parser.add_argument("--merge", action="store_true", help="only merge what --keep holds into the corpus")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write results there too")
+    options = parser.parse_args()
+    if importlib.util.find_spec("atheris") is None:
+        parser.error("atheris is not installed: pip install atheris")
+    names = options.target or _names()
+    with tempfile.TemporaryDirectory(prefix="nolocod-fuzz-") as made:
+        keep = options.keep or Path(made)
+        if options.merge:
+            for name in names:
+                _merge(name, keep)
+            return 0
+        results = []
+        _say(f"{'target':20}{'executions':>12}{'coverage':>10}{'peak MiB':>10}{'seconds':>9}")
+        for name in names:
+            result = _fuzz(name, max(1, options.seconds // len(names)), keep)
+            results.append(result)
+            broke = f"  BROKE: {result.last_words}" if result.broke else ""
+            _say(f"{name:20}{result.executions:12}{result.coverage:10}{result.peak_mib:10}{result.seconds:9}{broke}")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
+    return int(any(result.broke for result in results))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _names() -> list[str]:
+    from tests.fuzz.targets import TARGETS
+
+    return [*TARGETS, *TENSORS]
+
+
+def _fuzz(name: str, seconds: int, keep: Path) -> Result:
+    folder, findings = keep / name, keep / "findings"
+    folder.mkdir(parents=True, exist_ok=True)
+    findings.mkdir(exist_ok=True)
+    corpus = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
+    line = [sys.executable, "-m", "tests.fuzz.child", name, str(folder), str(folder), *corpus]
+    line += [f"-max_total_time={seconds}", f"-timeout={_HANG}", f"-rss_limit_mb={_MEMORY[name in TENSORS]}"]
+    line += ["-print_final_stats=1", "-max_len=4096", f"-artifact_prefix={findings / name}-"]
+    done = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=seconds + 300, check=False)
+    said = done.stderr + done.stdout
+    errors = [line for line in said.splitlines() if re.search(r"Error|Exception|ERROR", line)]
+    return Result(
+        name,
+        _number(r"stat::number_of_executed_units:\s*(\d+)", said),
+        _number(r"cov: (\d+)", said),
+        _number(r"stat::peak_rss_mb:\s*(\d+)", said),
+        seconds,
+        done.returncode != 0,
+        " | ".join(errors[:3])[:300] if done.returncode else "",
+    )
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.findall(pattern, text)
+    return int(found[-1]) if found else 0
+
+
+def _merge(name: str, keep: Path) -> None:
+    """The fewest inputs that reach what all of `keep` reach; of those, small ones."""
+    if not (keep / name).is_dir():
+        return
+    with tempfile.TemporaryDirectory(prefix="nolocod-merge-") as made:
+        line = [sys.executable, "-m", "tests.fuzz.child", name, str(keep / name), "-merge=1", made, str(keep / name)]
+        subprocess.run(line, capture_output=True, timeout=600, check=False)
+        small = sorted((path.stat().st_size, path) for path in Path(made).iterdir())
+        target = CORPUS / name
+        target.mkdir(parents=True, exist_ok=True)
+        for size, path in small[:_MOST_KEPT]:
+            if 0 < size <= _LARGEST_KEPT:
+                (target / path.name[:12]).write_bytes(path.read_bytes())
+    _say(f"{name}: {len(list(target.iterdir()))} inputs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""`python -m tests.fuzz.child TARGET SEEDS [libFuzzer's options]`: fuzzes one target, as `tests.fuzz` has it do.
+
+The target's seeds are written into the folder SEEDS first: they are made by the code that is fuzzed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import atheris
+
+
+def main() -> None:
+    name, folder, *options = sys.argv[1:]
+    with atheris.instrument_imports(include=["nolocod"]):
+        targets = importlib.import_module("tests.fuzz.targets")
+        if name in targets.TENSORS:
+            importlib.import_module("tests.fuzz.tensors")
+    run = targets.TARGETS[name].run
+    for number, seed in enumerate(targets.TARGETS[name].seeds):
+        (Path(folder) / f"seed-{number}").write_bytes(seed)
+
+    def one(raw: bytes) -> None:
+        run(bytes(raw))
+
+    atheris.Setup([sys.argv[0], *options], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The targets that need torch: a partner's tensor in every codec, and files of weights. The rule is that of `targets`.
+
+An input of `tensor` says which codec, where in a good message, and which bytes to lay over it there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from contextlib import suppress
+
+import msgspec
+import torch
+
+from nolocod.codec import box_size, fragments_of
+from nolocod.errors import CheckpointError, RejectedTensorError
+from nolocod.manifest import Codec, Outer
+from nolocod.terms import Subject
+from nolocod.trainer import checkpoint
+from nolocod.trainer.snapshot import Plan, Snapshot, Weights
+from tests.fuzz.targets import FOLDER, RUN, target
+
+_CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8", "delta4")
+_SIZE = 1500
+
+
+@functools.cache
+def _met(codec: Codec) -> tuple[Snapshot, torch.Tensor, torch.Tensor]:
+    """A snapshot in the middle of an exchange, its outbox, and the partner's good message."""
+    torch.set_num_threads(1)
+    fragments = fragments_of((_SIZE,), 1)
+    plan = Plan(codec, Outer(blocking=True), fragments)
+    boxes, snapshots = [], []
+    for seed in (1, 2):
+        phi = torch.randn(_SIZE, generator=torch.Generator().manual_seed(seed)) * 1e-3
+        weights = Weights.of((phi.clone(), phi, torch.zeros_like(phi)), codec, fragments)
+        for distances in weights.distance:
+            distances.fill_(1e-2)
+        snapshots.append(Snapshot(plan, weights, Subject(), seed))
+        snapshots[-1].capture()
+        boxes.append(torch.zeros(box_size(codec, fragments), dtype=torch.uint8))
+        snapshots[-1].write(boxes[-1])
+    return snapshots[0], boxes[0], boxes[1]
+
+
+@target(*(bytes([number, 0, at]) + b"\xff\x7f" for number in range(len(_CODECS)) for at in (0, 24, 32, 64, 68, 90)), most=256)
+def tensor(raw: bytes) -> None:
+    if len(raw) < 3:
+        return
+    snapshot, outbox, good = _met(_CODECS[raw[0] % len(_CODECS)])
+    inbox = good.clone()
+    start = int.from_bytes(raw[1:3], "big") % len(inbox)
+    content = torch.frombuffer(bytearray(raw[3:] + b"\0"), dtype=torch.uint8)[: min(len(raw) - 3, len(inbox) - start)]
+    inbox[start : start + len(content)] = content
+    with suppress(RejectedTensorError):
+        assert math.isfinite(snapshot.inspect(outbox, inbox).spread)
+
+
+def _file() -> bytes:
+    path = FOLDER.write("good", b"")
+    with path.open("wb") as handle:
+        checkpoint.write_tensors(handle, {"phi": torch.zeros(4)}, {"run_id": RUN})
+    return path.read_bytes()
+
+
+@target(_file())
+def tensor_file(raw: bytes) -> None:
+    """What a donor sends, and a checkpoint."""
+    with suppress(CheckpointError):
+        checkpoint.read_tensors(FOLDER.write("weights.safetensors", raw))
+
+
+@target(msgspec.json.encode({"run_id": RUN, "tensors": "00", "standing": {"round": 3, "tokens": 30, "loss": 2.5}}))
+def checkpoint_state(raw: bytes) -> None:
+    folder = FOLDER.write("tensors.safetensors", b"").parent
+    FOLDER.write("state.json", raw)
+    with suppress(CheckpointError):
+        checkpoint.check(folder, RUN)
