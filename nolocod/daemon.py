@@ -41,7 +41,7 @@ from nolocod.status.server import serve_http
 from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
 from nolocod.survey import survey
-from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Standing, Subject
+from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Refuse, Standing, Subject
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ class Node:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
         receipts = ReceiptStore(config.paths.receipts)
+        self._reception.mesh = mesh
         self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, receipts, mesh.judge)
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
@@ -358,12 +359,18 @@ class Reception:
     def __init__(self) -> None:
         self.rounds: Rounds | None = None
         self._engaged: Rounds | None = None
+        self.mesh: Mesh | None = None
+        """Says who may offer; all may until it is there."""
 
     def decide(self, offer: Offer) -> Answer:
         if self.rounds is None or self._engaged not in (None, self.rounds):
             return Busy(_LOADING_SECONDS, "not ready")
+        if self.mesh is not None and (objection := self.mesh.undrawn(offer)) is not None:
+            return Refuse(objection.code, objection.cause)
         answer = self.rounds.decide(offer)
         if isinstance(answer, Accept):
+            if self.mesh is not None:
+                self.mesh.accepted(offer)
             self._engaged = self.rounds
         return answer
 

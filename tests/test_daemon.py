@@ -15,13 +15,13 @@ from nolocod import daemon
 from nolocod.cli import _find
 from nolocod.config import Allowance, Hours, NodeConfig
 from nolocod.daemon import MeshSwarm, Node, Reception
-from nolocod.errors import ClockError, DiskFullError, PeerBusyError, TrainerError
+from nolocod.errors import ClockError, DiskFullError, NotDrawnError, PeerBusyError, TrainerError
 from nolocod.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, seal
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
 from nolocod.rounds import Pace, Rounds
-from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Standing, Subject
+from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Refuse, Standing, Subject
 from nolocod.trainer.pipe import Dumped
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class StandInMesh:
         self.left = False
         self.expected = 0
         self.handlers: dict[str, Any] = {}
+        self.undrawn_because: NotDrawnError | None = None
+        self.answered: list[Offer] = []
 
     async def enter(self, *_: object) -> None: ...
 
@@ -54,6 +56,12 @@ class StandInMesh:
 
     def probation(self, _: PeerId) -> bool:
         return False
+
+    def undrawn(self, offer: Offer) -> NotDrawnError | None:
+        return self.undrawn_because
+
+    def accepted(self, offer: Offer) -> None:
+        self.answered.append(offer)
 
     def expect(self, size: int) -> None:
         self.expected = size
@@ -317,6 +325,18 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     await reception.ended(Ended("aborted", PEER, b"s"))
     with pytest.raises(AssertionError, match="no exchange"):
         _ = reception.desk
+
+
+async def test_an_offer_that_the_draw_does_not_allow_is_refused_before_anybody_is_engaged(autojump_clock: object) -> None:
+    reception, mesh, offer = Reception(), StandInMesh(), Offer(PEER, b"s", Standing(0, 0, 1.0))
+    reception.rounds, reception.mesh = rounds_of(StandInTrainer([].append)), cast("Any", mesh)
+    mesh.undrawn_because = NotDrawnError("no pair")
+    assert reception.decide(offer) == Refuse("NLC-215", "no pair")
+    assert mesh.answered == []
+    mesh.undrawn_because = None
+    assert isinstance(reception.decide(offer), Accept)
+    assert mesh.answered == [offer], "the round is used up"
+    await reception.ended(Ended("aborted", PEER, b"s"))
 
 
 # --- what the owner allows ----------------------------------------------------------------------------

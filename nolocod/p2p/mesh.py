@@ -17,6 +17,7 @@ import trio
 from nolocod.access import unchecked
 from nolocod.errors import (
     NolocodError,
+    NotDrawnError,
     PeerTooSlowError,
     PeerUnavailableError,
     RelayBudgetError,
@@ -27,6 +28,7 @@ from nolocod.manifest import RunId
 from nolocod.p2p.addresses import split
 from nolocod.p2p.dht import open_dht
 from nolocod.p2p.discovery import Discovery, find_run
+from nolocod.p2p.draws import Draw
 from nolocod.p2p.gate import Gate
 from nolocod.p2p.gossip import Gossip
 from nolocod.p2p.guard import Guard
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.discovery import Contact
     from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
-    from nolocod.terms import Member, Standing
+    from nolocod.terms import Member, Offer, Standing
 
 _SAVE_EVERY = 30.0
 _FAREWELL = 1.5
@@ -159,6 +161,7 @@ class Mesh:
         self._reputation = Reputation(around.emit)
         self._records = Records(around.paths.reputation, self._reputation, time.time())
         self._staleness = 0
+        self._draw = Draw("", identity.peer_id, 0)
         self._work = trio.CancelScope()
 
     @property
@@ -192,6 +195,7 @@ class Mesh:
             self._guard = Guard(sealed, self._identity.peer_id, around.paths)
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
+        self._draw = Draw(sealed.run_id, self._identity.peer_id, trust.draws)
         access = Watched(self._guard or Open(), reputation, time.time)
         self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, access)
         self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
@@ -291,6 +295,7 @@ class Mesh:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
         shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
+        shunned |= self._draw.undrawn(members, own.round)
         carried = self._around.ways.carried(members)
         return choose(self._around.rng, members, own, self._staleness, shunned, carried)
 
@@ -301,6 +306,14 @@ class Mesh:
     def suspect(self, peer: PeerId) -> None:
         """This peer could not be reached: no partner until it is heard again, and for a growing while."""
         self._table.suspect(peer, trio.current_time())
+
+    def undrawn(self, offer: Offer) -> NotDrawnError | None:
+        """Why this offer to us is not to be answered: the run's draw does not pair us (manifest: `trust.draws`)."""
+        return self._draw.objection(offer.partner, offer.standing.round, self.live())
+
+    def accepted(self, offer: Offer) -> None:
+        """We said yes to this offer."""
+        self._draw.accepted(offer.partner, offer.standing.round)
 
     def judge(self, peer: PeerId, deed: Deed) -> None:
         """Take note of what a peer did: of members and strangers alike."""
