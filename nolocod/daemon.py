@@ -40,6 +40,7 @@ from nolocod.schedule import Gate, month_spent, on_battery, outside_hours, told
 from nolocod.status.server import serve_http
 from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
+from nolocod.supervisor import Supervisor
 from nolocod.survey import survey
 from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Refuse, Standing, Subject
 from nolocod.trainer.process import TrainerProcess, open_trainer
@@ -72,12 +73,15 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
     `may_seed`: this node may begin from the run's initial weights when no peer has any (`nolocod start`).
     Raises a LocalError, alone or in an exception group, when the node cannot go on.
     """
+    supervisor = Supervisor(os.environ)
     with datadir.hold(config.paths):
-        node = Node(config, may_seed=may_seed, followers=followers)
+        node = Node(config, may_seed=may_seed, followers=[supervisor.follow, *followers])
         async with trio.open_nursery() as nursery:
             await nursery.start(node.watch_signals, nursery.cancel_scope)
             await nursery.start(node.keep_allowance)
             http = await nursery.start(serve_http, config.http, node.status, node.metrics)
+            supervisor.ready()
+            nursery.start_soon(supervisor.feed)
             await node.run(http)
             nursery.cancel_scope.cancel()
 

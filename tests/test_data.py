@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import datasets
@@ -104,6 +105,17 @@ def test_no_path_and_no_fitting_file(tmp_path: Path) -> None:
         tokens(Data(source="text"), None, tmp_path)
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(DataError, match=r"no \.parquet files"):
+        tokens(Data(source="parquet"), tmp_path, tmp_path / "cache")
+
+
+def test_packages_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some.parquet").touch()
+    for package in ("datasets", "pyarrow"):
+        monkeypatch.setitem(sys.modules, package, None)  # as where the extra is left out
+    with pytest.raises(DataError, match=r"'a/b' needs packages") as found:
+        open_hub(Data(source="hub", dataset="a/b"))
+    assert "[datasets]" in found.value.remedy
+    with pytest.raises(DataError, match=r"some\.parquet needs packages"):
         tokens(Data(source="parquet"), tmp_path, tmp_path / "cache")
 
 

@@ -77,9 +77,10 @@ LAYERS = {
     "survey": layer("events", "trio"),
     "schedule": layer("config errors events", "psutil trio"),
     "stint": layer("schedule config errors events identity manifest rounds terms trainer.process", "trio trio_typing"),
+    "supervisor": layer("events", "trio"),
     "daemon": layer(
-        "schedule stint survey rounds p2p trainer.process trainer.pipe trainer.boxes metrics status config datadir manifest "
-        "identity events terms errors logs",
+        "supervisor survey schedule stint rounds p2p trainer.process trainer.pipe trainer.boxes metrics status config datadir "
+        "manifest identity events terms errors logs",
         "trio trio_typing",
     ),
     # The one measurement that needs stock py-libp2p, and a certificate, to have something beside ours.

@@ -153,10 +153,20 @@ def _jsonl(file: Path, field: str) -> Iterator[str]:
             yield value + "\n"
 
 
-def _parquet(file: Path, field: str) -> Iterator[str]:
-    import pyarrow  # type: ignore[import-untyped] # ships no types
-    from pyarrow import parquet
+def missing_packages(what: str) -> DataError:
+    """What is said where nolocod was installed without the packages that read `what`."""
+    return DataError(
+        f"{what} needs packages that are not installed here.",
+        remedy="Install nolocod with its extra [datasets]; an image is built with EXTRAS='[datasets]'.",
+    )
 
+
+def _parquet(file: Path, field: str) -> Iterator[str]:
+    try:
+        import pyarrow  # type: ignore[import-untyped] # ships no types
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_packages(str(file)) from error
     try:
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names

@@ -16,6 +16,7 @@ import blake3
 import numpy as np
 
 from nolocod.errors import DataError
+from nolocod.trainer.data import missing_packages
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ def open_hub(settings: Data) -> Any:  # noqa: ANN401 - `datasets` has no types; 
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
         # `datasets` would open a local folder of that name, and a stranger's manifest must not choose one.
         raise DataError(f"{name!r} is not the name of a data set on the hub.", remedy="Ask the run's owner.")
-    import datasets
-
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing_packages(f"data set {name!r}") from error
     datasets.utils.logging.set_verbosity_error()
     datasets.utils.logging.disable_progress_bar()
     try:
