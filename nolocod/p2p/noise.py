@@ -314,7 +314,12 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
                 await self.read()
 
     async def close(self) -> None:
-        await self._session.close()
+        try:
+            await self._session.close()
+        finally:  # not back to the pool: a task that has not heard of it yet may still hold a view
+            self._in = self._out = None
+            self._start = self._stop = self._sent = self._sealed = 0
+            self._partial = b""
 
     def get_local_peer(self) -> ID:
         return self._session.get_local_peer()

@@ -136,7 +136,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         """End everything because of `cause`; the first one counts."""
         if self._cause is not None:
             return
-        self._cause = cause
+        self._cause = _bare(cause)
         self._accepted.close()
         for stream in list(self.streams.values()):
             stream.break_off(cause)
@@ -392,3 +392,19 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
 
     def get_connection_type(self) -> ConnectionType:
         return self._channel.get_connection_type()
+
+
+def _bare(error: Exception) -> Exception:
+    """`error` without the frames that it and its causes came through.
+
+    Who keeps an error keeps their locals, here the buffers of what was being read and sent; and the error, the connection
+    and its streams hold each other, until a full garbage collection, which in a large process comes next to never.
+    """
+    left: list[BaseException] = [error]
+    found = set()
+    while left:
+        one = left.pop()
+        found.add(id(one))
+        one.__traceback__ = None
+        left += [other for other in (one.__cause__, one.__context__) if other is not None and id(other) not in found]
+    return error

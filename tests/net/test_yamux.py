@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import struct
+import weakref
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,8 @@ from libp2p.stream_muxer.exceptions import (
 )
 from wires import OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
 
-from nolocod.p2p.buffers import Pool, Unread
+from nolocod.p2p import buffers
+from nolocod.p2p.buffers import SIZE, Pool, Unread
 from nolocod.p2p.frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -304,6 +307,46 @@ async def test_a_lost_connection_is_no_end_of_a_stream() -> None:
         with pytest.raises(MuxedConnUnavailable):
             await bob.open_stream()
         assert not bob.streams
+
+
+class Counted(bytearray):
+    """A buffer that tells whether it is still there."""
+
+    __hash__ = object.__hash__
+
+
+async def test_a_lost_connection_gives_up_its_buffers_without_a_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: weakref.WeakSet[Counted] = weakref.WeakSet()
+
+    def counted(size: int) -> bytearray:
+        buffer = Counted(size)
+        if size == SIZE:
+            taken.add(buffer)
+        return buffer
+
+    monkeypatch.setattr(buffers, "bytearray", counted, raising=False)
+    gc.disable()
+    try:
+        async with connections() as (ann, bob), trio.open_nursery() as nursery:
+            stream, other = await pair_of_streams(ann, bob)
+
+            async def send() -> None:
+                with suppress(MuxedStreamReset, MuxedConnUnavailable):
+                    await other.write(bytes(4 * MOST_WINDOW))
+
+            nursery.start_soon(send)
+            await stream.read_into(memoryview(bytearray(MOST_WINDOW)))
+            for muxed in (ann, bob):
+                muxed.secured_conn._pool._free.clear()
+            assert taken, "large buffers are in use"
+            ann.secured_conn._end._socket.close()  # the process dies: no FIN, no goodbye
+            for muxed in (ann, bob):
+                await muxed.event_closed.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            spare = [buffer for muxed in (ann, bob) for buffer in muxed.secured_conn._pool._free]
+            assert len(taken) == len(spare), "though both connections, and how they ended, are still known"
+    finally:
+        gc.enable()
 
 
 async def test_a_peer_that_freezes_ends_the_connection_by_the_deadline(autojump_clock: MockClock) -> None:
