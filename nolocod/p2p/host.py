@@ -47,6 +47,7 @@ from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
 from nolocod.p2p.links import Link, Origin, origin_of, relayed
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.peerstore import BoundedStore
 from nolocod.p2p.strangers import DoorLimits, Doorway, Rate, Turnstile
 from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.wire import deadline
@@ -182,6 +183,7 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
     )
     basic = new_host(
         key_pair=keys,
+        peerstore_opt=BoundedStore(),
         sec_opt={NOISE_PROTOCOL: noise},
         resource_manager=manager,
         connection_config=config,

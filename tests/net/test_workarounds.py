@@ -20,7 +20,9 @@ from libp2p.identity.identify.identify import _prefer_circuit_addr
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
@@ -243,3 +245,13 @@ def accepts(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_full_peer_store_forgets_our_own_keys_first() -> None:
+    keys = create_new_key_pair()
+    own, store = ID.from_pubkey(keys.public_key), PeerStore(max_peers=3)
+    store.add_key_pair(own, keys)
+    for number in range(3):
+        store.add_addrs(ID(b"\x00\x04" + number.to_bytes(4, "big")), [ANYWHERE], 7200)
+    with pytest.raises(PeerStoreError):
+        store.privkey(own)
