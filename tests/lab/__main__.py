@@ -28,7 +28,7 @@ from tests.lab.nodes import Load
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.lab.scenarios import Meeting
+    from tests.lab.scenarios import Churn, Meeting, Stack
     from tests.lab.topology import Kind
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -86,6 +86,38 @@ def symmetric(root: Path, full: bool) -> Table:
     return Table("One or both behind symmetric routers", head, rows, raw)
 
 
+def ipv6(root: Path, full: bool) -> Table:
+    rows, raw = [], {}
+    cases: dict[str, tuple[Stack, Kind]] = {
+        "IPv6 alone, firewalls": ("6", "cone"),
+        "both; IPv4 behind cones": ("both", "cone"),
+        "both; IPv4 behind symmetric routers": ("both", "symmetric"),
+    }
+    for case, (stack, kind) in cases.items():
+        found = scenarios.meetings(root / f"{stack}-{kind}", (kind, kind), rtt=40.0, trials=5 if full else 1, stack=stack)
+        good = [one for one in found if one.straight is not None and one.straight <= scenarios.MEETING]
+        rows.append(
+            (
+                case,
+                ", ".join(sorted({str(nat) for one in found for nat in one.nat})),
+                f"{len(good)} of {len(found)}, {_spread([one.straight for one in found])}",
+                _reaches(found),
+                f"{sum(one.over6 for one in found)} of {len(found)}",
+                f"{sum(one.paired is not None for one in found)} of {len(found)}",
+            )
+        )
+        raw[case] = [asdict(one) for one in found]
+    head = (
+        "the two nodes have",
+        "class",
+        f"straight within {scenarios.MEETING:g} s, after",
+        "connected",
+        "over IPv6",
+        "paired steps over it",
+    )
+    return Table("IPv6, which routers filter and do not translate, 40 ms apart", head, rows, raw)
+
+
 def throughput(root: Path, full: bool) -> Table:
     rows, raw = [], {}
     ways: dict[str, tuple[Kind, Kind]] = {
@@ -137,19 +169,37 @@ def lines(root: Path, full: bool) -> Table:
     return Table("A node's line fails, counted from its return", head, rows, [asdict(one) for one in found])
 
 
+_WORDS = {
+    "memory": "memory of the network process (MiB)",
+    "threads": "its threads",
+    "files": "its open files",
+    "tasks": "its tasks",
+}
+
+
+def _held(found: Churn, what: str) -> str:
+    return ", ".join(f"{value:.0f}" for value in found.held[what])
+
+
+def _growth(found: Churn, what: str) -> str:
+    slopes = found.growth[what]
+    return f"{statistics.median(slopes):+.2f} ({min(slopes):+.2f} to {max(slopes):+.2f})"
+
+
 def churn(root: Path, full: bool) -> Table:
     found = scenarios.churn(root) if full else scenarios.churn(root, nodes_in_all=8, homes=3, minutes=2.0, every=30.0)
     rows = [
         ("live nodes that pair", f"{found.paired} of {found.asked}"),
         ("tried exchanges that succeed", f"{found.success:.1%}" if found.success is not None else "none tried"),
         ("their outcomes", ", ".join(f"{name} {count}" for name, count in sorted(found.tried.items()))),
-        (
-            f"memory of the network process (MiB, median of {found.steady}, early and late)",
-            "{:.0f}, {:.0f}".format(*found.memory),
+        *(
+            (f"{what}, at each {'minute' if full else 'half minute'}: median of {found.steady}", _held(found, name))
+            for name, what in _WORDS.items()
         ),
-        ("its threads", "{:.0f}, {:.0f}".format(*found.threads)),
-        ("its open files", "{:.0f}, {:.0f}".format(*found.files)),
-        ("its tasks", "{:.0f}, {:.0f}".format(*found.tasks)),
+        *(
+            (f"growth of {what} in a minute, after the first third: median (range)", _growth(found, name))
+            for name, what in _WORDS.items()
+        ),
     ]
     title = f"{found.nodes} nodes for {found.minutes:g} minutes, one killed and one joined each minute"
     return Table(title if full else title.replace("each minute", "each half minute"), ("what", "figure"), rows, asdict(found))
@@ -174,6 +224,7 @@ def doctor(root: Path, full: bool) -> Table:
 SCENARIOS: dict[str, Callable[[Path, bool], Table]] = {
     "punching": punching,
     "symmetric": symmetric,
+    "ipv6": ipv6,
     "throughput": throughput,
     "relay": relay,
     "lines": lines,

@@ -137,9 +137,15 @@ class Node:
             return None
 
     @property
-    def bootstrap(self) -> str:
-        """What others are given to find it."""
-        return f"/ip4/{self.place.addresses[0]}/tcp/{PORT}/p2p/{self.peer_id}"
+    def bootstrap(self) -> list[str]:
+        """The flags that others are given to find it."""
+        ways = [f"/ip{'6' if ':' in one else '4'}/{one}/tcp/{PORT}/p2p/{self.peer_id}" for one in self.place.addresses]
+        return [part for way in ways for part in ("--bootstrap", way)]
+
+    def over6(self, other: Node) -> bool:
+        """Whether the system has an IPv6 connection from this node's host to the other's."""
+        lines = self.place.sh("ss -6Htn state established\n").splitlines()
+        return any(f"[{address}]:" in line for line in lines for address in other.place.addresses if ":" in address)
 
     def row(self, other: Node) -> PeerRow | None:
         """What it says about another node."""
@@ -242,17 +248,17 @@ class Swarm:
         """Found the run, bring up its first node, and wait until others can be given its address."""
         first = self.node(place)
         datadir.found(first.paths, self._run_file)
-        first.run("start", "--listen", f"0.0.0.0:{PORT}", *flags)
+        first.run("start", *_listening(place), *flags)
         self.wait("the first node runs", lambda: first.report is not None, 60)
         return first
 
     def join(self, place: Place, bootstraps: list[Node], *flags: str) -> Node:
-        given = [part for node in bootstraps for part in ("--bootstrap", node.bootstrap)]
+        given = [part for node in bootstraps for part in node.bootstrap]
         return self.node(place).run("join", *given, *flags)
 
     def public(self, place: Place, bootstraps: list[Node], *flags: str) -> Node:
         """A node that others can be given as a bootstrap, once it runs."""
-        return self.join(place, bootstraps, "--listen", f"0.0.0.0:{PORT}", *flags)
+        return self.join(place, bootstraps, *_listening(place), *flags)
 
     def drop(self, node: Node) -> None:
         """Kill a node that is not needed any more."""
@@ -283,6 +289,11 @@ class Swarm:
     def end(self) -> None:
         for node in self.nodes:
             node.end()
+
+
+def _listening(place: Place) -> list[str]:
+    """The flags of a node that others are given as a bootstrap."""
+    return [part for one in place.addresses for part in ("--listen", f"[::]:{PORT}" if ":" in one else f"0.0.0.0:{PORT}")]
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import json
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
 
-from tests.lab.nodes import Load, swarm
+from tests.lab.nodes import Load, Resources, swarm
 from tests.lab.topology import LabError, internet
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.lab.nodes import Node, Swarm
     from tests.lab.topology import Home, Internet, Kind
 
+Stack = Literal["4", "6", "both"]
+"""Which versions of IP the hosts behind routers have. IPv6 is not translated, but filtered."""
 Accident = Literal["forgotten", "moved", "readdressed", "cut"]
 
 MEETING = 10.0
@@ -77,6 +79,8 @@ class Meeting:
     why: tuple[str, str] = ("", "")
     rate: float | None = None
     """MB/s of that exchange, both ways together."""
+    over6: bool = False
+    """Whether the newcomer has a connection to the other over IPv6."""
 
 
 def meetings(
@@ -86,17 +90,21 @@ def meetings(
     trials: int = 1,
     load: Load | None = None,
     rate: float = 0.0,
+    stack: Stack = "4",
 ) -> list[Meeting]:
     """Let a node behind one router meet a fresh one behind another, `trials` times; `rtt` in milliseconds, `rate` in Mbit/s."""
     found = []
-    with internet() as net, swarm(root, load) as nodes:
+    with internet(ipv6=stack != "4") as net, swarm(root, load) as nodes:
         homes = [net.home(kind, delay=rtt / 4, rate=rate) for kind in kinds]
+        if stack == "6":
+            for home in homes:
+                home.only6()
         helpers = publics(net, nodes, 2)
         host = nodes.join(homes[0].hosts[0], helpers)
         nodes.wait("the first node behind a router trains", lambda: training(host), START)
         for _ in range(trials):
             guest = nodes.join(homes[1].hosts[0], helpers)
-            found.append(_meet(nodes, host, guest, straight="symmetric" not in kinds))
+            found.append(_meet(nodes, host, guest, straight=stack != "4" or "symmetric" not in kinds))
             nodes.drop(guest)
     return found
 
@@ -118,6 +126,7 @@ def _meet(nodes: Swarm, host: Node, guest: Node, straight: bool) -> Meeting:
         tuple(report.reach.kind if report else None for report in reports),
         tuple(report.reach.why if report else "" for report in reports),
         (rows[0].sent + rows[0].received) / rows[0].seconds / 1e6 if rows and rows[0].seconds else None,
+        guest.over6(host),
     )
 
 
@@ -249,6 +258,9 @@ def _fresh(node: Node, seconds: float) -> bool:
 # --- many, coming and going --------------------------------------------------------------------------------------------
 
 
+_HELD = tuple(part.name for part in fields(Resources))
+
+
 @dataclass
 class Churn:
     nodes: int
@@ -261,13 +273,12 @@ class Churn:
     """Outcomes of all exchanges that nodes alive at the end have taken part in."""
     success: float | None = None
     """Committed, as a share of those that were tried: with a partner that said yes, or could not be had."""
-    memory: tuple[float, float] = (0.0, 0.0)
-    """MiB of the network processes that lived throughout, median: after a third of the time, and at the end."""
-    threads: tuple[float, float] = (0.0, 0.0)
-    files: tuple[float, float] = (0.0, 0.0)
-    tasks: tuple[float, float] = (0.0, 0.0)
     steady: int = 0
-    """How many these are."""
+    """Nodes that lived throughout: of their network processes are the figures below."""
+    held: dict[str, list[float]] = field(default_factory=dict)
+    """What they hold, by name (memory in MiB, threads, files, tasks): the median after each minute, and at the end."""
+    growth: dict[str, list[float]] = field(default_factory=dict)
+    """Of each of them: by how much that grows in a minute, as a straight line through the time after the first third."""
 
 
 def churn(
@@ -289,14 +300,15 @@ def churn(
         stayed = set(live)
         began = time.monotonic()
         joined: dict[Node, float] = {}
-        early: dict[Node, Any] = {}
         turns = int(minutes * 60 / every)
+        samples: dict[Node, list[tuple[float, Resources]]] = {node: [] for node in live}
         for turn in range(1, turns + 1):
             for node in live:
                 node.step_back()
             time.sleep(max(0.0, began + turn * every - time.monotonic()))
-            if not early and turn * 3 >= turns:
-                early = {node: node.resources() for node in stayed}
+            for node in stayed:
+                if found := node.resources():
+                    samples[node].append(((time.monotonic() - began) / 60, found))
             if turn == turns:
                 break
             dead = rng.choice([node for node in live if node not in first[:1]])
@@ -305,7 +317,6 @@ def churn(
             stayed.discard(dead)
             live.append(nodes.join(rng.choice(hosts).host(), first))
             joined[live[-1]] = time.monotonic()
-        late = {node: node.resources() for node in stayed}
         asked = [node for node in live if time.monotonic() - joined.get(node, began) > 60.0]
         outcome: dict[str, int] = {}
         for node in live:
@@ -313,12 +324,8 @@ def churn(
             for name, count in report.exchanges_by_outcome.items() if report else ():
                 outcome[name] = outcome.get(name, 0) + count
         tried = sum(count for name, count in outcome.items() if name not in ("busy", "refused"))
-        kept = [node for node in stayed if early.get(node) and late[node]]
-
-        def medians(what: str) -> tuple[float, float]:
-            before, after = (statistics.median(getattr(found[node], what) for node in kept) for found in (early, late))
-            return before, after
-
+        kept = [samples[node] for node in stayed if len(samples[node]) == turns]
+        of = {what: [[(at, float(getattr(held, what))) for at, held in one] for one in kept] for what in _HELD}
         return Churn(
             nodes_in_all,
             minutes,
@@ -326,12 +333,21 @@ def churn(
             len(asked),
             outcome,
             outcome.get("committed", 0) / tried if tried else None,
-            medians("memory"),
-            medians("threads"),
-            medians("files"),
-            medians("tasks"),
             len(kept),
+            {what: _medians(lines) for what, lines in of.items()},
+            {what: [slope(line, minutes / 3) for line in lines] for what, lines in of.items()},
         )
+
+
+def _medians(lines: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """Of what several hold, at each time."""
+    return [statistics.median(held for _, held in turn) for turn in zip(*lines, strict=True)]
+
+
+def slope(line: Sequence[tuple[float, float]], start: float) -> float:
+    """Of the straight line that lies best through the points from `start` on."""
+    at, values = zip(*[point for point in line if point[0] >= start], strict=True)
+    return statistics.linear_regression(at, values).slope
 
 
 # --- the doctor --------------------------------------------------------------------------------------------------------
@@ -357,7 +373,7 @@ def diagnoses(root: Path) -> list[Diagnosis]:
         helpers = publics(net, nodes, 2)
         places = {kind: net.home(kind).hosts[0] for kind in ("cone", "symmetric", "open")}
         for router, place in {"none": net.public(), **places}.items():
-            given = [part for helper in helpers for part in ("--bootstrap", helper.bootstrap)]
+            given = [part for helper in helpers for part in helper.bootstrap]
             node = nodes.node(place)
             done = node.command("doctor", "--json", "--data", str(node.data), *given)
             try:

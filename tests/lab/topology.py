@@ -190,6 +190,12 @@ class Home:
         )
         place.addresses = (fresh, *place.addresses[1:])
 
+    def only6(self) -> None:
+        """The hosts have IPv6 and nothing else."""
+        for place in self.hosts:
+            place.sh("ip -4 addr flush dev eth0\n")
+            place.addresses = tuple(address for address in place.addresses if ":" in address)
+
     def cut(self) -> None:
         """The line to the provider is dead, without a word to anybody."""
         self._internet.cut(self.router)
