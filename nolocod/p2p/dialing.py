@@ -2,7 +2,8 @@
 
 The rule: whatever can be seen of us is seen of the listening port, so that a NAT keeps one mapping for all,
 and what a peer observes tells others where to dial or to punch. Where that port cannot be used, a fresh one is;
-only punching needs it.
+only punching needs it. Who may have to be punched to is dialled from a fresh one: our own router remembers what was
+dialled in vain for minutes, lets the other's packets in by that, and drops our answers, which do not continue it.
 """
 
 from __future__ import annotations
@@ -93,21 +94,21 @@ class Dialler:
 
     # --- dialling -------------------------------------------------------------------------------------
 
-    async def dial(self, peer: PeerId, address: str) -> None:
-        """Have a straight connection to `peer` at a TCP multiaddr.
+    async def dial(self, peer: PeerId, address: str, *, fresh: bool = False) -> None:
+        """Have a straight connection to `peer` at a TCP multiaddr, from a `fresh` port or the listening one.
 
         Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
         """
-        await _one_of(await resolve(address), partial(self._dial, peer))
+        await _one_of(await resolve(address), partial(self._dial, peer, fresh))
 
-    async def _dial(self, peer: PeerId, target: Endpoint) -> None:
+    async def _dial(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
         if self._swarm.get_total_connections() >= self._most:
             raise SwarmException("this node has all the connections that it may have.")
         if not self._knocks.may(target[0], trio.current_time()):
             raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
         answered = False
         try:
-            await self._dial_there(peer, target)
+            await self._dial_there(peer, fresh, target)
             answered = True
         finally:
             if answered:
@@ -115,8 +116,8 @@ class Dialler:
             else:
                 self._knocks.failed(target[0], trio.current_time())
 
-    async def _dial_there(self, peer: PeerId, target: Endpoint) -> None:
-        connected, from_listen_port = await self._connect(target)
+    async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
+        connected, from_listen_port = (await _open(target, None), False) if fresh else await self._connect(target)
         try:
             await self._upgrade(connected, peer, Origin("direct", from_listen_port), client=True)
         except BaseLibp2pError as error:

@@ -352,7 +352,7 @@ class Host:
 
         with trio.CancelScope() as everything:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(tries, self._straightly, direct)
+                nursery.start_soon(tries, partial(self._straightly, fresh=bool(circuits)), direct)
                 if circuits:
                     with trio.move_on_after(_HEAD_START if any(map(self.promising, direct)) else _STAGGER):
                         await tried.wait()
@@ -399,9 +399,9 @@ class Host:
                         await over.wait()
         return failures
 
-    async def _straightly(self, peer: PeerId, address: str) -> None:
+    async def _straightly(self, peer: PeerId, address: str, *, fresh: bool) -> None:
         with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.limits.connect):
-            await self.dialler.dial(peer, address)
+            await self.dialler.dial(peer, address, fresh=fresh)
 
     async def _by_circuit(self, peer: PeerId, address: str) -> None:
         found = via(address)
@@ -417,10 +417,13 @@ class Host:
             await self.through(relay, peer)
 
     async def dial_straight(self, peer: PeerId, addresses: Sequence[str], seconds: float) -> bool:
-        """Try for `seconds` to have a straight connection, whatever others there are; whether there is one now."""
+        """Try for `seconds` to have a straight connection, whatever others there are; whether there is one now.
+
+        From a fresh port: a punch may follow (dialing.py).
+        """
         direct, _ = self._sorted(peer, addresses)
         with trio.move_on_after(seconds):
-            await self._first_of([partial(self._straightly, peer, address) for address in direct])
+            await self._first_of([partial(self._straightly, peer, address, fresh=True) for address in direct])
         return self.straight(peer)
 
     async def punch(self, peer: PeerId, targets: Sequence[tuple[str, int]], seconds: float, *, client: bool) -> bool:

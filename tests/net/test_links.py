@@ -340,6 +340,19 @@ async def test_a_circuit_is_not_dialled_where_a_straight_address_answers() -> No
         assert ann.peers() == {bob.own: "direct"}
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_who_may_have_to_be_punched_to_is_dialled_from_a_fresh_port(beside: bool) -> None:
+    async with around_a_relay() as (_, ann, bob):
+        if beside:  # the puncher's own try, once the two have met
+            await ann.connect(bob.own, bob.circuits)
+            assert await ann.dial_straight(bob.own, bob.announced, 2.0)
+        else:
+            await ann.connect(bob.own, bob.announced)
+        await until(lambda: bob.own in ann.observed)
+        assert not ann.observed[bob.own].from_listen_port
+        assert endpoint(ann.observed[bob.own].address) != endpoint(ann.announced[0])
+
+
 async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer() -> None:
     async with around_a_relay(HIDDEN) as (_, ann, bob):
         with socket.socket() as deaf:
