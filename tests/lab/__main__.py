@@ -94,7 +94,7 @@ def ipv6(root: Path, full: bool) -> Table:
         "both; IPv4 behind symmetric routers": ("both", "symmetric"),
     }
     for case, (stack, kind) in cases.items():
-        found = scenarios.meetings(root / f"{stack}-{kind}", (kind, kind), rtt=40.0, trials=3 if full else 1, stack=stack)
+        found = scenarios.meetings(root / f"{stack}-{kind}", (kind, kind), rtt=40.0, trials=2 if full else 1, stack=stack)
         good = [one for one in found if one.straight is not None and one.straight <= scenarios.MEETING]
         rows.append(
             (
