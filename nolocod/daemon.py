@@ -19,6 +19,7 @@ from nolocod import datadir, identity
 from nolocod.errors import (
     AllowanceError,
     ClockError,
+    ClonedIdentityError,
     DataDirError,
     DiskFullError,
     LocalError,
@@ -110,6 +111,7 @@ class Node:
         self._warned: set[str] = set()
         self._pausable: set[trio.CancelScope] = set()
         self._failures = 0
+        self._cloned = False
 
     def emit(self, event: Event) -> None:
         """Tell all followers, the stint among them."""
@@ -155,6 +157,7 @@ class Node:
         )
         async with mesh_of as mesh, trio.open_nursery() as nursery:
             nursery.start_soon(survey, self._config.paths.root, mesh.clock_offset, self.emit)
+            nursery.start_soon(self._give_way, mesh, nursery.cancel_scope)
             try:
                 while await self._one_life(mesh, http):
                     pass
@@ -163,6 +166,16 @@ class Node:
                 with trio.CancelScope(shield=True), trio.move_on_after(2):
                     await mesh.leave()
                 self._config.paths.daemon.unlink(missing_ok=True)
+        if self._cloned:
+            raise ClonedIdentityError("another node with the same identity.key was there before this one.")
+
+    async def _give_way(self, mesh: Mesh, everything: trio.CancelScope) -> None:
+        """Stop in order once an elder node turns out to have our identity."""
+        await mesh.cloned.wait()
+        self._cloned = True
+        if self._stint is None or self._stint.state == "joining":
+            everything.cancel()
+        self._stop.set()
 
     async def _one_life(self, mesh: Mesh, http: str) -> bool:
         """Run one trainer process to its end; True if another is to follow."""

@@ -15,7 +15,7 @@ from nolocod import daemon
 from nolocod.cli import _find
 from nolocod.config import Allowance, Hours, NodeConfig
 from nolocod.daemon import MeshSwarm, Node, Reception
-from nolocod.errors import ClockError, DiskFullError, NotDrawnError, PeerBusyError, TrainerError
+from nolocod.errors import ClockError, ClonedIdentityError, DiskFullError, NotDrawnError, PeerBusyError, TrainerError
 from nolocod.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Inner, Manifest, seal
@@ -43,6 +43,7 @@ class StandInMesh:
     def __init__(self) -> None:
         self.offset = 0.0
         self.left = False
+        self.cloned = trio.Event()
         self.expected = 0
         self.handlers: dict[str, Any] = {}
         self.undrawn_because: NotDrawnError | None = None
@@ -185,6 +186,29 @@ async def test_a_trainer_is_not_started_again_for_a_node_that_stops(scene: Scene
     scene.lives, scene.closing = [5.0], 5.0
     await scene.run(7.0)  # the dead one is still being put away
     assert len(scene.trainers) == 1
+    assert scene.mesh.left
+
+
+# --- another node with our identity ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("loading", "kept"), [(0.0, [1]), (1000.0, [])], ids=["in training", "while loading"])
+async def test_a_clone_stops_in_order_and_says_why(
+    scene: Scene, loading: float, kept: list[int], autojump_clock: object
+) -> None:
+    scene.load_seconds = loading
+    began = trio.current_time()
+
+    async def find_out() -> None:
+        await trio.sleep(PHASE + 1)
+        scene.mesh.cloned.set()
+
+    with pytest.RaisesGroup(ClonedIdentityError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(find_out)
+            await scene.run()
+    assert trio.current_time() - began < PHASE + 10
+    assert [event.round for event in scene.told(Checkpointed)] == kept
     assert scene.mesh.left
 
 

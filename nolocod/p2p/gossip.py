@@ -14,6 +14,7 @@ import trio
 from nolocod.errors import (
     AdmissionError,
     BannedError,
+    ClonedIdentityError,
     OtherRunError,
     PeerInvitationOverError,
     PeerNotInvitedError,
@@ -52,7 +53,11 @@ class Gossip:
         self._host = host
         self._table = table
         self._hearsay = Hearsay(table, voice, rng)
+        self._voice = voice
         self._emit = emit
+        self.cloned = trio.Event()
+        """Set once another node, that began before us, is known to speak with our key."""
+        self._warned = False
         self._terms = Terms(voice.identity, voice.run_id, timing.request)
         self._under_way: set[PeerId] = set()
         self._nursery: trio.Nursery | None = None
@@ -145,6 +150,7 @@ class Gossip:
 
     def _take(self, source: PeerId, heard: Heard) -> None:
         self._host.faults += heard.faults
+        self._mind_clone()
         if heard.faults:
             self.judge(source, Deed.FALSE_NEWS)
         if heard.healed is not None:
@@ -152,6 +158,18 @@ class Gossip:
         for peer in heard.contact:
             self._start(peer, ())
         self._tell(heard.changes)
+
+    def _mind_clone(self) -> None:
+        """Of two nodes with one identity the one that began later stops; the other goes on, and says so."""
+        voice = self._voice
+        if not voice.clone or self._warned:
+            return
+        self._warned = True
+        if voice.clone < voice.life:
+            self.cloned.set()
+        else:
+            cause = "another node began to speak with this node's key; it should stop by itself."
+            self._emit(Troubled(ClonedIdentityError.entry.code, cause))
 
     def _tell(self, changes: Iterable[PeerSeen | PeerLost]) -> None:
         changed = False

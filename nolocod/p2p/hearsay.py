@@ -17,7 +17,7 @@ from nolocod import __version__
 from nolocod.errors import RemoteError
 from nolocod.events import PartitionHealed, PeerLost, PeerSeen
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.envelope import seal, standing_to_wire
+from nolocod.proto.envelope import MAX_NUMBER, seal, standing_to_wire
 
 if TYPE_CHECKING:
     import random
@@ -55,7 +55,13 @@ class Voice:
     reach: Callable[[], NatClass | None] = lambda: None
     relays: Callable[[], bool] = lambda: False
     admission: bytes = b""
+    life: int = 0
+    """When this process began, in seconds, and 32 random bits below (`new_life`); 0 is not told."""
+    clone: int = 0
+    """The life of another node that speaks with our key now, once that is proved."""
     _count: int = field(default=0)
+    _other: tuple[int, int] = (0, 0)
+    """The count of what we last heard in our own name that we did not say, and whose life it was."""
 
     def heartbeat(self, *, leaving: bool = False) -> bytes:
         """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
@@ -72,8 +78,31 @@ class Voice:
             reach=self.reach() or "",
             relays=self.relays(),
             admission=self.admission,
+            life=self.life,
+            other=self._other[1],
         )
         return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
+
+    def hear(self, heartbeat: pb.Heartbeat) -> None:
+        """Something signed with our own key, by an earlier life of ours or by a clone of this node.
+
+        An earlier life's echoes go about for minutes, and anybody can replay them; but only one that lives can name our
+        life, which is drawn by chance when we begin. So each side names the other's, and who finds its own knows. We also
+        go on from the highest count, so that a clock that ran ahead does not keep us unheard after a restart.
+        """
+        if self.life == 0 or heartbeat.life == self.life:
+            return
+        if heartbeat.count < MAX_NUMBER // 2:
+            self._count = max(self._count, heartbeat.count)
+        if heartbeat.life and heartbeat.count > self._other[0]:
+            self._other = heartbeat.count, heartbeat.life
+        if heartbeat.other == self.life:
+            self.clone = heartbeat.life
+
+
+def new_life(wall: float, rng: random.Random) -> int:
+    """A life that begins at the time of day `wall`: later ones are greater, and nobody can guess one."""
+    return int(wall) << 32 | rng.getrandbits(32)
 
 
 @dataclass
@@ -95,6 +124,7 @@ class Hearsay:
     def __init__(self, table: Membership, voice: Voice, rng: random.Random) -> None:
         self._table = table
         self._voice = voice
+        table.in_our_name = voice.hear
         self._rng = rng
         self._timing = table.timing
         self._beat = voice.heartbeat()

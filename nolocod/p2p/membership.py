@@ -27,7 +27,7 @@ from nolocod.terms import Member, Standing
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from nolocod.errors import RefusedError
     from nolocod.events import Reach
@@ -135,6 +135,8 @@ class Membership:
     access: Access = field(default_factory=Open)
     strangers: int = 0
     """How many members came of whom nothing was known."""
+    in_our_name: Callable[[pb.Heartbeat], None] = lambda _heartbeat: None
+    """Told every valid heartbeat that carries our own signature."""
     _entries: dict[PeerId, _Entry] = field(default_factory=dict)
     _memories: dict[PeerId, _Memory] = field(default_factory=dict)  # so that echoes do not revive those that are gone
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
@@ -174,7 +176,10 @@ class Membership:
             raise ProtocolError("gossip carries something that is no heartbeat.")
         entry = _entry(raw, body, (now - max(age, 0.0), wall - max(age, 0.0)), own_round)
         peer = entry.peer
-        if peer == self.own or not self.access.admits(peer, entry.admission, wall):
+        if peer == self.own:
+            self.in_our_name(body.heartbeat)
+            return None
+        if not self.access.admits(peer, entry.admission, wall):
             return None
         if entry.state == "leaving":
             known = self._drop(peer)
@@ -192,7 +197,7 @@ class Membership:
         last = self._entries.get(peer) or self._memories.get(peer)
         if body.HasField("heartbeat") and last is not None and body.heartbeat.count <= last.count:
             return True
-        return not newcomer and peer not in self._entries and len(self._entries) >= self.timing.capacity
+        return not newcomer and peer != self.own and peer not in self._entries and len(self._entries) >= self.timing.capacity
 
     def _admit(self, peer: PeerId, entry: _Entry, now: float) -> PeerSeen | None:
         if now - entry.heard > self.lasts(now):

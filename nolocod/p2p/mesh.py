@@ -32,7 +32,7 @@ from nolocod.p2p.draws import Draw
 from nolocod.p2p.gate import Gate
 from nolocod.p2p.gossip import Gossip
 from nolocod.p2p.guard import Guard
-from nolocod.p2p.hearsay import Voice
+from nolocod.p2p.hearsay import Voice, new_life
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.info import serve_info
 from nolocod.p2p.keepalive import drop_the_dead, keep_alive
@@ -163,6 +163,8 @@ class Mesh:
         self._staleness = 0
         self._draw = Draw("", identity.peer_id, 0)
         self._work = trio.CancelScope()
+        self.cloned = trio.Event()
+        """Set once another node, that began before this one, is known to speak with our key."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -210,8 +212,10 @@ class Mesh:
             reach=lambda: ways.kind,
             relays=lambda: ways.gives,
             admission=self._guard.admission if self._guard else b"",
+            life=new_life(time.time(), around.rng),
         )
         gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
+        gossip.cloned = self.cloned
         gossip.judge = self.judge
         terms = Terms(self._identity, sealed.run_id, around.timing.request)
 
@@ -240,8 +244,11 @@ class Mesh:
                 ready.set()
 
     async def leave(self) -> None:
-        """Tell the others, remember them, and stop. The host itself closes with `open_mesh`."""
-        if self._gossip is not None:
+        """Tell the others, remember them, and stop. The host itself closes with `open_mesh`.
+
+        A clone goes without a word: the other node with our identity stays.
+        """
+        if self._gossip is not None and not self.cloned.is_set():
             await self._gossip.leave(_FAREWELL)
         await self._save()
         self._work.cancel()

@@ -529,6 +529,8 @@ class Heartbeat(_message.Message):
     REACH_FIELD_NUMBER: _builtins.int
     RELAYS_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """grows with every heartbeat of this peer, over restarts too (milliseconds of wall time at least)"""
     state: _builtins.str
@@ -543,6 +545,10 @@ class Heartbeat(_message.Message):
     """the sender gives reservations"""
     admission: _builtins.bytes
     """a serialised Admission, in runs that one must be invited to"""
+    life: _builtins.int
+    """when the sender's process began, in seconds, and 32 random bits below; 0: not told"""
+    other: _builtins.int
+    """another life that speaks in the sender's name: who finds its own here knows that it is not alone"""
     @_builtins.property
     def standing(self) -> Global___Standing: ...
     @_builtins.property
@@ -559,10 +565,12 @@ class Heartbeat(_message.Message):
         reach: _builtins.str = ...,
         relays: _builtins.bool = ...,
         admission: _builtins.bytes = ...,
+        life: _builtins.int = ...,
+        other: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "life", b"life", "other", b"other", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,7 +579,7 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 @_typing.final
 class Gossip(_message.Message):
     """`heartbeats` are serialised Envelopes; `answer` asks for the other's view. `revocations`: a serialised Sealed one.
-    `ages`: for each heartbeat, seconds since it was sealed, as its carriers measured.
+    `ages`: for each heartbeat, milliseconds since it was sealed, as its carriers measured.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
