@@ -296,7 +296,7 @@ def churn(
             time.sleep(1.0)  # or they all import torch at once
             for node in live:
                 node.step_back()
-        nodes.wait("all nodes train", lambda: training(*live), 10 * START)
+        _let_start(nodes, live)
         stayed = set(live)
         began = time.monotonic()
         joined: dict[Node, float] = {}
@@ -337,6 +337,16 @@ def churn(
             {what: _medians(lines) for what, lines in of.items()},
             {what: [slope(line, minutes / 3) for line in lines] for what, lines in of.items()},
         )
+
+
+def _let_start(nodes: Swarm, live: Sequence[Node]) -> None:
+    """Wait until all train. One that trains already and has not stepped back would keep the others from starting."""
+    for _ in range(10):
+        if nodes.within(lambda: training(*live), START / 2) is not None:
+            return
+        for node in live:
+            node.step_back()
+    nodes.wait("all nodes train", lambda: training(*live), 5 * START)
 
 
 def _medians(lines: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
