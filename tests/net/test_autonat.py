@@ -18,6 +18,7 @@ from libp2p.host.autonat.pb.autonat_pb2 import Message
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
+from wires import until
 
 from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import PeerUnavailableError, RefusedError
@@ -30,7 +31,7 @@ from nolocod.p2p.reach import Reachability, ReachTiming
 from nolocod.p2p.relay import Relay, RelayClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from nolocod.events import ReachFound
     from nolocod.p2p.streams import Stream
@@ -51,12 +52,6 @@ async def hosts(count: int) -> AsyncIterator[list[Host]]:
             )
             for number in range(count)
         ]
-
-
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # nobody tells of it
-            await trio.sleep(0.01)
 
 
 async def deafen(host: Host) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from wires import until
 
 from nolocod.config import Address, NodeConfig
 from nolocod.errors import NoBootstrapError
@@ -28,7 +29,7 @@ from nolocod.p2p.timing import Timing
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 QUICK = Timing(heartbeat=0.1, live=1.5, eager=1.0, bootstrap=3.0, search=0.5, widen=3.0, lookup=1.0)
@@ -63,12 +64,6 @@ class Node:
 
     def troubles(self) -> set[str]:
         return {event.code for event in self.events if isinstance(event, Troubled)}
-
-
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # what is waited for happens in other nodes
-            await trio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from libp2p.io.utils import read_exactly
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
+from wires import until
 
 from nolocod.config import Address
 from nolocod.errors import (
@@ -71,14 +72,6 @@ def books(host: Host) -> int:
         for connections in swarm.connections.values()
         for connection in connections
     )
-
-
-async def until(condition: object, seconds: float = 3.0) -> None:
-    """Wait for what libp2p tells nobody about; fail after `seconds`."""
-    assert callable(condition)
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # libp2p has no event for it
-            await trio.sleep(0.01)
 
 
 async def test_streams_carry_bytes_both_ways_and_leave_nothing_behind() -> None:

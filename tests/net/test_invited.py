@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from wires import until
 
 from nolocod import papers
 from nolocod.config import Access, Address, NodeConfig
@@ -41,7 +42,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from nolocod.p2p.streams import Stream
@@ -114,12 +115,6 @@ async def a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | No
     async with owner.open() as mesh:
         await mesh.enter(sealed, lambda: (Standing(1, 0, 0.0), "training"))
         yield Run(owner, sealed, mesh)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # what is waited for happens in other nodes
-            await trio.sleep(0.02)
 
 
 def members(mesh: Mesh) -> set[PeerId]:

@@ -17,6 +17,7 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
+from wires import until
 
 from nolocod.config import Address
 from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RefusedError, RemoteError, UsageError
@@ -31,7 +32,7 @@ from nolocod.p2p.libp2p_streams import LibStream
 from nolocod.p2p.relay import Relay, RelayClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from nolocod.events import Event
     from nolocod.p2p.streams import Stream
@@ -72,12 +73,6 @@ async def around_a_relay(announce: Sequence[str] = ()) -> AsyncIterator[tuple[Ho
 async def echo(stream: Stream) -> None:
     while data := await stream.read_available():
         await stream.write(memoryview(data))
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # nobody tells
-            await trio.sleep(0.01)
 
 
 async def test_peers_see_the_port_that_we_listen_on_both_ways() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import trio
+from wires import until
 
 from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import (
@@ -40,7 +41,7 @@ from nolocod.proto import envelope
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from nolocod.p2p.streams import Stream
@@ -96,12 +97,6 @@ class Node:
 
     def troubles(self) -> set[str]:
         return {event.code for event in self.events if isinstance(event, Troubled)}
-
-
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # what is waited for happens in other nodes
-            await trio.sleep(0.02)
 
 
 async def test_six_nodes_find_each_other_through_one_bootstrap(tmp_path: Path) -> None:

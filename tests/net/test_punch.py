@@ -21,6 +21,7 @@ from libp2p.relay.circuit_v2.resources import RelayLimits as StockLimits
 from libp2p.relay.circuit_v2.transport import CircuitV2Transport
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
+from wires import until
 
 from nolocod.config import Address
 from nolocod.errors import RemoteError
@@ -97,12 +98,6 @@ async def two(limits: PunchLimits = QUICK) -> AsyncIterator[tuple[Node, Node]]:
 async def echo(stream: Stream) -> None:
     while data := await stream.read_available():
         await stream.write(memoryview(data))
-
-
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110  # nobody tells
-            await trio.sleep(0.01)
 
 
 async def test_a_relayed_connection_becomes_a_straight_one_by_itself() -> None:

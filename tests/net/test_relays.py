@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
+from wires import until
 
 from nolocod.config import Address
 from nolocod.errors import NoRelayError
@@ -80,12 +81,6 @@ class Scene:
 
 
 LOOPBACK = (Address("127.0.0.1", 0),)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in other nodes
-            await trio.sleep(0.01)
 
 
 @asynccontextmanager

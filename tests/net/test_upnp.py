@@ -19,6 +19,7 @@ import miniupnpc
 import pytest
 import trio
 import trio.testing
+from wires import until
 
 from nolocod.config import Address, NodeConfig
 from nolocod.errors import RouterError
@@ -28,7 +29,7 @@ from nolocod.p2p.reach import Reachability, ReachTiming
 from nolocod.p2p.upnp import PortMapper, UpnpTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 QUICK = UpnpTiming(discover=0.2, call=3.0, renew=0.05, retry=0.05, farewell=1.0)
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,12 +88,6 @@ def router(monkeypatch: pytest.MonkeyPatch) -> type[Router]:
 
 def mapper(port: int = 4001, timing: UpnpTiming = QUICK) -> PortMapper:
     return PortMapper(port, random.Random(0), timing)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110  # nobody tells of it
-            await trio.sleep(0.01)
 
 
 async def test_a_mapping_is_renewed_and_given_back(router: type[Router]) -> None:

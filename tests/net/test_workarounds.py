@@ -25,6 +25,7 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
+from wires import until
 
 from nolocod.config import Address
 from nolocod.identity import Identity
@@ -32,7 +33,7 @@ from nolocod.p2p.addresses import announced
 from nolocod.p2p.host import HostLimits, open_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from libp2p.abc import IHost
     from libp2p.network.stream.net_stream import NetStream
@@ -56,12 +57,6 @@ def info(host: IHost, address: str | None = None) -> PeerInfo:
 
 def swarm(host: IHost) -> Any:  # noqa: ANN401  # its insides are what is tested
     return host.get_network()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110  # libp2p has no event for it
-            await trio.sleep(0.01)
 
 
 async def test_a_failed_dial_is_remembered_for_a_minute() -> None:

@@ -1,4 +1,7 @@
-"""Connections without a network: two ends of a socket pair, secured and multiplexed by ours or by libp2p's own classes."""
+"""Connections without a network: two ends of a socket pair, secured and multiplexed by ours or by libp2p's own classes.
+
+And `until`, for what no test of the network is told.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,20 @@ from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, Yamux
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from libp2p.crypto.keys import KeyPair
 
     from nolocod.p2p.buffers import Unread
 
 PROGRESS = 2.0
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    """Wait for what nobody tells of: it happens in libp2p, or in another node; fail after `seconds`."""
+    with trio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110  # see above
+            await trio.sleep(0.01)
 
 
 @dataclass(frozen=True)
