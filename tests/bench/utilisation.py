@@ -50,11 +50,11 @@ class UtilisationResult:
     computing: list[float]
     """The share of the time that went into inner steps, while it exchanged."""
     stalls: list[float]
-    """Seconds per paired outer step in which no inner step was under way, beyond what there is of that without."""
+    """Seconds per paired outer step in which no inner step was under way: at most so many are the exchange's."""
     busy: list[float]
 
     def modelled(self, step: float) -> float:
-        """Utilisation at the full size with inner steps of `step` seconds, one outer step per phase."""
+        """Utilisation at the full size, at least, with inner steps of `step` seconds and one outer step per phase."""
         stall = statistics.median(self.stalls) * _FULL_SIZE / self.parameters
         return 1 - stall / (stall + INNER_STEPS * step)
 
@@ -66,7 +66,7 @@ class UtilisationResult:
             f"time in inner steps: {spread(self.computing)}; training stood still for {spread(self.stalls)} s per outer step\n"
             f"tokens/s over those without exchanges, on one core: {spread(self.ratios)}\n"
             f"modelled at {_FULL_SIZE // 1_000_000} M parameters, {_FULL_RATE:g} Mbit/s, with inner steps "
-            f"that do not share a core with exchanges, by the time of one: {modelled}"
+            f"that do not share a core with exchanges, by the time of one, at least: {modelled}"
         )
 
     def to_table(self) -> dict[str, Any]:
@@ -109,8 +109,7 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
             seen = measured.hear(_WAIT_SECONDS)
         result.ratios.append(seen["tokens_per_second"] / alone["tokens_per_second"])
         result.computing.append(seen["computing"])
-        idle = alone["computing"] - seen["computing"]
-        result.stalls.append(max(0.0, idle) * seen["seconds"] / seen["paired"])
+        result.stalls.append((1 - seen["computing"]) * seen["seconds"] / seen["paired"])
         result.busy.append(seen["busy"])
         outer_steps = f"{seen['paired']} outer steps in {seen['seconds']:.0f} s"
         shares = f"{seen['computing']:.3f} of the time in inner steps ({alone['computing']:.3f} without exchanges)"
