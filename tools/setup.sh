@@ -42,5 +42,5 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@" >&2; }
 torch=$(grep '^torch==' "$root/constraints.txt")
 pip install -c "$root/constraints.txt" ${NOLOCOD_TORCH_INDEX:+--index-url "$NOLOCOD_TORCH_INDEX"} "$torch" ||
     fail "torch cannot be installed; see pip's message above."
-pip install -c "$root/constraints.txt" -e "$root[test]" || fail "the packages cannot be installed; see pip's message above."
+pip install -c "$root/constraints.txt" -e "$root[test,dashboards]" || fail "the packages cannot be installed; see pip's message above."
 echo "$stamp" >"$venv/nolocod-setup"
