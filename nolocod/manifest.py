@@ -138,12 +138,13 @@ class Trust(Section, frozen=True):
 
     clip: Annotated[float, Meta(ge=0, le=100)] = 1.5
     """The partner's difference from us counts up to this times the median of the last 16 that were accepted
-    (ClippedGossip, arXiv 2202.01545)."""
-    direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """How far against our own outer momentum a partner's change may point: it is refused below a cosine of minus this."""
+    (ClippedGossip, arXiv 2202.01545), and its lead in rounds up to the median of theirs."""
+    direction: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """How far against our own change a partner's step may point: it is refused below a cosine of minus this."""
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """By how many nats the held-out loss may be worse with the partner's message than without it; needs memory for
-    another copy of the model. Where 0, no such test is made."""
+    """By how many nats per token the held-out loss may be worse with the partner's message than without it. Tested are
+    partners on probation, those that are clipped to less than half, and one in 8 of the others, each at the price of
+    about five inner steps, and of memory for another copy of the model."""
     reputation: bool = True
     """Peers whose messages were refused or broken too often are avoided and turned away for a growing while."""
     probation: Count = 3

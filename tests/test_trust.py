@@ -13,7 +13,7 @@ from nolocod.errors import MisdirectedTensorError
 from nolocod.manifest import Outer, Trust
 from nolocod.terms import Subject
 from nolocod.trainer import checkpoint
-from nolocod.trainer.trust import Envelope, Measured
+from nolocod.trainer.trust import Envelope, Known, Measured
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def seen(distance: float, change: float = 1.0, cosine: float = 0.5) -> Measured:
 def envelope(*accepted: float, settings: Trust = CLIP) -> Envelope:
     """One that accepted these distances at a learning rate of 1."""
     made = Envelope(settings, 1)
-    made.restore([accepted])
+    made.restore(Known((accepted,)))
     return made
 
 
@@ -47,7 +47,7 @@ def test_until_there_are_four_our_own_change_stands_in() -> None:
     one = envelope(100.0, 100.0, 100.0)
     assert one.weigh(0, seen(9.0, change=2.0), 1.0, probation=False) == 1.5 * 2 * 2.0 / 9.0
     one.accept(0, seen(9.0, change=2.0), 1.0)
-    assert one.state == ((100.0, 100.0, 100.0, 8.0),), "remembered at twice the stand-in"
+    assert one.state.distances == ((100.0, 100.0, 100.0, 8.0),), "remembered at twice the stand-in"
     assert one.weigh(0, seen(1000.0), 1.0, probation=False) == 1.5 * 100.0 / 1000.0
 
 
@@ -55,11 +55,11 @@ def test_nobody_widens_the_radius_by_being_far_away() -> None:
     one = envelope(*[1.0] * 12)
     for _ in range(4):
         one.accept(0, seen(1e6), 1.0)
-    assert one.state == ((*[1.0] * 12, *[2.0] * 4),)
+    assert one.state.distances == ((*[1.0] * 12, *[2.0] * 4),)
     assert one.weigh(0, seen(3.0), 1.0, probation=False) == 0.5, "a quarter of the partners moved nothing"
     one.accept(0, seen(1.0), 1.0)
-    assert len(one.state[0]) == 16
-    assert one.state[0][-5:] == (2.0, 2.0, 2.0, 2.0, 1.0)
+    assert len(one.state.distances[0]) == 16
+    assert one.state.distances[0][-5:] == (2.0, 2.0, 2.0, 2.0, 1.0)
 
 
 def test_parted_halves_of_a_swarm_find_together_again() -> None:
@@ -74,7 +74,7 @@ def test_parted_halves_of_a_swarm_find_together_again() -> None:
 def test_nothing_is_learned_from_twins() -> None:
     one = envelope()
     one.accept(0, seen(0.0), 1.0)
-    assert one.state == ((),)
+    assert one.state.distances == ((),)
     assert one.weigh(0, seen(0.0, change=0.0), 1.0, probation=True) == 1.0
 
 
@@ -90,10 +90,24 @@ def test_defences_that_are_off_find_nothing() -> None:
     assert one.weigh(0, seen(1e9, cosine=-1.0), 1.0, probation=True) == 1.0
 
 
+def test_a_liar_does_not_run_down_the_clock() -> None:
+    """A quarter says three rounds ahead: we go one by one. All of them do: we were behind, and catch up."""
+    one, own = envelope(), 10
+    for number in range(20):
+        own = one.believe(own, own + 3 if number > 3 and number % 4 == 3 else own)
+    assert own == 30
+    for _ in range(9):
+        own = one.believe(own, own + 3)
+    assert one.believe(own, own + 3) == own + 3
+    assert one.believe(own, own + 9) == own + 3, "no further than they are as a rule"
+    assert one.believe(own, own - 3) == own + 1
+    assert envelope(settings=Trust(clip=0)).believe(5, 9) == 9
+
+
 def test_a_history_of_other_fragments_is_left_aside() -> None:
     one = envelope(1.0)
-    one.restore(())
-    assert one.state == ((1.0,),)
+    one.restore(Known())
+    assert one.state.distances == ((1.0,),)
 
 
 # --- on replicas
@@ -136,7 +150,7 @@ def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, code
         assert applied.weight == pytest.approx(weights[index], rel=0.02)
         error = (node.delta[span].double() - expected[index]).norm().item() / distance
         assert error <= {"float32": 1e-5, "bfloat16": 0.05, "modulo8": 0.05, "delta4": 0.1}[codec]
-        assert [len(known) for known in node.envelope.state] == [0, 1]
+        assert [len(known) for known in node.envelope.state.distances] == [0, 1]
 
 
 def test_with_defences_off_or_not_met_the_step_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
@@ -188,7 +202,7 @@ def test_a_refused_partner_leaves_everything_as_it_was(tmp_path: Path) -> None:
         alice.inspect(own, bad)
     alice.discard()
     assert torch.equal(alice.phi, before)
-    assert alice.envelope.state == ((),)
+    assert alice.envelope.state.distances == ((),)
 
 
 def test_what_is_known_of_distances_is_in_the_checkpoint(tmp_path: Path) -> None:
@@ -202,8 +216,8 @@ def test_what_is_known_of_distances_is_in_the_checkpoint(tmp_path: Path) -> None
         for replica, own, other in ((alice, *boxes), (bob, *boxes[::-1])):
             replica.inspect(own, other)
             replica.apply(own, other, 0)
-    assert [len(known) for known in alice.envelope.state] == [3]
-    assert all(math.isfinite(one) and one > 0 for one in alice.envelope.state[0])
+    assert [len(known) for known in alice.envelope.state.distances] == [3]
+    assert all(math.isfinite(one) and one > 0 for one in alice.envelope.state.distances[0])
     alice.save(tmp_path / "c", "alice")
     found = checkpoint.find(tmp_path / "c", sealed.run_id)
     assert found.path is not None

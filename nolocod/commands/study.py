@@ -28,13 +28,13 @@ def add_to(commands: Commands) -> None:
     testnet.add_argument("--seed", type=int, default=0)
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
     lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
-    lab.add_argument("what", choices=["compare", "scaling", "spread", "report"])
+    lab.add_argument("what", choices=["compare", "scaling", "spread", "attacks", "report"])
     lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
     lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
-    lab.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results, done only once")
+    lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
     lab.add_argument("--seed", type=int, default=0, help="of scaling and of random walks")
     lab.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    lab.add_argument("--into", type=Path, default=Path("docs"), metavar="DIR", help="where report writes its page and figures")
+    lab.add_argument("--into", type=Path, default=Path("docs"), metavar="DIR", help="where report and attacks write their pages")
     _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
 
 
@@ -93,13 +93,13 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _lab(options: argparse.Namespace) -> None:
-    from nolocod.lab import compare, report, scaling, spread, trials
+    from nolocod.lab import attacks, compare, report, scaling, spread, trials
 
     if options.workers < 0:
         raise UsageError("--workers cannot be negative.")
     size = compare.REDUCED if options.reduced else compare.FULL
     workers = options.workers or os.cpu_count() or 1
-    book = trials.Book(options.kept)
+    book = trials.Book(options.kept or Path("docs/evidence.jsonl"))
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -110,6 +110,14 @@ def _lab(options: argparse.Namespace) -> None:
             result = compare.compare(size, book, workers, tell)
         case "scaling":
             result = scaling.scaling(options.seed)
+        case "attacks":
+            study = attacks.REDUCED if options.reduced else attacks.FULL
+            log = attacks.Log(options.kept or Path("docs/attacks.jsonl"))
+            log.perform(study.battles(), workers, tell)
+            print(study.to_text(log))
+            if not options.reduced:
+                datadir.write_whole(options.into / "attacks.md", study.to_page(log).encode())
+            return
         case "spread":
             result = spread.spread(size, book, workers, tell)
         case _:

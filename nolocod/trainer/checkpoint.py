@@ -21,6 +21,7 @@ from nolocod.codec import bytes_of, pieces
 from nolocod.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
 from nolocod.errors import CheckpointError
 from nolocod.terms import Standing  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.trainer.trust import Known
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()
-    accepted: tuple[tuple[float, ...], ...] = ()
-    """Of each fragment: how far its last partners were (trust.py)."""
+    partners: Known = Known()
+    """What is known of them (trust.py)."""
     tensors: str = ""
     """BLAKE3 of the tensor file."""
 

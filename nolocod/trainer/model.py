@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
+_BYTES_TO_ACCEPT = 4
+"""Per parameter: the weights that the accept test tries, float32."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _LOGIT_COPIES = 3
@@ -140,11 +142,11 @@ def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: in
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
     An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox (`boxes` bytes
-    together), and the logits of one micro-batch; not the other activations.
+    together), the weights that the accept test tries, and the logits of one micro-batch; not the other activations.
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
-    on_device = BYTES_ON_DEVICE * parameters + logits
+    on_device = (BYTES_ON_DEVICE + (_BYTES_TO_ACCEPT if manifest.trust.accept else 0)) * parameters + logits
     on_host = BYTES_ON_HOST * parameters + boxes
     host = psutil.virtual_memory().available
     if device.type == "cuda":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import random
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Inspection, Standing, Subject, describe
 from nolocod.trainer import checkpoint
+from nolocod.trainer.accept import AcceptTest, Candidates
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
@@ -69,6 +71,12 @@ class Replica:
         self._since_snapshot = 0  # ... and the inner steps taken since
         self._snapshot_rate = 0.0  # ... and the learning rate of that moment
         self.envelope = Envelope(manifest.trust, len(fragments))
+        self.accept_test: AcceptTest | None = None
+        if manifest.trust.accept:
+            twin = build(config, manifest.seed)
+            candidates = Candidates(twin, flatten(twin, self.layout, self.device))
+            chance = random.SystemRandom()  # nobody is to foresee it
+            self.accept_test = AcceptTest(candidates, manifest.trust.accept, manifest.inner.batch, chance)
         self.model.train()
 
     def draw_as(self, peer_id: str) -> None:
@@ -156,6 +164,8 @@ class Replica:
         found = snapshot.inspect(outbox, inbox)
         fragment, seen = snapshot.subject.fragment, snapshot.measured
         snapshot.weight = self.envelope.weigh(fragment, seen, self._snapshot_rate, probation=probation)
+        if self.accept_test is not None and self.accept_test.due(snapshot.weight, probation=probation):
+            self.accept_test.check(snapshot, (outbox, inbox), self.phi, self.source)
         return Inspection(found.spread, found.skipped, snapshot.weight)
 
     def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
@@ -178,7 +188,8 @@ class Replica:
         subject = snapshot.subject
         self.envelope.accept(subject.fragment, snapshot.measured, self._snapshot_rate)
         self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
-        return self._stepped(subject.fragment, since, max(self.standing.round + 1, partner_round), began, snapshot.weight)
+        round_number = self.envelope.believe(self.standing.round, partner_round)
+        return self._stepped(subject.fragment, since, round_number, began, snapshot.weight)
 
     def solo(self) -> Applied:
         """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
@@ -215,6 +226,12 @@ class Replica:
         self.discard()
         return Applied(round_number, inner_steps, None, time.perf_counter() - began, weight)
 
+    def usual_distance(self, fragment: int = 0) -> float:
+        """How far the messages of partners about `fragment` are from ours as a rule; measured with the snapshot out."""
+        span = self.plan.fragments[fragment].span
+        change = self.manifest.outer.beta * (self.theta[span].cpu() - self.phi[span]).norm().item()
+        return self.envelope.usual(fragment, change, self._snapshot_rate)
+
     # --- files
 
     def save(self, folder: Path, peer_id: str) -> int:
@@ -228,7 +245,7 @@ class Replica:
             inner_steps=self.inner_steps,
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
-            accepted=self.envelope.state,
+            partners=self.envelope.state,
         )
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors["rng.rounding"] = self._rounding.get_state()
@@ -262,7 +279,7 @@ class Replica:
         self.ages, self.sparse = list(state.ages), list(state.sparse)
         self.inner_steps = state.inner_steps
         self.source.seek(state.position)
-        self.envelope.restore(state.accepted)
+        self.envelope.restore(state.partners)
 
     def adopt(self, path: Path, standing: Standing) -> None:
         """Take a donor's slow weights in place of ours, with its standing; the outer momentum starts anew.

@@ -225,6 +225,23 @@ class Snapshot:
             self._coder.learn(block, None if apart is None else self.weight * apart)
             outer.step(phi, self._weights.delta[block.span], total, n, settings)
 
+    def rehearse(self, outbox: Tensor, inbox: Tensor, flat: Tensor, *, paired: bool) -> None:
+        """Write the fragment's slow weights as `step` would leave them into `flat` (all of the model, on any device);
+        with the partner's message, or as alone."""
+        after, momentum = torch.empty(BLOCK), torch.empty(BLOCK)
+        for block, phi, change, record in self._blocks(inbox, outbox):
+            other = None
+            if paired and self._apart is not None and self._apart[block.index] is not None:
+                other = self._coder.other(block, phi, change, record, check=False)
+            if other is None:
+                total, n = self._coder.exact(phi, change), 1
+            else:
+                total, n = self._sum(self._own(block, phi, change, outbox), other), 2
+            delta = momentum[: block.size].copy_(self._weights.delta[block.span])
+            slow = after[: block.size].copy_(phi)
+            outer.step(slow, delta, total, n, self._plan.settings)
+            flat[block.span].copy_(slow)
+
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
         """s_i + s_j (scratch), where the partner's difference from us counts for `weight`."""
         total = self._total[: own.numel()]

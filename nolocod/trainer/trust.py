@@ -11,6 +11,7 @@ radius would be several times too wide when a schedule ends. Until four are know
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING
 from nolocod.errors import MisdirectedTensorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from nolocod.manifest import Trust
 
 REMEMBERED = 16
@@ -46,12 +45,23 @@ class Measured:
     """Between the partner's step as we see it, s_j - gamma phi_i, and Delta_i."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """An envelope as it is kept."""
+
+    distances: tuple[tuple[float, ...], ...] = ()
+    """Of each fragment's last accepted partners, over the learning rate."""
+    leads: tuple[int, ...] = ()
+    """By how many rounds the last partners said they were ahead."""
+
+
 class Envelope:
-    """What one replica knows of its partners' distances, fragment by fragment."""
+    """What one replica knows of its partners: their distances, fragment by fragment, and their rounds."""
 
     def __init__(self, settings: Trust, fragments: int) -> None:
         self._settings = settings
         self._accepted: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in range(fragments)]
+        self._leads: deque[int] = deque(maxlen=REMEMBERED)
 
     def weigh(self, fragment: int, seen: Measured, rate: float, *, probation: bool) -> float:
         """What the partner's difference counts for, in (0, 1]; `rate`: the learning rate of our snapshot.
@@ -63,28 +73,40 @@ class Envelope:
             raise MisdirectedTensorError(f"it has a cosine of {seen.cosine:.2f} with our own change, under {-against:g}.")
         if not self._settings.clip:
             return 1.0
-        radius = self._settings.clip * self._scale(fragment, seen, rate)
+        radius = self._settings.clip * self.usual(fragment, seen.change, rate)
         if probation:
             radius *= ON_PROBATION
         return radius / seen.distance if seen.distance > radius else 1.0
 
     def accept(self, fragment: int, seen: Measured, rate: float) -> None:
         """The exchange was applied: remember how far the partner was. A distance of nothing tells nothing."""
-        distance = min(seen.distance, WIDEST * self._scale(fragment, seen, rate))
+        distance = min(seen.distance, WIDEST * self.usual(fragment, seen.change, rate))
         if distance > 0:
             self._accepted[fragment].append(distance / rate)
 
-    def _scale(self, fragment: int, seen: Measured, rate: float) -> float:
-        """How far partners are from us as a rule."""
+    def usual(self, fragment: int, change: float, rate: float) -> float:
+        """How far partners are from us as a rule, given our own |beta Delta|."""
         known = self._accepted[fragment]
-        return statistics.median(known) * rate if len(known) >= ENOUGH else OWN * seen.change
+        return statistics.median(known) * rate if len(known) >= ENOUGH else OWN * change
+
+    def believe(self, own: int, told: int) -> int:
+        """Our round after a paired outer step at `own` with a partner that says it is at `told`.
+
+        Rounds are the run's clock, so one who is ahead takes us along; but no further than partners are ahead as a
+        rule, or a few who lie would run down everybody's schedule.
+        """
+        bounded = self._settings.clip > 0 and len(self._leads) >= ENOUGH
+        most = math.ceil(statistics.median(self._leads)) if bounded else told - own
+        self._leads.append(told - own)
+        return own + max(1, min(told - own, most))
 
     @property
-    def state(self) -> tuple[tuple[float, ...], ...]:
+    def state(self) -> Known:
         """What a checkpoint must hold."""
-        return tuple(tuple(known) for known in self._accepted)
+        return Known(tuple(tuple(known) for known in self._accepted), tuple(self._leads))
 
-    def restore(self, state: Sequence[Iterable[float]]) -> None:
-        """Go on with `state`; one of another number of fragments (an older checkpoint has none) is left aside."""
-        if len(state) == len(self._accepted):
-            self._accepted = [deque(known, maxlen=REMEMBERED) for known in state]
+    def restore(self, state: Known) -> None:
+        """Go on with `state`; distances of another number of fragments (an older checkpoint has none) are left aside."""
+        if len(state.distances) == len(self._accepted):
+            self._accepted = [deque(known, maxlen=REMEMBERED) for known in state.distances]
+        self._leads = deque(state.leads, maxlen=REMEMBERED)

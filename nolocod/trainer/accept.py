@@ -1,0 +1,83 @@
+"""The accept test: would our held-out loss be worse with a partner's message than without it?
+
+The rule: both candidates are the slow weights after the outer step, paired and solo, in a model of their own, so that
+training may go on beside. Both are tried on the same held-out windows, drawn by chance each time, so that nobody knows
+which; refused is what is worse by more than the run's margin and by more than three standard errors of the difference.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nolocod.errors import HarmfulTensorError
+from nolocod.trainer.inner import mean_loss
+
+if TYPE_CHECKING:
+    import random
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from nolocod.trainer.snapshot import Snapshot
+    from nolocod.trainer.windows import Source
+
+BATCHES = 8
+"""Micro-batches of held-out text in one test."""
+POOL = 16
+"""Of so many times as many windows they are drawn."""
+ONE_IN = 8
+"""Partners that nothing speaks against are tested by chance, one in so many; tested are all others."""
+SUSPICIOUS = 0.5
+"""One whose difference counts for less than this reaches far beyond the usual."""
+_SIGMAS = 3.0
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The model that candidates are tried in: `flat` holds its parameters, on its device."""
+
+    model: torch.nn.Module
+    flat: Tensor
+
+    def losses(self, windows: NDArray[np.int64], batch: int) -> list[float]:
+        """Mean loss of each micro-batch, in nats per token."""
+        parts = [windows[start : start + batch] for start in range(0, len(windows), batch)]
+        return [mean_loss(self.model, part, batch, self.flat.device) for part in parts]
+
+
+class AcceptTest:
+    """`margin` in nats per token; `chance` draws windows and whom to test."""
+
+    def __init__(self, candidates: Candidates, margin: float, batch: int, chance: random.Random) -> None:
+        self._candidates = candidates
+        self._margin = margin
+        self._batch = batch
+        self.chance = chance
+        candidates.model.eval()
+
+    def due(self, weight: float, *, probation: bool) -> bool:
+        """Whether a partner whose difference counts for `weight` is to be tested."""
+        return probation or weight < SUSPICIOUS or self.chance.randrange(ONE_IN) == 0
+
+    def check(self, snapshot: Snapshot, boxes: tuple[Tensor, Tensor], phi: Tensor, source: Source) -> None:
+        """HarmfulTensorError if the step with the partner does harm. `boxes`: outbox and inbox; after `inspect`."""
+        pool = source.held_out(BATCHES * POOL * self._batch)
+        chosen = self.chance.sample(range(len(pool)), min(len(pool), BATCHES * self._batch))
+        windows, flat = pool[chosen], self._candidates.flat
+        losses = []
+        for paired in (False, True):
+            flat.copy_(phi)
+            snapshot.rehearse(*boxes, flat, paired=paired)
+            losses.append(self._candidates.losses(windows, self._batch))
+        differences = [after - alone for alone, after in zip(*losses, strict=True)]
+        worse = statistics.mean(differences)
+        error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
+        if not worse <= max(self._margin, _SIGMAS * error):
+            raise HarmfulTensorError(
+                f"our held-out loss would be worse by {worse:.4f} with it (+- {error:.4f}); {self._margin:g} is allowed."
+            )

@@ -1,0 +1,174 @@
+"""Hostile replicas against the product's own judgement: the accept test, the siege, and the study's tables."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from trainer_parts import make_replica, sealed_run
+
+from nolocod.errors import HarmfulTensorError, MisdirectedTensorError, RejectedTensorError, TrainerError
+from nolocod.lab import attacks
+from nolocod.manifest import Inner, Outer, Trust
+from nolocod.terms import Subject
+from nolocod.trainer.accept import AcceptTest
+from nolocod.trainer.siege import Siege
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.trainer.replica import Replica
+    from nolocod.trainer.siege import Attack
+
+
+# --- the accept test
+
+
+def learned(folder: Path, codec: str = "float32", margin: float = 0.01) -> Replica:
+    """A replica that learned something, and tests its partners."""
+    trust = Trust(clip=0, direction=0, accept=margin)
+    inner = Inner(steps=4, batch=2, sequence=32, learning_rate=3e-3)
+    replica = make_replica(sealed_run(codec=codec, inner=inner, trust=trust, outer=Outer(rounds=100, fragments=2)), folder)
+    for _ in range(30):
+        replica.step()
+    replica.phi.copy_(replica.theta)
+    for _ in range(4):
+        replica.step()
+    return replica
+
+
+@pytest.mark.parametrize("codec", ["float32", "modulo8", "delta4"])
+def test_a_message_that_does_harm_is_refused_and_one_that_does_not_is_not(tmp_path: Path, codec: str) -> None:
+    replica = learned(tmp_path, codec)
+    own, other = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
+    theta = replica.theta.clone()
+    before = replica.phi.clone()
+    for harm in (False, True):
+        if harm:
+            noise = torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
+            replica.theta.add_(noise, alpha=0.3)
+        replica.snapshot(other, Subject(1))
+        replica.theta.copy_(theta)
+        replica.snapshot(own, Subject(1))
+        if harm:
+            with pytest.raises(HarmfulTensorError, match=r"worse by \d"):
+                replica.inspect(own, other, probation=True)
+        else:
+            assert replica.inspect(own, other, probation=True).weight == 1.0
+    assert torch.equal(replica.phi, before), "candidates are tried elsewhere"
+    assert torch.equal(replica.theta, theta)
+
+
+def test_candidates_are_what_the_step_leaves(tmp_path: Path) -> None:
+    replica = learned(tmp_path, margin=10)
+    own, other = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
+    replica.snapshot(other, Subject())
+    for _ in range(2):
+        replica.step()
+    replica.snapshot(own, Subject())
+    replica.inspect(own, other)
+    flat = replica.phi.clone()
+    replica._out().rehearse(own, other, flat, paired=True)
+    replica.apply(own, other, 0)
+    assert torch.equal(flat, replica.phi)
+
+
+def test_who_is_tested(tmp_path: Path) -> None:
+    test = learned(tmp_path).accept_test
+    assert isinstance(test, AcceptTest)
+    assert isinstance(test.chance, random.SystemRandom), "nobody foresees which text it is tested on"
+    test.chance = random.Random(1)
+    assert test.due(1.0, probation=True)
+    assert test.due(0.49, probation=False)
+    assert 0.05 < sum(test.due(1.0, probation=False) for _ in range(400)) / 400 < 0.2
+    assert make_replica(sealed_run(trust=Trust(accept=0)), tmp_path).accept_test is None
+
+
+# --- the siege
+
+
+class Notes:
+    """An opinion that only takes notes."""
+
+    def __init__(self) -> None:
+        self.partners: list[int] = []
+        self.errors: list[RejectedTensorError] = []
+
+    def probation(self, peer: int) -> bool:
+        return False
+
+    def banned(self, peer: int) -> bool:
+        return False
+
+    def committed(self, peer: int) -> None:
+        self.partners.append(peer)
+
+    def rejected(self, peer: int, error: RejectedTensorError) -> None:
+        self.errors.append(error)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenised text, made once: it takes longer than all battles."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[Siege, list[Notes], float]:
+    battle = attacks.Battle(attack, defended=True, hidden=16, phase=4, head_start=4, rounds=5, trust=trust)
+    opinions = [Notes() for _ in range(3)]
+    siege = Siege(battle.manifest(), opinions, 2, [attack], cache)
+    siege.begin_at(battle.head_start)
+    return siege, opinions, siege.fight().mean
+
+
+@pytest.mark.parametrize(
+    ("attack", "error"), [("not finite", RejectedTensorError), ("sign flip", MisdirectedTensorError), ("stale", None)]
+)
+def test_attackers_meet_the_product_s_own_judgement(cache: Path, attack: Attack, error: type[Exception] | None) -> None:
+    _, opinions, mean = besieged(cache, attack, Trust(direction=0.1))
+    assert mean < 6
+    for one in opinions:
+        assert {type(found) for found in one.errors} <= {error}
+    assert any(one.errors for one in opinions) == (error is not None)
+
+
+def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: Path) -> None:
+    with pytest.raises(TrainerError, match="not finite"):
+        besieged(cache, "huge", attacks.OFF)
+    siege, opinions, defended = besieged(cache, "huge", Trust())
+    assert any(partner >= 3 for one in opinions for partner in one.partners), "nobody is refused for being far away"
+    assert defended < 6
+    assert statistics.mean(siege.weights) > 0.5, "honest partners keep their weight"
+
+
+def test_liars_about_rounds_run_down_the_clock_of_the_undefended_only(cache: Path) -> None:
+    trained = []
+    for trust in (attacks.OFF, Trust()):
+        siege, _, _ = besieged(cache, "clock", trust)
+        trained.append(sum(replica.inner_steps for replica in siege._honest))
+    assert trained[0] < trained[1]
+
+
+# --- the study
+
+
+def test_results_are_kept_and_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    like = attacks.Battle(attacks.NONE, True, honest=4, hostile=0, hidden=16, phase=2, head_start=1, rounds=2)
+    study = attacks.Study(like, (1,))
+    told: list[str] = []
+    log = attacks.Log(tmp_path / "kept.jsonl")
+    log.perform([study.battle(attacks.NONE, False, 1)], 1, told.append)
+    assert len(told) == 1
+    again = attacks.Log(tmp_path / "kept.jsonl")
+    again.perform([study.battle(attacks.NONE, False, 1)], 1, told.append)
+    assert len(told) == 1, "done once"
+    calm = again[study.battle(attacks.NONE, False, 1)]
+    assert calm.mean > 0
+    monkeypatch.setattr(attacks.Log, "__getitem__", lambda self, battle: replace(calm, mean=calm.mean * 1.01))
+    rows = study.to_text(again).splitlines()
+    assert [row.split(" | ")[0] for row in rows[-9:]] == [f"| {name}" for name in study.attacks]
+    assert "+0.00 %" in rows[-1]
