@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainer_parts import make_replica, sealed_run
 
-from nolocod.errors import HarmfulTensorError, MisdirectedTensorError, RejectedTensorError, TrainerError
+from nolocod.errors import HarmfulTensorError, MisdirectedTensorError, RejectedTensorError
 from nolocod.lab import attacks
 from nolocod.manifest import Inner, Outer, Trust
 from nolocod.terms import Subject
@@ -126,7 +126,7 @@ def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[Siege, list[Not
 
 
 @pytest.mark.parametrize(
-    ("attack", "error"), [("not finite", RejectedTensorError), ("sign flip", MisdirectedTensorError), ("stale", None)]
+    ("attack", "error"), [("not finite", RejectedTensorError), ("sign flip", MisdirectedTensorError), ("drift", None)]
 )
 def test_attackers_meet_the_product_s_own_judgement(cache: Path, attack: Attack, error: type[Exception] | None) -> None:
     _, opinions, mean = besieged(cache, attack, Trust(direction=0.1))
@@ -137,11 +137,10 @@ def test_attackers_meet_the_product_s_own_judgement(cache: Path, attack: Attack,
 
 
 def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: Path) -> None:
-    with pytest.raises(TrainerError, match="not finite"):
-        besieged(cache, "huge", attacks.OFF)
+    _, _, undefended = besieged(cache, "huge", attacks.OFF)
     siege, opinions, defended = besieged(cache, "huge", Trust())
     assert any(partner >= 3 for one in opinions for partner in one.partners), "nobody is refused for being far away"
-    assert defended < 6
+    assert defended < undefended - 0.1, "which is no better than guessing"
     assert statistics.mean(siege.weights) > 0.5, "honest partners keep their weight"
 
 

@@ -34,7 +34,9 @@ def add_to(commands: Commands) -> None:
     lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
     lab.add_argument("--seed", type=int, default=0, help="of scaling and of random walks")
     lab.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    lab.add_argument("--into", type=Path, default=Path("docs"), metavar="DIR", help="where report and attacks write their pages")
+    lab.add_argument(
+        "--into", type=Path, default=Path("docs"), metavar="DIR", help="where report and attacks write their pages"
+    )
     _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
 
 

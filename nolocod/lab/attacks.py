@@ -131,8 +131,8 @@ def fight(battle: Battle) -> Fought:
         except TrainerError:  # its weights are not finite any more
             end = Point(0, math.inf, math.inf, math.inf, math.inf)
     shares = {kind: siege.rejected[kind] / max(1, siege.met[kind]) for kind in siege.met}
-    losses = [loss if math.isfinite(loss) else math.inf for loss in (end.mean, end.worst)]
-    return Fought(*losses, shares["hostile"], shares["honest"], statistics.mean(siege.weights))
+    mean, worst = (loss if math.isfinite(loss) else math.inf for loss in (end.mean, end.worst))
+    return Fought(mean, worst, shares["hostile"], shares["honest"], statistics.mean(siege.weights))
 
 
 _PAGE = """# What hostile partners do to learning
