@@ -131,32 +131,35 @@ def test_what_is_not_rated_is_normal() -> None:
 
 def test_a_strangers_address_is_knocked_at_in_vain_so_often_and_no_more() -> None:
     """However many members say that they are there, on whatever ports."""
-    knocks, dialled = Knocks(), 0
-    for second in range(600):
-        for _ in range(10):
-            if knocks.may(HOME, float(second)):
-                dialled += 1
-                knocks.failed(HOME, float(second))
+    knocks = Knocks()
+    dialled = sum(knocks.may(HOME, float(second)) for second in range(600) for _ in range(10))
     assert dialled <= 40 + 0.5 * 600
     assert knocks.may(OFFICE, 600.0)
 
 
+def test_many_at_once_are_no_more_than_one_after_another() -> None:
+    knocks = Knocks(unknown=Rate(0.1, 3))
+    assert [knocks.may(HOME, 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+
+
 def test_where_one_of_ours_answered_more_may_fail() -> None:
     knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
-    knocks.failed(HOME, 0.0)
-    knocks.failed(HOME, 0.0)
-    assert not knocks.may(HOME, 0.0)
-    knocks.answered(HOME)
-    for _ in range(5):
-        assert knocks.may(HOME, 0.0)
-        knocks.failed(HOME, 0.0)
-    assert not knocks.may(HOME, 0.0)
+    assert [knocks.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
+    knocks.answered(HOME, 0.0)
+    assert [knocks.may(HOME, 0.0) for _ in range(6)] == [True] * 5 + [False]
     assert knocks.may(HOME, 1.0)
+
+
+def test_what_is_answered_costs_nothing() -> None:
+    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(0.1, 2))
+    for _ in range(50):
+        assert knocks.may(HOME, 0.0)
+        knocks.answered(HOME, 0.0)
 
 
 def test_what_answered_is_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers, "_KEPT", 8)
     knocks = Knocks(unknown=Rate(0.1, 1), known=Rate(1.0, 5))
     for number in range(100):
-        knocks.answered(f"10.0.0.{number}")
+        knocks.answered(f"10.0.0.{number}", 0.0)
     assert len(knocks._answered) == 8

@@ -106,15 +106,8 @@ class Dialler:
             raise SwarmException("this node has all the connections that it may have.")
         if not self._knocks.may(target[0], trio.current_time()):
             raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
-        answered = False
-        try:
-            await self._dial_there(peer, fresh, target)
-            answered = True
-        finally:
-            if answered:
-                self._knocks.answered(target[0])
-            else:
-                self._knocks.failed(target[0], trio.current_time())
+        await self._dial_there(peer, fresh, target)
+        self._knocks.answered(target[0], trio.current_time())
 
     async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
         connected, from_listen_port = (await _open(target, None), False) if fresh else await self._connect(target)

@@ -43,10 +43,6 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._levels)
 
-    def has(self, name: str, now: float) -> bool:
-        """Whether `take` would succeed."""
-        return self._level(name, now) >= 1
-
     def take(self, name: str, now: float) -> bool:
         """Take a token; False if there is none."""
         level = self._level(name, now)
@@ -57,6 +53,11 @@ class Buckets:
         while len(self._levels) > _KEPT or (self._levels and self._is_full(next(iter(self._levels)), now)):
             self._levels.popitem(last=False)
         return True
+
+    def give_back(self, name: str, now: float) -> None:
+        """What was taken was not needed."""
+        if name in self._levels:
+            self._levels[name] = (min(self.rate.burst, self._level(name, now) + 1), now)
 
     def _level(self, name: str, now: float) -> float:
         level, then = self._levels.get(name, (self.rate.burst, now))
@@ -199,17 +200,14 @@ class Knocks:
         self._answered: OrderedDict[str, None] = OrderedDict()
 
     def may(self, host: str, now: float) -> bool:
-        """Whether to dial `host` now."""
+        """Whether to dial `host` now, which counts as in vain until it has `answered`."""
         name = source(host)
-        return self._buckets(name).has(name, now)
+        return self._buckets(name).take(name, now)
 
-    def failed(self, host: str, now: float) -> None:
-        """Nobody answered there, or somebody else."""
+    def answered(self, host: str, now: float) -> None:
+        """The one who was dialled is there."""
         name = source(host)
-        self._buckets(name).take(name, now)
-
-    def answered(self, host: str) -> None:
-        name = source(host)
+        self._buckets(name).give_back(name, now)
         self._answered[name] = None
         self._answered.move_to_end(name)
         if len(self._answered) > _KEPT:
