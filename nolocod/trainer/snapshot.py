@@ -247,7 +247,7 @@ class Snapshot:
         total = self._total[: own.numel()]
         if self.weight == 1:
             return torch.add(own, other, out=total)
-        return torch.sub(other, own, out=total).mul_(self.weight).add_(own, alpha=2)
+        return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
 
     def merge(self, outbox: Tensor, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the snapshot, and are kept."""
