@@ -7,6 +7,7 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import torch
 from trainer_parts import make_replica, sealed_run
@@ -16,6 +17,7 @@ from nolocod.lab import attacks
 from nolocod.manifest import Inner, Outer, Trust
 from nolocod.terms import Subject
 from nolocod.trainer.accept import AcceptTest
+from nolocod.trainer.model import bytes_on_device
 from nolocod.trainer.siege import Siege
 
 if TYPE_CHECKING:
@@ -78,7 +80,11 @@ def test_candidates_are_what_the_step_leaves(tmp_path: Path) -> None:
 
 
 def test_who_is_tested(tmp_path: Path) -> None:
-    test = learned(tmp_path).accept_test
+    replica = learned(tmp_path)
+    test = replica.accept_test
+    manifest = replica.manifest
+    without = msgspec.structs.replace(manifest, trust=Trust(accept=0))
+    assert bytes_on_device(manifest) == bytes_on_device(without) + 4, "and there is memory for it"
     assert isinstance(test, AcceptTest)
     assert isinstance(test.chance, random.SystemRandom), "nobody foresees which text it is tested on"
     test.chance = random.Random(1)
@@ -134,6 +140,12 @@ def test_attackers_meet_the_product_s_own_judgement(cache: Path, attack: Attack,
     for one in opinions:
         assert {type(found) for found in one.errors} <= {error}
     assert any(one.errors for one in opinions) == (error is not None)
+
+
+def test_old_weights_lie_against_our_change(cache: Path) -> None:
+    siege, opinions, _ = besieged(cache, "stale", Trust(direction=0.1))
+    assert siege.rejected["hostile"] > 0
+    assert {type(error) for one in opinions for error in one.errors} == {MisdirectedTensorError}
 
 
 def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: Path) -> None:

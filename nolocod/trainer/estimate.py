@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import BYTES_ON_DEVICE, BYTES_ON_HOST, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, read_config
 from nolocod.trainer.snapshot import Plan
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def estimate(manifest: Manifest) -> Estimate:
         tokens_per_step=inner.tokens_per_step,
         inner_steps=inner.steps,
         rounds=manifest.outer.rounds,
-        on_device=BYTES_ON_DEVICE * layout.size,
+        on_device=bytes_on_device(manifest) * layout.size,
         activations=_activations(config, manifest),
         on_host=BYTES_ON_HOST * layout.size + plan.boxes_size,
         message=plan.box_size,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from nolocod.manifest import Manifest
 
-BYTES_ON_DEVICE = 16
+_BYTES_TO_TRAIN = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
 _BYTES_TO_ACCEPT = 4
 """Per parameter: the weights that the accept test tries, float32."""
@@ -138,6 +138,11 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
+def bytes_on_device(manifest: Manifest) -> int:
+    """Per parameter, of all that is as large as the model."""
+    return _BYTES_TO_TRAIN + (_BYTES_TO_ACCEPT if manifest.trust.accept else 0)
+
+
 def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
@@ -146,7 +151,7 @@ def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: in
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
-    on_device = (BYTES_ON_DEVICE + (_BYTES_TO_ACCEPT if manifest.trust.accept else 0)) * parameters + logits
+    on_device = bytes_on_device(manifest) * parameters + logits
     on_host = BYTES_ON_HOST * parameters + boxes
     host = psutil.virtual_memory().available
     if device.type == "cuda":
