@@ -166,6 +166,10 @@ class NodeConfig:
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell peers instead of the interfaces' own."""
     http: Address = Address("127.0.0.1", 0)
+    http_token: Path | None = None
+    """A file with the token that readers of the pages need; None for the data directory's own, where one is needed."""
+    http_open_metrics: bool = False
+    """Whether /metrics may be read without it."""
     data: Path | None = None
     """Training text on this machine, for runs whose source is text, jsonl or parquet."""
     device: str = "auto"
@@ -212,6 +216,7 @@ class DataDir:
     cache: Path = field(init=False)
     usage: Path = field(init=False)
     network_key: Path = field(init=False)
+    http_token: Path = field(init=False)
     admission: Path = field(init=False)
     invitations: Path = field(init=False)
     revocations: Path = field(init=False)
@@ -232,6 +237,7 @@ class DataDir:
             "cache": "cache",
             "usage": "usage.json",
             "network_key": "network.key",
+            "http_token": "http.token",
             "admission": "admission",
             "invitations": "invitations.json",
             "revocations": "revocations",

@@ -38,7 +38,8 @@ from nolocod.p2p.sample import SAMPLE, Sampler
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT, Handler, Stream
 from nolocod.p2p.wire import Context
 from nolocod.schedule import Gate, month_spent, on_battery, outside_hours, told
-from nolocod.status.server import serve_http
+from nolocod.status.guard import Guard, is_loopback, make_token, read_token
+from nolocod.status.server import Pages, serve_http
 from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
 from nolocod.supervisor import Supervisor
@@ -80,7 +81,7 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
         async with trio.open_nursery() as nursery:
             await nursery.start(node.watch_signals, nursery.cancel_scope)
             await nursery.start(node.keep_allowance)
-            http = await nursery.start(serve_http, config.http, node.status, node.metrics)
+            http = await nursery.start(serve_http, config.http, Pages(node.status, node.metrics), _guard(config))
             supervisor.ready()
             nursery.start_soon(supervisor.feed)
             await node.run(http)
@@ -253,7 +254,9 @@ class Node:
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)
-        running = datadir.Running(os.getpid(), http, started.peer_id, started.run_id, started.addresses)
+        running = datadir.Running(
+            os.getpid(), http, started.peer_id, started.run_id, started.addresses, _token_file(self._config)
+        )
         datadir.announce(self._config.paths, running)
         self.emit(started)
 
@@ -317,6 +320,21 @@ def _checks(allowance: Allowance, budget: Budget, emit: Emit) -> list[Check]:
     if allowance.monthly is not None:
         checks.append(month_spent(lambda: budget.spent, lambda: budget.seconds_left))
     return checks
+
+
+def _token_file(config: NodeConfig) -> str:
+    """Where the token of the pages lies; "" where they need none, because only this machine can ask."""
+    if config.http_token is not None:
+        return str(config.http_token.absolute())
+    return "" if is_loopback(config.http.host) else str(config.paths.http_token.absolute())
+
+
+def _guard(config: NodeConfig) -> Guard:
+    if config.http_token is not None:
+        token: str | None = read_token(config.http_token)
+    else:
+        token = make_token(config.paths.http_token) if _token_file(config) else None
+    return Guard(token, config.http_open_metrics)
 
 
 def _tasks() -> int:

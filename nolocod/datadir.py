@@ -36,6 +36,8 @@ class Running:
     peer_id: str
     run_id: str
     addresses: tuple[str, ...]
+    http_token: str = ""
+    """The file with the token that its pages need; empty where they need none."""
 
 
 @contextmanager

@@ -246,7 +246,11 @@ class SimulationError(LocalError):
 
 
 class HttpTokenError(LocalError):
-    entry = _entry("NLC-145", "pages need a token", "Give the token that http.token in the node's data directory holds.")
+    entry = _entry(
+        "NLC-145",
+        "pages need a token",
+        "Use a token file that you can read: --http-token FILE, or http.token in the data directory.",
+    )
 
 
 # --- what a peer did -------------------------------------------------------------------------------

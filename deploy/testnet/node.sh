@@ -5,7 +5,7 @@
 #   node.sh join    any other node
 set -eu
 address=/rendezvous/address
-common="--listen 0.0.0.0:4001 --http 0.0.0.0:9464 --threads 1 --no-upnp"
+common="--listen 0.0.0.0:4001 --http 0.0.0.0:9464 --http-open-metrics --threads 1 --no-upnp"
 case $1 in
     found)
         [ -e "$NOLOCOD_HOME/manifest" ] || nolocod create /testnet/run.toml

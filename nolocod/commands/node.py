@@ -56,7 +56,9 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
     add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
     add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
-    add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and status; has no password")
+    add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="status page and metrics (%(default)s)")
+    add("--http-token", type=Path, metavar="FILE", help="what readers of the pages need (http.token, unless on loopback)")
+    add("--http-open-metrics", action="store_true", help="/metrics needs no token")
     add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
     add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
     add("--max-connections", type=int, default=256, metavar="N", help="with peers at once (%(default)s)")
@@ -82,6 +84,8 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         listen=_listen(options),
         announce=tuple(options.announce),
         http=Address.parse(options.http, "--http"),
+        http_token=options.http_token,
+        http_open_metrics=options.http_open_metrics,
         data=options.data,
         device=options.device,
         threads=options.threads,

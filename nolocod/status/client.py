@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.client
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from nolocod.errors import NotRunningError
+from nolocod.errors import HttpTokenError, NotRunningError
+from nolocod.status.guard import read_token
 from nolocod.status.state import StatusReport
 
 if TYPE_CHECKING:
@@ -20,11 +22,20 @@ _MOST_BYTES = 8 << 20
 
 
 def read(running: Running) -> StatusReport:
-    """Ask the daemon for its report; NotRunningError if nothing, or somebody else, answers there."""
+    """Ask the daemon for its report; NotRunningError if nothing, or somebody else, answers there,
+    HttpTokenError if its token cannot be read or is refused."""
+    headers = {"Host": "localhost"}
+    if running.http_token:
+        headers["Authorization"] = f"Bearer {read_token(Path(running.http_token))}"
     connection = http.client.HTTPConnection(running.http, timeout=_TIMEOUT)
     try:
-        connection.request("GET", "/status.json", headers={"Host": "localhost"})
-        report = decode(connection.getresponse().read(_MOST_BYTES + 1))
+        connection.request("GET", "/status.json", headers=headers)
+        reply = connection.getresponse()
+        if reply.status == 401:
+            shown = f"the token in {running.http_token}" if running.http_token else "readers without a token"
+            remedy = "Start the node again if its token file was replaced."
+            raise HttpTokenError(f"the node at {running.http} refuses {shown}.", remedy=remedy)
+        report = decode(reply.read(_MOST_BYTES + 1))
     except (OSError, http.client.HTTPException) as error:
         raise NotRunningError(f"process {running.pid} does not answer at {running.http} ({error}).") from error
     finally:

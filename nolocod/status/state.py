@@ -55,11 +55,14 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
 _KEPT = 20
+"""Exchanges and errors in the report."""
 _JUDGED = 512
 """Peers whose reputations and bans are shown."""
-"""Exchanges and errors in the report."""
 _RATE_WINDOW = 60.0
 """Seconds over which tokens per second are averaged."""
+
+
+_ROUTINE = (InnerSteps, Traffic, Surveyed, PeerSeen)
 
 
 class ExchangeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +222,8 @@ class StatusState:
         self.clock = clock
         self._tasks = tasks
         self._began = clock()
+        self.news = 0
+        """Grows with each event that a reader should see at once; inner steps and traffic can wait a second."""
         self._started: Started | None = None
         self._state = StateChanged("starting")
         self._state_since = self._began
@@ -253,6 +258,8 @@ class StatusState:
     def follow(self, event: Event) -> None:
         """Take note of `event`. Never raises, never blocks."""
         now = self.clock()
+        if not isinstance(event, _ROUTINE):
+            self.news += 1
         match event:
             case Started():
                 self._started = event

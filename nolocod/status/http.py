@@ -1,0 +1,139 @@
+"""HTTP/1.1 for a few readers: one request per connection, answered whole or as a stream of server-sent events.
+
+The rule: nobody can hold more than a share. Connections are counted, and one too many is closed at once; a request must
+come within seconds; a reader that does not take what it is sent within seconds loses its connection. h11 reads the bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import h11
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+CONNECTIONS = 64
+"""At once."""
+PER_ADDRESS = 48
+"""Of them from one address, so that one reader leaves room for others (Prometheus, a health check)."""
+_REQUEST_SECONDS = 10.0
+_WRITE_SECONDS = 10.0
+_REQUEST_BYTES = 16 << 10
+_PIECE = 16 << 10
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    query: str = ""
+    host: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    """By lower-case name."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """`feed`, if given, is called with a function that sends bytes after `body`, and ends the reply by returning."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+    feed: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
+
+
+async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply]) -> None:
+    """Answer requests until cancelled."""
+    open_from: Counter[str] = Counter()
+
+    async def handle(stream: trio.SocketStream) -> None:
+        try:
+            address = stream.socket.getpeername()[0]
+        except OSError:  # gone again
+            await trio.aclose_forcefully(stream)
+            return
+        if open_from.total() >= CONNECTIONS or open_from[address] >= PER_ADDRESS:
+            await trio.aclose_forcefully(stream)
+            return
+        open_from[address] += 1
+        try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                await _Connection(stream).run(answer)
+        finally:
+            open_from[address] -= 1
+            if not open_from[address]:
+                del open_from[address]
+            await trio.aclose_forcefully(stream)
+
+    await trio.serve_listeners(handle, [listener])
+
+
+class _Connection:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_REQUEST_BYTES)
+
+    async def run(self, answer: Callable[[Request], Reply]) -> None:
+        try:
+            with trio.fail_after(_REQUEST_SECONDS):
+                request = await self._request()
+        except h11.RemoteProtocolError as error:
+            await self._send(Reply(error.error_status_hint, b'{"error":"not a request that is understood"}'), with_body=True)
+            return
+        if request is not None:
+            await self._send(answer(request), with_body=request.method != "HEAD")
+
+    async def _request(self) -> Request | None:
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(bytes(await self._stream.receive_some(_PIECE)))
+            elif isinstance(event, h11.Request):
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                path, _, query = event.target.decode("latin-1").partition("?")
+                return Request(event.method.decode("latin-1"), path, query, headers.get("host", ""), headers)
+            else:
+                return None
+
+    async def _send(self, reply: Reply, *, with_body: bool) -> None:
+        headers = [
+            ("content-type", reply.content_type),
+            ("cache-control", "no-store"),
+            ("x-content-type-options", "nosniff"),
+            ("connection", "close"),
+            *reply.headers,
+        ]
+        if reply.feed is None:
+            headers.append(("content-length", str(len(reply.body))))
+        reason = HTTPStatus(reply.status).phrase
+        await self._write(h11.Response(status_code=reply.status, headers=headers, reason=reason))
+        if with_body:
+            await self._data(reply.body)
+            if reply.feed is not None:
+                await reply.feed(self._data)
+        await self._write(h11.EndOfMessage())
+        with suppress(trio.TooSlowError):  # what it has not read yet would be lost by closing at once
+            await self._linger()
+
+    async def _linger(self) -> None:
+        await self._stream.send_eof()
+        with trio.fail_after(1):
+            while await self._stream.receive_some(_PIECE):
+                pass
+
+    async def _data(self, data: bytes) -> None:
+        if data:
+            await self._write(h11.Data(data=data))
+
+    async def _write(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            with trio.fail_after(_WRITE_SECONDS):
+                await self._stream.send_all(data)
