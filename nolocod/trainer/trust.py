@@ -29,7 +29,7 @@ ENOUGH = 4
 WIDEST = 2.0
 """A distance is remembered at no more than this times the median, so that nobody can widen it by being far away."""
 OWN = 2.0
-"""Replicas that train are about one to two |beta Delta| apart (docs/attacks.md); this many stand in at first."""
+"""Replicas that train are about one to two |beta Delta| apart after warm-up; this many stand in at first."""
 ON_PROBATION = 0.5
 
 
