@@ -3,8 +3,9 @@
 set -eu
 packages=$(echo "$1"/lib/python3*/site-packages)
 
-# Never imported: what built it, stubs and compilers, tests, examples, tables of network cards' makers.
-"$1/bin/pip" --quiet uninstall --yes hf-xet grpcio mypy-protobuf types-protobuf types-requests
+# Never imported: what built it, others' command lines, stubs and compilers, tests, tables of network cards' makers.
+"$1/bin/pip" --quiet uninstall --yes hf-xet grpcio mypy-protobuf types-protobuf types-requests \
+    typer pydantic pydantic-core
 rm -rf "$packages"/pip "$packages"/pip-* "$packages"/setuptools "$packages"/setuptools-* "$packages"/pkg_resources \
     "$packages"/examples "$packages"/Crypto/SelfTest "$packages"/netaddr/eui/*.txt
 find "$packages" -depth -type d \( -name tests -o -name test \) -exec rm -rf {} +
