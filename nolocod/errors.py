@@ -241,6 +241,10 @@ class ClonedIdentityError(LocalError):
     )
 
 
+class SoakError(LocalError):
+    entry = _entry("NLC-135", "soak broke a promise", "Run it again with the same --seed and --keep, and report it.")
+
+
 class SimulationError(LocalError):
     entry = _entry("NLC-140", "simulation broke an invariant", "Replay it with the printed seed, and report it.")
 

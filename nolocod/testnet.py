@@ -197,7 +197,7 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
     """Run a whole testnet; Ctrl-C ends it early, with the summary of what was done."""
     began = time.monotonic()
     interrupted = False
-    with _folder(options.keep) as root:
+    with folder(options.keep) as root:
         testnet = Testnet(options, root)
         try:
             sealed = testnet.start()
@@ -228,10 +228,10 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
 
 
 @contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
+def folder(keep: Path | None) -> Iterator[Path]:
     """The nodes' folder: one that stays, which must be new or empty, or one that goes."""
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="nolocod-testnet-") as name:
+        with tempfile.TemporaryDirectory(prefix="nolocod-nodes-") as name:
             yield Path(name)
         return
     try:

@@ -86,7 +86,7 @@ LAYERS = {
     # The one measurement that needs stock py-libp2p, and a certificate, to have something beside ours.
     "benchmarks.carriers": layer("benchmarks.relayed config identity p2p", "cryptography libp2p multiaddr trio"),
 }
-TOP = frozenset({"cli", "commands", "__main__", "terminal", "testnet", "benchmarks", "lab", "doctor"})
+TOP = frozenset({"cli", "commands", "__main__", "terminal", "testnet", "benchmarks", "lab", "doctor", "soak"})
 """What people call: it may import anything of ours. Only `cli` and `commands` print."""
 TOP_PACKAGES = frozenset({"trio", "msgspec", "rich", "psutil"})
 

@@ -1,0 +1,1 @@
+"""`nolocod soak`: real daemons for hours under kills, freezes and rate limits that a seed decides; what grew, what broke."""
