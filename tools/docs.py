@@ -1,4 +1,5 @@
-"""Writes the pages that are made from the code: docs/errors.md, docs/run-file.md, docs/doctor.md and docs/metrics.md.
+"""Writes the pages that are made from the code: docs/errors.md, docs/run-file.md, docs/doctor.md, docs/metrics.md and
+docs/limits.md.
 
 The rule: whoever changes the catalogue or the manifest runs `python tools/docs.py`; a test compares.
 """
@@ -15,11 +16,24 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from nolocod import manifest
+from nolocod.config import NodeConfig
 from nolocod.doctor.findings import CHECKS
 from nolocod.errors import Entry, LocalError, NolocodError, RemoteError
 from nolocod.events import ExchangeEnded, Started, Troubled
 from nolocod.identity import PeerId
 from nolocod.metrics import Metrics
+from nolocod.p2p.autonat import AutoNatLimits
+from nolocod.p2p.buffers import Unread
+from nolocod.p2p.host import HostLimits
+from nolocod.p2p.membership import MAX_HEARTBEAT
+from nolocod.p2p.peerbook import CAPACITY
+from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.relay import RelayLimits
+from nolocod.p2p.timing import Timing
+from nolocod.p2p.yamux import MuxLimits
+from nolocod.proto.limits import Limits
+from nolocod.proto.receipt import MAX_LINE
+from nolocod.trainer.checkpoint import KEPT
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -78,6 +92,26 @@ another process.
 """
 _MANY = {"code": "a code of [errors.md](errors.md), or other", "version": "", "run_name": "", "run_id": ""}
 """Labels whose values are not listed, and what stands there instead."""
+
+
+_LIMITS_HEAD = """\
+# Limits
+
+Made by `python tools/docs.py` from the code; do not edit.
+
+What strangers, and time, may take of a node at most: its value, where it is set, and the test at its bound.
+"""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One row of the page of limits."""
+
+    of: str
+    what: str
+    value: str
+    where: str
+    test: str
 
 
 @dataclass(frozen=True)
@@ -157,6 +191,134 @@ def metrics_page() -> str:
 def _label(name: str, values: list[str]) -> str:
     text = _MANY.get(name, ", ".join(values))
     return f"`{name}`: {text}" if text else f"`{name}`"
+
+
+def bounds() -> list[Bound]:
+    """Every bound that the page names, with its value as the code has it."""
+    host, mux, wire, relay, timing = HostLimits(), MuxLimits(), Limits(), RelayLimits(), Timing()
+    asked, config, unread = AutoNatLimits(), NodeConfig(Path()), inspect.signature(Unread).parameters["most"].default
+    receipts = inspect.signature(ReceiptStore).parameters["limit"].default
+    return [
+        Bound("connections", "at once", f"{host.connections}", "`HostLimits`", "so_many_connections_and_no_more"),
+        Bound(
+            "streams",
+            "opened by a peer, per connection",
+            f"{host.streams_per_connection}",
+            "`HostLimits`",
+            "streams_open_at_once_have_a_limit",
+        ),
+        Bound(
+            "streams",
+            "of one of our protocols, per peer",
+            f"{host.streams_per_peer}",
+            "`HostLimits`",
+            "a_peer_may_have_so_many_streams_and_no_more",
+        ),
+        Bound(
+            "tasks",
+            "follow streams and connections: a flood is refused",
+            "",
+            "`HostLimits`",
+            "a_flood_of_streams_is_refused_and_harms_no_other",
+        ),
+        Bound(
+            "memory",
+            "receive windows beyond their first size, per connection",
+            _bytes(mux.windows),
+            "`MuxLimits`",
+            "the_window_grows_and_all_windows_together_have_a_limit",
+        ),
+        Bound(
+            "memory",
+            "arrived and not read, all connections together",
+            _bytes(unread),
+            "`Unread`",
+            "the_connection_with_most_unread_bytes_ends_when_all_together_have_too_many",
+        ),
+        Bound("memory", "members known", f"{timing.capacity}", "`Timing.capacity`", "the_table_is_bounded_and_keeps_the_fresh"),
+        Bound(
+            "messages", "an envelope", _bytes(wire.envelope_bytes), "`Limits`", "no_head_passes_a_limit_or_raises_anything_else"
+        ),
+        Bound("messages", "a chunk", _bytes(wire.chunk_bytes), "`Limits`", "no_head_passes_a_limit_or_raises_anything_else"),
+        Bound("messages", "a heartbeat", _bytes(MAX_HEARTBEAT), "`MAX_HEARTBEAT`", "what_no_honest_node_sends_is_refused"),
+        Bound(
+            "messages",
+            "a manifest",
+            _bytes(manifest.MAX_MANIFEST_BYTES),
+            "`MAX_MANIFEST_BYTES`",
+            "an_oversized_manifest_is_refused_before_it_is_parsed",
+        ),
+        Bound("messages", "a line of a receipt", _bytes(MAX_LINE), "`MAX_LINE`", "an_endless_line_is_not_read_whole"),
+        Bound(
+            "relaying",
+            "reservations",
+            f"{config.relaying.reservations}",
+            "`--relay-peers`",
+            "a_reservation_ends_with_its_holders_connection_and_makes_room",
+        ),
+        Bound("relaying", "circuits at once", f"{relay.circuits}", "`RelayLimits`", "no_more_circuits_than_allowed"),
+        Bound(
+            "relaying",
+            "all circuits together",
+            f"{_bytes(config.relaying.rate)}/s",
+            "`--relay-rate`",
+            "circuits_keep_to_one_rate_and_share_it",
+        ),
+        Bound(
+            "dialling back",
+            "questions a minute, of one peer and of all",
+            f"{asked.per_peer}, {asked.in_all}",
+            "`AutoNatLimits`",
+            "questions_are_rationed_per_peer_and_in_all",
+        ),
+        Bound(
+            "weights for others",
+            "newcomers served at once",
+            f"{config.max_uploads}",
+            "`NodeConfig`",
+            "slots_are_counted_and_freed",
+        ),
+        Bound("descriptors", "files of weights kept open between requests", "", "`donors.py`", "files_kept_open_are_bounded"),
+        Bound("disk", "receipts: two files of about", _bytes(receipts), "`ReceiptStore`", "two_files_bound_what_is_kept"),
+        Bound("disk", "checkpoints kept", f"{KEPT}", "`checkpoint.KEPT`", "two_are_kept_and_left_overs_removed"),
+        Bound(
+            "disk",
+            "weights for newcomers: snapshots kept",
+            "1",
+            "`daemon.py`",
+            "one_snapshot_lies_on_the_disk_however_many_newcomers_went_away",
+        ),
+        Bound(
+            "disk",
+            "a snapshot that is fetched",
+            _bytes(wire.snapshot_bytes),
+            "`Limits`",
+            "a_snapshot_above_the_limit_is_not_begun",
+        ),
+        Bound(
+            "disk",
+            "peers remembered",
+            f"{CAPACITY}",
+            "`peerbook.CAPACITY`",
+            "it_keeps_those_seen_last_and_some_of_those_before",
+        ),
+        Bound("logs", "the same line a minute, then a count", "", "`logs.py`", "repeats_are_folded_into_a_count"),
+    ]
+
+
+def limits_page() -> str:
+    """docs/limits.md."""
+    lines = [_LIMITS_HEAD, "| of | what | at most | set in | test |", "|---|---|---|---|---|"]
+    lines += [f"| {one.of} | {one.what} | {one.value or 'bounded'} | {one.where} | `test_{one.test}` |" for one in bounds()]
+    return "\n".join([*lines, ""])
+
+
+def _bytes(count: int) -> str:
+    """A size in binary units where it is whole in them."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size} {unit}"
+    return f"{count} B"
 
 
 def keys_of(section: type[msgspec.Struct]) -> list[Key]:
@@ -242,7 +404,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"errors.md": errors_page, "run-file.md": run_file_page, "doctor.md": doctor_page, "metrics.md": metrics_page}
+PAGES = {
+    "errors.md": errors_page,
+    "run-file.md": run_file_page,
+    "doctor.md": doctor_page,
+    "limits.md": limits_page,
+    "metrics.md": metrics_page,
+}
 
 
 def main() -> None:
