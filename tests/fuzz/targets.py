@@ -395,11 +395,11 @@ def yamux(raw: bytes) -> None:
 
 @target(b"\0\x20" + bytes(32))
 def noise_record(raw: bytes) -> None:
-    size = records.pending(memoryview(raw))
-    if size is not None and records.TAG <= size <= len(raw) - records.HEAD:
-        with suppress(records.RecordError):
-            sealed = memoryview(raw)[records.HEAD : records.HEAD + size]
-            records.Opener(bytes(32)).open_into(sealed, memoryview(bytearray(size - records.TAG)))
+    with suppress(records.RecordError):
+        size = records.pending(memoryview(raw))
+        if size is not None:
+            sealed = memoryview(raw)[records.HEAD : records.HEAD + size + records.TAG]
+            records.Opener(bytes(32)).open_into(sealed, memoryview(bytearray(size)))
 
 
 # --- files and pages ----------------------------------------------------------------------------------
