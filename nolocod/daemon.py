@@ -34,6 +34,7 @@ from nolocod.p2p.donors import Donor, ServedSnapshot, fetch_snapshot
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.reputation import Deed
 from nolocod.p2p.sample import SAMPLE, Sampler
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT, Handler, Stream
 from nolocod.p2p.wire import Context
@@ -380,8 +381,11 @@ class MeshSwarm:
             return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
 
     async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
-        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit)
+        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit, self._mesh.blame)
         return fetched.donor, fetched.standing
+
+    def doubt(self, donor: PeerId) -> None:
+        self._mesh.judge(donor, Deed.FALSE_WEIGHTS)
 
 
 class Reception:

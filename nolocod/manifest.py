@@ -153,7 +153,8 @@ class Trust(Section, frozen=True):
     """Partners are drawn from about so many members, by run, round and both peer ids, which the partner verifies; 0 lets
     everybody choose among all."""
     donors: Annotated[int, Meta(ge=1, le=8)] = 2
-    """Members whose weights a newcomer compares before it trusts one, where there are so many."""
+    """Members whose weights a newcomer tries on its own held-out text, as long as they are much worse than members tell,
+    before it takes the best of them."""
 
 
 class Manifest(Section, frozen=True):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import trio
 
-from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError
+from nolocod.errors import CheckpointError, DiskFullError, HarmfulTensorError, NoDonorError, RejectedTensorError
 from nolocod.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
 from nolocod.identity import short
 from nolocod.rounds import Mesh, Pace, Rounds, nobody
@@ -40,6 +41,8 @@ _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
 _FETCH_AGAIN = 60.0
 """A node that falls behind again sooner than this trains on alone: it is too slow for this run's pace."""
+_HARDER, _MORE = 1.5, 0.5
+"""How much more than the members' median loss, times and plus, is taken for a harder text and not for bad weights."""
 _UNDER_WAY = 600.0
 """How long a pause waits for the exchange under way: it is work done, and nobody is in a hurry."""
 
@@ -56,6 +59,10 @@ class Swarm(Mesh, Protocol):
 
         Returns the donor and its standing when it wrote them.
         """
+        ...
+
+    def doubt(self, donor: PeerId) -> None:
+        """The weights that `donor` gave were worse than another donor's by more than can be."""
         ...
 
 
@@ -143,24 +150,38 @@ class Stint:
     async def _fetch(self, patience: float) -> None:
         """Have the weights of a donor, or the seed's where they are the same; NoDonorError after `patience`."""
         misfits: set[PeerId] = set()
+        doubted: dict[PeerId, float] = {}  # by the loss of their weights on our own text
+        most = self._part.sealed.manifest.trust.donors
+        most = most if most > 1 else 0  # of one alone there is nothing to choose
         deadline = trio.current_time() + patience
         while True:
             members = self._part.swarm.live()
             if members and not any(member.standing.round for member in members):
                 return  # nobody took an outer step yet: the seed makes the very same weights here
-            donors = [donor for donor in _donors(members) if donor not in misfits]
+            limit = _plausible_loss(members) if len(doubted) < most else math.inf
+            donors = [donor for donor in self._donors(members) if donor not in misfits and donor not in doubted]
+            if doubted and (not donors or limit == math.inf):
+                donors, limit = [min(doubted, key=lambda donor: doubted[donor])], math.inf
             if donors:
                 try:
-                    misfit = await self._adopt(donors)
+                    donor, loss = await self._adopt(donors, limit)
                 except NoDonorError as error:
+                    for donor in donors:
+                        doubted.pop(donor, None)  # the best of them has gone
                     if trio.current_time() >= deadline:
                         raise
                     self._emit(Troubled(error.code, f"{error.cause} They are asked again."))
                     await trio.sleep(_ASK_AGAIN)
                     continue
-                if misfit is None:
+                if loss is None:
+                    misfits.add(donor)
+                elif loss <= limit:
+                    if limit < math.inf:
+                        for liar in doubted:
+                            self._part.swarm.doubt(liar)
                     return
-                misfits.add(misfit)
+                else:
+                    doubted[donor] = loss
             elif self._part.may_seed:
                 return
             elif trio.current_time() >= deadline:
@@ -169,23 +190,37 @@ class Stint:
                 self._emit(StateChanged("fetching", "a peer that trains"))
                 await trio.sleep(_LOOK_SECONDS)
 
-    async def _adopt(self, donors: list[PeerId]) -> PeerId | None:
-        """Fetch and take over the weights of one donor; returns it if they do not fit the run's model."""
+    async def _adopt(self, donors: list[PeerId], limit: float) -> tuple[PeerId, float | None]:
+        """Fetch and take over the weights of one donor; which, and the loss of its weights on our held-out text, which
+        is not looked at where there is no `limit` to it. None for weights that do not fit the run's model."""
         self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
         path = self._part.config.paths.incoming / "weights.safetensors"
         donor, donated = await self._part.swarm.fetch_weights(donors, path)
         # Where a transfer takes longer than the staleness limit allows, fetching again would take as long
-        # again: such a newcomer enters at the edge of the window.
-        newest = max(donated.round, math.ceil(self._median_round()) - self._part.pace.staleness)
+        # again: such a newcomer enters at the edge of the window. A donor's word is no reason to run ahead of it.
+        near = math.ceil(self._median_round()), self._part.pace.staleness
+        taken = max(min(donated.round, near[0] + near[1]) if near[0] else donated.round, near[0] - near[1])
         try:
-            await self._trainer.adopt(path, replace(donated, round=newest))
+            await self._trainer.adopt(path, replace(donated, round=taken))
         except RejectedTensorError as error:
             self._emit(Troubled(error.code, f"weights of {short(donor)}: {error.cause}"))
-            return donor
+            return donor, None
         finally:
             path.unlink()
+        loss = await self._trainer.evaluate() if limit < math.inf else 0.0
+        if not loss <= limit:  # not a number is not either
+            cause = f"with the weights of {short(donor)} our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
+            self._emit(Troubled(HarmfulTensorError.entry.code, cause))
+            return donor, loss if math.isfinite(loss) else sys.float_info.max
         self._adopted = True
-        return None
+        return donor, loss
+
+    def _donors(self, members: list[Member]) -> list[PeerId]:
+        """Those with weights, the furthest first; who tells of a round that no partner would follow comes last."""
+        having = [member for member in members if member.state in ("training", "finished")]
+        edge = statistics.median(member.standing.round for member in having) + self._part.pace.staleness if having else 0.0
+        having.sort(key=lambda member: (member.standing.round > edge, -member.standing.round))
+        return [member.peer_id for member in having]
 
     def _setup(self) -> Setup:
         config = self._part.config
@@ -307,10 +342,12 @@ async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelS
     scope.cancel()
 
 
-def _donors(members: list[Member]) -> list[PeerId]:
-    """Those with weights, the furthest first."""
-    having = [member for member in members if member.state in ("training", "finished")]
-    return [member.peer_id for member in sorted(having, key=lambda member: -member.standing.round)]
+def _plausible_loss(members: list[Member]) -> float:
+    """What the held-out loss of good weights stays below, by what members tell of their training losses: our own text may be
+    harder than theirs, but not by half. Infinity where nobody tells."""
+    told = [member.standing.loss for member in members if member.state in ("training", "finished")]
+    told = [loss for loss in told if 0 < loss < math.inf]
+    return _HARDER * statistics.median(told) + _MORE if told else math.inf
 
 
 def _newest_round(checkpoints: Path) -> int:

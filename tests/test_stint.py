@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 
 from nolocod.config import NodeConfig
-from nolocod.errors import CheckpointError, DiskFullError, NoDonorError, RejectedTensorError, TrainerError
+from nolocod.errors import CheckpointError, DiskFullError, HarmfulTensorError, NoDonorError, RejectedTensorError, TrainerError
 from nolocod.events import (
     Checkpointed,
     Emit,
@@ -56,6 +57,9 @@ class StandInTrainer:
         self.calls: list[str] = []
         self.adopted: list[Standing] = []
         self.misfits: set[bytes] = set()
+        self.weights = b""
+        self.losses: dict[bytes, float] = {}
+        """Held-out, by whose weights they are."""
         self.load_seconds = self.exchange_seconds = 0.0
         self.full_disk = 0
         self.death: TrainerError | None = None
@@ -91,7 +95,8 @@ class StandInTrainer:
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         self.note("adopt")
-        if weights.read_bytes() in self.misfits:  # noqa: ASYNC240 - a few bytes
+        self.weights = weights.read_bytes()  # noqa: ASYNC240 - a few bytes
+        if self.weights in self.misfits:
             raise RejectedTensorError("they have other names.")
         self.adopted.append(standing)
         self.round = standing.round
@@ -139,7 +144,7 @@ class StandInTrainer:
 
     async def evaluate(self) -> float:
         self.note("evaluate")
-        return 1.0
+        return self.losses.get(self.weights, 1.0)
 
     async def checkpoint(self) -> None:
         self.note("checkpoint")
@@ -156,6 +161,7 @@ class StandInSwarm:
         self.members: list[Member] = []
         self.unreachable: set[PeerId] = set()
         self.asked: list[list[PeerId]] = []
+        self.doubted: list[PeerId] = []
         self.offered: Callable[[Desk], Any] | None = None
         self.standings: dict[PeerId, Standing] = {}
 
@@ -172,6 +178,9 @@ class StandInSwarm:
         return PeerId("partner") if self.offered else None
 
     def suspect(self, peer: PeerId) -> None: ...
+
+    def doubt(self, donor: PeerId) -> None:
+        self.doubted.append(donor)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
         assert self.offered is not None
@@ -304,6 +313,57 @@ async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_cloc
     assert not any(scene.config.paths.incoming.iterdir())
 
 
+@pytest.mark.parametrize("loss", [9.0, 5.7, math.inf, math.nan])
+async def test_a_donor_whose_weights_are_far_worse_than_members_tell_is_left_and_blamed(
+    tmp_path: Path, autojump_clock: object, loss: float
+) -> None:
+    """Sign-flipped, random or huge weights: their loss is that of a guess, or worse."""
+    scene = Scene(tmp_path)
+    scene.swarm.add("liar", 5)
+    scene.swarm.add("good", 4)
+    scene.swarm.add("other", 3)
+    scene.trainer.losses[b"liar"] = loss
+    await scene.stint.load()
+    assert scene.swarm.asked == [["liar", "good", "other"], ["good", "other"]]
+    assert scene.codes == [HarmfulTensorError.entry.code]
+    assert scene.trainer.weights == b"good"
+    assert scene.swarm.doubted == ["liar"]
+
+
+async def test_where_all_weights_are_bad_on_our_text_the_best_are_taken_and_nobody_is_blamed(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number, loss in (("one", 5, 6.0), ("two", 4, 4.0), ("three", 3, 3.0)):
+        scene.swarm.add(name, round_number)
+        scene.trainer.losses[name.encode()] = loss
+    await scene.stint.load()
+    assert scene.swarm.asked == [["one", "two", "three"], ["two", "three"], ["two"]], (
+        "as many as the run says, and the best again"
+    )
+    assert scene.trainer.weights == b"two"
+    assert scene.swarm.doubted == []
+
+
+async def test_a_harder_text_is_no_reason_for_doubt(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("good", 5)
+    scene.trainer.losses[b"good"] = 1.9  # where members tell of 1.0
+    await scene.stint.load()
+    assert (len(scene.swarm.asked), scene.codes) == (1, [])
+
+
+async def test_a_donors_word_is_no_reason_to_run_ahead_of_the_others(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    liar = scene.swarm.add("liar", 10**9)
+    for name in ("one", "two", "three"):
+        scene.swarm.add(name, 5)
+    scene.swarm.unreachable = {PeerId("one"), PeerId("two"), PeerId("three")}
+    await scene.stint.load()
+    assert scene.swarm.asked == [["one", "two", "three", liar]], "who tells of such a round is asked last"
+    assert scene.trainer.round == 5 + 3
+
+
 async def test_a_newcomer_asks_again_when_its_only_donor_is_down_for_a_while(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path)
     peer = scene.swarm.add("peer", 5)
@@ -341,7 +401,7 @@ async def test_who_may_seed_waits_for_nobody(tmp_path: Path, autojump_clock: obj
 
 async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path)
-    for name, round_number in (("a", 20), ("b", 21), ("c", 30), ("d", 21)):
+    for name, round_number in (("a", 20), ("b", 21), ("c", 24), ("d", 21)):
         scene.swarm.add(name, round_number)
     scene.swarm.standings[PeerId("c")] = Standing(10, 77, 2.0)  # what its file says
     await scene.stint.load()

@@ -39,6 +39,7 @@ class Node:
     began: float = 0.0
     engaged_until: float = 0.0
     deadline: float | None = None
+    tick: int = 0
     shunned: dict[PeerId, float] = field(default_factory=dict)
 
 
@@ -66,12 +67,15 @@ class Swarm:
 
     def at(self, when: float, node: Node) -> None:
         self.tick += 1
+        node.tick = self.tick
         heapq.heappush(self.queue, (when, self.tick, node))
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         while self.queue[0][0] <= end:
-            self.now, _, node = heapq.heappop(self.queue)
+            self.now, tick, node = heapq.heappop(self.queue)
+            if tick != node.tick:
+                continue  # it took a step meanwhile, and has another turn
             self._attack(node) if node.hostile else self._look(node)
         self.now = end
 
@@ -84,7 +88,7 @@ class Swarm:
 
     def _look(self, node: Node) -> None:
         """As rounds do: at the boundary, one after another, until a step was taken."""
-        if self.now < node.engaged_until or self.now - node.began < node.seconds:
+        if self.now < node.engaged_until or self.now < node.began + node.seconds:
             self.at(max(node.engaged_until, node.began + node.seconds), node)
             return
         if node.deadline is None:

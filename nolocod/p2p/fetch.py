@@ -71,11 +71,12 @@ async def fetch_snapshot(
     donors: Sequence[PeerId] | Callable[[], Sequence[PeerId]],
     into: Path,
     emit: Emit = _untold,
+    blame: Callable[[PeerId, RemoteError], None] = lambda _, __: None,
 ) -> Fetched:
     """Fetch the snapshot of the first donor that gives one whole, best first, into the file `into`.
 
-    A callable is asked for the present donors before each choice. Raises NoDonorError with every
-    donor's reason, DiskFullError if the weights of all of them are too large, or DataDirError.
+    A callable is asked for the present donors before each choice; `blame` is told why one was left.
+    Raises NoDonorError with every donor's reason, DiskFullError if the weights of all of them are too large, or DataDirError.
     """
     too_large: set[PeerId] = set()
     failed: dict[PeerId, str] = {}
@@ -102,6 +103,7 @@ async def fetch_snapshot(
             too_large.add(donor)
         except RemoteError as error:
             failed[donor] = error.cause
+            blame(donor, error)
 
 
 class _Download:

@@ -201,7 +201,7 @@ class Mesh:
         access = Watched(self._guard or Open(), reputation, time.time)
         self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, access)
         self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
-        self._host.judge = self._blame
+        self._host.judge = self.blame
         ways = around.ways
         ways.members, ways.resting = self.live, lambda: own()[1] == "paused"
         voice = Voice(
@@ -326,7 +326,8 @@ class Mesh:
         """Take note of what a peer did: of members and strangers alike."""
         self._reputation.judge(peer, deed, time.time())
 
-    def _blame(self, peer: PeerId, error: RemoteError | None) -> None:
+    def blame(self, peer: PeerId, error: RemoteError | None) -> None:
+        """Take note of what `error` says of a peer; None: it asked too often."""
         if (deed := deed_of(error) if error is not None else Deed.FLOODED) is not None:
             self.judge(peer, deed)
 
