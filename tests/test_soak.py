@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from nolocod import cli
+from nolocod import cli, logs
 from nolocod.errors import UsageError
+from nolocod.events import WeightsLoaded
 from nolocod.identity import Identity
 from nolocod.p2p.receipts import ReceiptStore
 from nolocod.proto import nolocod_pb2 as pb
@@ -89,6 +91,19 @@ def test_a_node_that_takes_no_step_for_long_stood_still() -> None:
     assert stood_still([*goes, *stops, *pauses], [0, 1, 2], 0, 60, 30) == [1, 2]
     assert stood_still(goes, [3], 0, 60, 30) == [3], "nothing was heard of it"
     assert stood_still([*goes, *stops], [0, 1], 0, 60, 45) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"), [("checkpoint", 7), ("seed", None), ("donor", None)], ids=["a checkpoint", "the seed", "a donor"]
+)
+def test_what_a_life_began_from_is_in_its_log(
+    source: Literal["checkpoint", "seed", "donor"], found: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nolocod")
+    logs.LogFollower().follow(WeightsLoaded(3, "checkpoint"))
+    logs.LogFollower().follow(WeightsLoaded(7, source))
+    assert run.began_from("\n".join(caplog.messages)) == found
+    assert run.began_from("") is None
 
 
 # --- receipts -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,8 @@ _PAIR_SECONDS = 300.0
 _AWAY = 60.0
 _BACK = 60.0
 """Within so many seconds of their start half of the nodes pair again, and the others with them."""
+_GROWTH, _LONG = 0.02, 1800.0
+"""What may grow after the warm-up, in a soak of so many seconds or more: in shorter ones tables still fill."""
 _STILL = 30.0
 """A survivor that takes no inner step for so long has paused."""
 
@@ -105,6 +108,7 @@ class Soak:
             self.samples.clear()
             if options.halve:
                 self._halve(fleet)
+                self.result.seconds = self._now
             else:
                 self._disturb(fleet)
         finally:
@@ -187,10 +191,9 @@ class Soak:
             daemon.start()
         self._await_pairs(fleet)
         for daemon in victims:
-            first = next((one for one in self.samples if (one.node, one.life) == (daemon.number, 2) and one.training), None)
-            before = kept[daemon.number]
-            if before is not None and (first is None or first.round < before):
-                self.result.broken.append(f"node {daemon.number} lost its checkpoint of round {before}")
+            before, began = kept[daemon.number], began_from(daemon.log.read_text(encoding="utf-8", errors="replace"))
+            if before is not None and (began is None or began < before):
+                self.result.broken.append(f"node {daemon.number} did not go on from its checkpoint of round {before}")
 
     def _await_pairs(self, fleet: Fleet) -> None:
         """Until each node has taken a further paired step."""
@@ -222,6 +225,9 @@ class Soak:
         result.memory_growth = growth(self.samples, "memory", warm, end)
         result.task_growth = growth(self.samples, "tasks", warm, end)
         result.file_growth = growth(self.samples, "files", warm, end)
+        for name, share in (("memory", result.memory_growth), ("tasks", result.task_growth)):
+            if share is not None and share > _GROWTH and end >= _LONG:
+                result.broken.append(f"{name} grew by {share:.1%} after the warm-up")
         result.memory_mib = max((one.memory for one in self.samples), default=0) / (1 << 20)
         result.inner_steps = _steps(self.samples)
         result.rounds = [one.round for _, one in sorted(self.last.items())]
@@ -246,6 +252,12 @@ def _steps(samples: Collection[Sample]) -> int:
     for one in samples:
         most[one.node, one.life] = max(most.get((one.node, one.life), 0), one.inner_steps)
     return sum(most.values())
+
+
+def began_from(log: str) -> int | None:
+    """The round of the checkpoint that the last life in a node's log began from; None if it began from anything else."""
+    begun = re.findall(r"starting from (.*) weights, round (\d+)", log)
+    return int(begun[-1][1]) if begun and "checkpoint" in begun[-1][0] else None
 
 
 def _held(fleet: Fleet, numbers: Collection[int]) -> dict[int, int]:
