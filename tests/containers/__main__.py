@@ -8,14 +8,12 @@ cannot run it, and nothing was tested.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from tests.containers import stand_ins
-from tests.containers.engine import CheckFailed, Unavailable, engine, prepare
+from tests.containers.engine import CheckFailed, Unavailable, engine, prepare, workplace
 from tests.containers.testnet import Testnet, step
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -25,15 +23,12 @@ _NOT_TESTED = 77
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.containers", description=__doc__)
     parser.add_argument("--both-builders", action="store_true", help="build without BuildKit too")
-    parser.add_argument("--folder", type=Path, help="where the engine's gigabytes go (a folder that is new)")
     options = parser.parse_args()
     began = time.monotonic()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="nolocod-engine-"))
-    folder.mkdir(exist_ok=True)
     try:
         with step("the packages are there"):
             prepare()
-        with engine(folder) as found:
+        with workplace() as folder, engine(folder) as found:
             names = stand_ins.Names.read(_ROOT)
             with step("the stand-ins for images are made"):
                 stand_ins.make(found, names, folder)
@@ -44,8 +39,6 @@ def main() -> int:
     except CheckFailed as error:
         print(f"FAILED: {error}")
         return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print(f"all holds, in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -11,11 +11,14 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +32,8 @@ _PACKAGES = {
 _PLUGINS = ("docker-compose", "docker-buildx")
 """Debian 13's packages of the two plugins that Debian 12 does not have yet."""
 _SOURCE = r"^(?:URIs:|deb)\s.*?(https?://\S+/debian)/?(?=\s|$)"
+_MEMORY = 16 << 30
+"""Bytes: the engine's folder takes 8 GiB of it, the nodes and builds the rest."""
 _INSTALL_SECONDS = 240.0
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
@@ -150,6 +155,21 @@ def _fetch_plugins(folder: Path) -> None:
 
 
 @contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder for the engine's gigabytes, gone afterwards; in memory where there is enough, which saves half of the time."""
+    folder = Path(tempfile.mkdtemp(prefix="nolocod-engine-"))
+    in_memory = psutil.virtual_memory().available > _MEMORY
+    if in_memory:
+        run(["mount", "-t", "tmpfs", "-o", "size=12g,mode=0755", "nolocod-engine", str(folder)], 10)
+    try:
+        yield folder
+    finally:
+        if in_memory:
+            subprocess.run(["umount", "--lazy", str(folder)], timeout=30, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def engine(folder: Path) -> Iterator[Engine]:
     """Run an engine with everything of it in `folder`; Unavailable if this machine lets none run."""
     _fetch_plugins(folder)
@@ -204,5 +224,5 @@ def _remove_traces(folder: Path, before: str) -> None:
         subprocess.run(["ip", "link", "delete", bridge.name], timeout=10, check=False)
     for line in reversed(Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()):
         place = line.split()[1]
-        if Path(place).is_relative_to(folder):
+        if Path(place) != folder and Path(place).is_relative_to(folder):
             subprocess.run(["umount", "--lazy", place], timeout=10, check=False)
