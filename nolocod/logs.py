@@ -176,7 +176,7 @@ class LogFollower:
             case Started():
                 where = ", ".join(event.addresses) or "no address"
                 _log.info("node …%s in run %s (%s) at %s", short(event.peer_id), event.run_name, event.run_id[:12], where)
-                _log.info("status page at http://%s/status.json", event.http)
+                _log.info("status page at http://%s/", event.http)
             case StateChanged():
                 self._follow_state(event)
             case WeightsLoaded():

@@ -150,7 +150,7 @@ def test_the_start_tells_who_where_and_the_page(log: Log) -> None:
     follow(Started(BOB, "ab" * 32, "demo", ("/ip4/127.0.0.1/tcp/1",), "127.0.0.1:2"))
     assert log.lines == [
         "info node …abcd1234 in run demo (abababababab) at /ip4/127.0.0.1/tcp/1",
-        "info status page at http://127.0.0.1:2/status.json",
+        "info status page at http://127.0.0.1:2/",
     ]
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -316,9 +317,37 @@ def test_answers_without_a_socket(node: Node) -> None:
         assert answer("GET", "/readyz").status == 200
     node.follow(StateChanged("fetching", "a donor"))
     assert json.loads(answer("GET", "/readyz").body)["waiting_for"] == "a donor"
-    assert answer("GET", "/").status == 404
+    assert answer("GET", "/nothing").status == 404
     assert answer("POST", "/healthz").status == 405
     assert answer("GET", "/metrics").content_type.startswith("text/plain")
+
+
+def test_the_page_is_whole_and_may_load_nothing_from_elsewhere(node: Node) -> None:
+    answer = Pages(node.state, Metrics()).answer
+    seen, wanted = set(), ["/"]
+    while wanted:
+        path = wanted.pop()
+        reply = answer("GET", path)
+        assert reply.status == 200, path
+        seen.add(path)
+        text = reply.body.decode()
+        assert not re.findall(r"https?://(?!www\.w3\.org/)|innerHTML|insertAdjacentHTML|<script>|style=| on\w+=", text), path
+        if "content-security-policy" in dict(reply.headers):
+            assert dict(reply.headers)["content-security-policy"].startswith("default-src 'self'")
+            names = re.findall(r'(?:href|src)="([\w.]+)"|from "\./([\w.]+)"|EventSource\("(\w+)"\)', text)
+            wanted += {f"/{name}" for match in names for name in match if name and f"/{name}" not in seen}
+    assert {"/", "/page.js", "/page.css", "/loss.js", "/swarm.js", "/words.js", "/icon.svg", "/events", "/status.json"} <= seen
+
+
+def test_curves_and_remedies_are_in_the_report(node: Node) -> None:
+    node.follow(InnerSteps(100, 800, 5.5, 1e-3, 0.1), Evaluated(1, 5.25, 0.1))
+    node.follow(Troubled("NLC-125", "it died"), Troubled("X", "?"))
+    report = node.report()
+    assert (report.curve.training, report.curve.validation) == (((100, 5.5),), ((100, 5.25),))
+    unknown, trainer = report.errors
+    assert trainer.title == "trainer failed"
+    assert "restarts" in trainer.remedy
+    assert (unknown.title, unknown.remedy) == ("", "")
 
 
 def fetch(where: str, path: str, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:

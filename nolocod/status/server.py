@@ -1,12 +1,14 @@
-"""The node's HTTP pages: /status.json, /events, /metrics, /healthz, /readyz.
+"""The node's HTTP pages: the status page at /, /status.json, /events, /metrics, /healthz, /readyz.
 
-The rule: read only. `guard` says to whom, and `http` how much of it at once.
+The rule: read only. What is served are this package's own files and the node's own report; `guard` says to whom, and
+`http` how much of it at once. The status page may load nothing from anywhere but this node.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+from importlib import resources
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,19 @@ if TYPE_CHECKING:
 
     Send = Callable[[bytes], Awaitable[None]]
 
+_PAGE_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/loss.js": ("loss.js", "text/javascript; charset=utf-8"),
+    "/swarm.js": ("swarm.js", "text/javascript; charset=utf-8"),
+    "/words.js": ("words.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_POLICY = (
+    ("content-security-policy", "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    ("referrer-policy", "no-referrer"),
+)
 READERS = 16
 """Of /events, at once."""
 _EVERY = 1.0
@@ -64,8 +79,11 @@ class Pages:
                 ready = report.state in ("training", "finished")
                 body = {"ready": ready, "state": report.state, "waiting_for": report.waiting_for}
                 return Reply(200 if ready else 503, msgspec.json.encode(body))
+            case _ if path in _PAGE_FILES:
+                name, kind = _PAGE_FILES[path]
+                return Reply(200, resources.files("nolocod.status").joinpath("page", name).read_bytes(), kind, _POLICY)
             case _:
-                return refusal(404, "no such page; there are /status.json, /events, /metrics, /healthz and /readyz")
+                return refusal(404, "no such page; there are /, /status.json, /events, /metrics, /healthz and /readyz")
 
     def _report(self) -> bytes:
         return msgspec.json.encode(self._status.snapshot(self._status.clock()))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nolocod import __version__
+from nolocod.errors import CATALOGUE
 from nolocod.events import (
     Allowed,
     Checkpointed,
@@ -47,6 +48,7 @@ from nolocod.events import (
     WeightsLoaded,
     WeightsServed,
 )
+from nolocod.status.curve import Curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,9 +103,20 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`title` and `remedy` are the catalogue's."""
+
     code: str
     message: str
     age: float
+    title: str = ""
+    remedy: str = ""
+
+
+class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Losses by inner steps of this process, oldest first; each point may be the mean of several."""
+
+    training: tuple[tuple[int, float], ...] = ()
+    validation: tuple[tuple[int, float], ...] = ()
 
 
 class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +225,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the network process, all at this moment: a count that only grows is a leak."""
     allowance: AllowanceReport
     reach: ReachReport
+    curve: CurveReport = CurveReport()
 
 
 class StatusState:
@@ -231,6 +245,7 @@ class StatusState:
         self._inner_steps = self._tokens = 0
         self._loss: float | None = None
         self._rate: float | None = None
+        self._training_curve, self._validation_curve = Curve(), Curve()
         self._validation_first: float | None = None
         self._validation: float | None = None
         self._reports: deque[tuple[float, float, int]] = deque()  # (begin, end, tokens)
@@ -319,12 +334,14 @@ class StatusState:
                 self._inner_steps += event.steps
                 self._tokens += event.tokens
                 self._loss, self._rate = event.loss, event.learning_rate
+                self._training_curve.add(self._inner_steps, event.loss)
                 self._trained += event.seconds
                 self._reports.append((now - event.seconds, now, event.tokens))
                 while self._reports[0][1] < now - _RATE_WINDOW:
                     self._reports.popleft()
             case Evaluated():
                 self._validation = event.loss
+                self._validation_curve.add(self._inner_steps, event.loss)
                 if self._validation_first is None:
                     self._validation_first = event.loss
             case OuterStep():
@@ -399,15 +416,14 @@ class StatusState:
             checkpoint_round=self._checkpoint[1] if self._checkpoint else None,
             checkpoint_age=now - self._checkpoint[0] if self._checkpoint else None,
             peers=self._peer_rows(now),
-            errors=tuple(
-                ErrorRow(code=error.code, message=error.message, age=now - at) for at, error in reversed(self._errors)
-            ),
+            errors=tuple(_error_row(error, now - at) for at, error in reversed(self._errors)),
             sent=self._sent,
             received=self._received,
             utilisation=min(self._trained / uptime, 1.0) if uptime else 0.0,
             tasks=self._tasks(),
             allowance=self._allowance(now),
             reach=self._reach_report(now),
+            curve=CurveReport(training=self._training_curve.points, validation=self._validation_curve.points),
         )
 
     def _reach_report(self, now: float) -> ReachReport:
@@ -489,6 +505,12 @@ def _exchange_row(ended: ExchangeEnded, spread: float | None, age: float) -> Exc
         reason=ended.reason,
         age=age,
     )
+
+
+def _error_row(error: Troubled, age: float) -> ErrorRow:
+    entry = CATALOGUE.get(error.code)
+    title, remedy = (entry.title, entry.remedy) if entry else ("", "")
+    return ErrorRow(code=error.code, message=error.message, age=age, title=title, remedy=remedy)
 
 
 def _keep(table: dict[PeerId, float], peer: PeerId, value: float) -> None:

@@ -104,7 +104,7 @@ def _facts(report: StatusReport) -> Table:
         "checkpoint": checkpoint,
         "process": f"nolocod {report.version}, pid {report.pid}, up {duration(report.uptime)}, "
         f"{report.utilisation:.0%} of it in training steps",
-        "pages": f"http://{report.http}/status.json" if report.http else "-",
+        "page": f"http://{report.http}/" if report.http else "-",
         "addresses": "\n".join(report.addresses) or "-",
     }
     grid = Table.grid(padding=(0, 2))
