@@ -94,7 +94,7 @@ def test_a_node_that_takes_no_step_for_long_stood_still() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"), [("checkpoint", 7), ("seed", None), ("donor", None)], ids=["a checkpoint", "the seed", "a donor"]
+    ("source", "found"), [("checkpoint", 7), ("donor", 7), ("seed", None)], ids=["a checkpoint", "a donor", "the seed"]
 )
 def test_what_a_life_began_from_is_in_its_log(
     source: Literal["checkpoint", "seed", "donor"], found: int | None, caplog: pytest.LogCaptureFixture

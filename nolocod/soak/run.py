@@ -193,7 +193,7 @@ class Soak:
         for daemon in victims:
             before, began = kept[daemon.number], began_from(daemon.log.read_text(encoding="utf-8", errors="replace"))
             if before is not None and (began is None or began < before):
-                self.result.broken.append(f"node {daemon.number} did not go on from its checkpoint of round {before}")
+                self.result.broken.append(f"node {daemon.number} lost weights: its checkpoint was of round {before}")
 
     def _await_pairs(self, fleet: Fleet) -> None:
         """Until each node has taken a further paired step."""
@@ -255,9 +255,10 @@ def _steps(samples: Collection[Sample]) -> int:
 
 
 def began_from(log: str) -> int | None:
-    """The round of the checkpoint that the last life in a node's log began from; None if it began from anything else."""
-    begun = re.findall(r"starting from (.*) weights, round (\d+)", log)
-    return int(begun[-1][1]) if begun and "checkpoint" in begun[-1][0] else None
+    """The round that the last life in a node's log began from: its checkpoint's, or a donor's where the others had gone
+    too far meanwhile; None if it began from the seed again, or not at all."""
+    begun = re.findall(r"starting from the (\w+)'s weights, round (\d+)", log)
+    return int(begun[-1][1]) if begun and begun[-1][0] in ("checkpoint", "donor") else None
 
 
 def _held(fleet: Fleet, numbers: Collection[int]) -> dict[int, int]:
