@@ -200,7 +200,7 @@ class Donor:
         for index in range(request.first, end):
             start, length = description.span(index)
             with memoryview(buffer)[:length] as content:
-                await trio.to_thread.run_sync(snapshot.read, start, content)
+                await self._context.aside(snapshot.read, start, content)
                 with deadline(self._limits.chunk_seconds, "a chunk"):
                     await upload.channel.send_chunk(index, content)
             upload.size += length

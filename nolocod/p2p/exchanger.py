@@ -263,7 +263,8 @@ class Exchanger:
     async def _look_up(self, partner: PeerId, session: bytes) -> bytes:
         """Commit if we decided so, or Abort: what is not kept here was not decided, and never will be."""
         dialogue = Dialogue(self._context.identity, self._context.run_id, partner, session, _AFTERWARDS)
-        receipt = await trio.to_thread.run_sync(self._receipts.find, session, limiter=self._lookup)
+        async with self._lookup:
+            receipt = await self._context.aside(self._receipts.find, session)
         if receipt is not None and self._is_ours(receipt, partner):
             return dialogue.seal(pb.Body(commit=commit_message(receipt)))
         abort = pb.Abort(code=RefusedError.entry.code, reason="no such exchange is under way here")

@@ -132,7 +132,7 @@ class _Download:
                 description = await self._download(file)
             if self._scope.cancelled_caught:
                 raise PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
-            await trio.to_thread.run_sync(self._finish, file)
+            await self._context.aside(self._finish, file)
         except BaseException:
             self._partial.unlink(missing_ok=True)
             raise
@@ -224,7 +224,7 @@ class _Download:
                 start, length = self._expect(frame, description)
                 with memoryview(buffer)[:length] as content:
                     await channel.read_into(content)
-                    await trio.to_thread.run_sync(self._store, file, start, content)
+                    await self._context.aside(self._store, file, start, content)
             self._next += 1
 
     def _expect(self, head: ChunkHead, description: Description) -> tuple[int, int]:

@@ -61,6 +61,7 @@ class Session:
         self._desk = desk
         self._receipts = receipts
         self._dial = dial
+        self._aside = context.aside
         self._description: Description | None = None
         self._skipped = b""
         self._came = trio.Event()
@@ -183,7 +184,7 @@ class Session:
         with trio.CancelScope(shield=True):
             receipt = self.machine.store(self._skipped)
             try:
-                await trio.to_thread.run_sync(self._receipts.add, receipt)
+                await self._aside(self._receipts.add, receipt)
             except LocalError:
                 self.machine.fail()
                 raise
@@ -300,7 +301,7 @@ class Session:
         """The answerer's copy. The decision stands already: a full disk is told, and changes nothing."""
         with trio.CancelScope(shield=True):
             try:
-                await trio.to_thread.run_sync(self._receipts.add, self.machine.signed())
+                await self._aside(self._receipts.add, self.machine.signed())
             except LocalError as error:
                 self._note(error)
 

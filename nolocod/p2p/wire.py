@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple
 
 import trio
 
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
     from nolocod.p2p.streams import Stream
 
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Aside(Protocol):
+    """Does what blocks on a disk while this process goes on, and returns what came of it."""
+
+    async def __call__(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T: ...
+
+
+async def in_a_thread(work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    return await trio.to_thread.run_sync(work, *arguments)
+
+
 @dataclass(frozen=True)
 class Context:
     """Who this node is in its run. `box_size` is the size of the largest message; 0 until it is known."""
@@ -40,6 +54,8 @@ class Context:
     """Rounds that partners may be apart (manifest: `outer.staleness`)."""
     rng: random.Random = field(default_factory=random.SystemRandom)
     """Names sessions; a test passes its own."""
+    aside: Aside = in_a_thread
+    """The virtual clock does not wait for threads: what runs on it does such work at once."""
 
     @classmethod
     def of(cls, identity: Identity, sealed: Sealed, box_size: int = 0) -> Context:
