@@ -46,6 +46,9 @@ _AVOID_SECONDS = 30.0
 """How long a partner that refused or failed is not asked again, at most: one inner phase."""
 _LOOK_AGAIN = 0.5
 """The longest pause between two looks for a partner: members come and go meanwhile."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
+"""Of an inner phase: between a partner that is busy and the next one, doubled with each. A node that offers is busy itself,
+so where all hurry from one to the next nobody finds anybody; and in a large swarm there is always a next one to bother."""
 
 
 class Trainer(Protocol):
@@ -194,16 +197,20 @@ class Rounds:
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
         deadline = trio.current_time() + self._pace.patience
+        pause = _FIRST_PAUSE
         while True:
             while self._desk is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
-            if self._closing or not self._due():
-                return  # not due: an exchange that we accepted took the step meanwhile
             own = self._trainer.standing
-            partner = self._mesh.partner(own, self._avoided())
+            if self._closing or self._pace.reached(own) or not self._due():
+                return  # not due, or at the goal: an exchange that we accepted took the step meanwhile
+            late = trio.current_time() >= deadline
+            partner = None if late else self._mesh.partner(own, self._avoided())
             if partner is not None:
-                await self._attempt(partner)
-            elif trio.current_time() >= deadline or not self._busy:
+                if await self._attempt(partner) == "busy":
+                    await trio.sleep(pause * self._pace.inner_steps * self._step_seconds)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+            elif late or not self._busy:
                 await self._solo()
             else:
                 await self._look_again(deadline)
@@ -220,7 +227,8 @@ class Rounds:
         free = min(self._busy.values())
         await trio.sleep_until(min(free, deadline, trio.current_time() + _LOOK_AGAIN))
 
-    async def _attempt(self, partner: PeerId) -> None:
+    async def _attempt(self, partner: PeerId) -> str:
+        """Offer to `partner`; returns the outcome."""
         self._offering_to = partner
         desk = self._engage(partner, initiator=True)
         try:
@@ -237,9 +245,10 @@ class Rounds:
             self._offering_to = None
         if self._desk is not desk:  # both offered at once, and the partner's offer stood: see `decide`
             self._report(ended, initiator=True)
-            return
+            return ended.outcome
         await self._conclude(ended, desk, initiator=True)
         self._remember(ended)
+        return ended.outcome
 
     def _remember(self, ended: Ended) -> None:
         """Decide how long this partner is left alone."""

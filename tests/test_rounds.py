@@ -318,3 +318,38 @@ async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object
     assert (alice.trainer.calls["on probation"], bob.trainer.calls["on probation"]) == (1, 0)
     steps = [event for event in alice.events if isinstance(event, OuterStep)]
     assert [step.weight for step in steps] == [0.5]
+
+
+async def test_patience_ends_though_there_is_always_another_to_ask(autojump_clock: object) -> None:
+    """Found by the simulator: among many busy members a node asked one after the other, and never took a step."""
+    table = Table()
+    node = table.add("one", patience=30, goal=1)
+    for index in range(500):  # more than can be asked in that time
+        other = table.add(f"busy-{index}")
+        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9  # its inner steps never begin
+    began = trio.current_time()
+    await node.rounds.run()
+    assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
+    assert 30 <= trio.current_time() - began - INNER_STEPS < 32
+
+
+async def test_a_busy_partner_is_not_followed_by_the_next_at_once(autojump_clock: object) -> None:
+    """A node that offers is busy itself: where all hurry nobody finds anybody, and a swarm of thousands is asked through."""
+    table = Table()
+    node = table.add("one", patience=20, goal=1)
+    for index in range(100):
+        other = table.add(f"busy-{index}")
+        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9
+    await node.rounds.run()
+    asked = sum(isinstance(event, ExchangeEnded) for event in node.events)
+    assert 10 < asked < 30
+
+
+async def test_at_the_goal_no_further_step_is_taken(autojump_clock: object) -> None:
+    """Found by the simulator: who reached the goal as an answerer, on the way to its own boundary, took one step more."""
+    table = Table()
+    nodes = [table.add(f"peer-{index}", 1.0 + 0.1 * index, goal=6) for index in range(7)]
+    await run_for(table, 600)
+    assert {node.trainer.round for node in nodes} == {6}

@@ -6,11 +6,10 @@ digests are.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import IO, TYPE_CHECKING
 
 import blake3
+import msgspec
 
 if TYPE_CHECKING:
     from nolocod.events import Event
@@ -23,11 +22,11 @@ class Journal:
         self.lines = 0
         self._file = file
         self._digest = blake3.blake3()
+        self._encode = msgspec.json.Encoder().encode
 
     def note(self, now: float, node: int, event: Event) -> None:
         """`event` happened at node number `node`, `now` seconds after the beginning."""
-        entry = {"t": round(now, 6), "node": node, "event": type(event).__name__, **asdict(event)}
-        line = json.dumps(entry, sort_keys=True).encode() + b"\n"
+        line = b'{"t":%.6f,"node":%d,"event":"%s","is":%s}\n' % (now, node, type(event).__name__.encode(), self._encode(event))
         self.lines += 1
         self._digest.update(line)
         if self._file is not None:

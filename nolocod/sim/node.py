@@ -23,7 +23,7 @@ from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Context
 from nolocod.rounds import Pace, Rounds
 from nolocod.sim.clock import at_once
-from nolocod.terms import Accept, Busy, Refuse
+from nolocod.terms import Accept, Refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -211,8 +211,6 @@ class SimNode:
     # --- terms.Reception: rounds answers, and the oracle hears of every snapshot and step -----------------
 
     def decide(self, offer: Offer) -> Answer:
-        if self.state != "training":
-            return Busy(5.0, "not training")
         objection = self._draw.objection(offer.partner, offer.standing.round, self.members())
         if objection is not None:
             return Refuse(objection.code, objection.cause)
