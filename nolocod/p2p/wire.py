@@ -181,8 +181,8 @@ async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], A
 async def keep_alive(channel: Channel, working: Callable[[], bytes], every: float) -> None:
     """Send `working()` whenever nothing else was said for `every` seconds."""
     while True:
-        silent = trio.current_time() - channel.silent_since
-        if silent >= every:
+        due = channel.silent_since + every  # one sum: a difference may leave a wait too short for the clock to move on
+        if trio.current_time() >= due:
             await channel.send_envelope(working())
         else:
-            await trio.sleep(every - silent)
+            await trio.sleep_until(due)

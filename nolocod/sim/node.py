@@ -23,10 +23,10 @@ from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Context
 from nolocod.rounds import Pace, Rounds
 from nolocod.sim.clock import at_once
-from nolocod.terms import Accept, Refuse
+from nolocod.terms import Accept, Busy, Refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from nolocod.events import Event
     from nolocod.identity import PeerId
@@ -76,8 +76,8 @@ class SimNode:
         self.state = "training"
         self.clock_ahead = 0.0
         """Seconds by which this node's time of day is wrong."""
-        self.partner_of: Callable[[int], PeerId | None] | None = None
-        """Who is offered to in a round, where that is written already (a recorded schedule)."""
+        self.script: dict[int, tuple[PeerId, bool]] | None = None
+        """For each round the partner, and whether this node offers, where that is written already (schedule.py)."""
         self._swarm = swarm
         self._rng = random.Random(f"{swarm.plan.seed} node {number}")
         self._connected: dict[PeerId, None] = {}
@@ -104,6 +104,11 @@ class SimNode:
         self.exchanger = Exchanger(context, self.dial, self, self.receipts, self.judge)  # type: ignore[arg-type] # see SimReceipts
         port.handlers[EXCHANGE] = self.exchanger.handle
         replica.applied = self._applied
+
+    def follow_script(self, script: dict[int, tuple[PeerId, bool]]) -> None:
+        """Exchange with those and nobody else: at a boundary at which the partner offers, wait for it."""
+        self.script = script
+        self.replica.waits = lambda: not script.get(self.replica.round, (None, True))[1]
 
     def wall(self) -> float:
         return WALL + trio.current_time() + self.clock_ahead
@@ -180,8 +185,9 @@ class SimNode:
     # --- rounds.Mesh ------------------------------------------------------------------------------------
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
-        if self.partner_of is not None:
-            return self.partner_of(own.round)
+        if self.script is not None:
+            peer, offers = self.script.get(own.round, (None, False))
+            return peer if offers and peer not in avoid else None
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self._table.suspected(now), *self.reputation.shunned(self.wall())}
         shunned |= self._draw.undrawn(members, own.round)
@@ -211,6 +217,8 @@ class SimNode:
     # --- terms.Reception: rounds answers, and the oracle hears of every snapshot and step -----------------
 
     def decide(self, offer: Offer) -> Answer:
+        if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):
+            return Busy(1.0, "another exchange comes first")
         objection = self._draw.objection(offer.partner, offer.standing.round, self.members())
         if objection is not None:
             return Refuse(objection.code, objection.cause)

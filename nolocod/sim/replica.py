@@ -82,6 +82,8 @@ class SimReplica:
         self.tokens = 0
         self.outbox, self.inbox = MemoryBox(8 * size), MemoryBox(8 * size)
         self.applied: Callable[[State, tuple[float, ...] | None, State], None] = lambda _before, _message, _after: None
+        self.waits: Callable[[], bool] = lambda: False
+        """Whether a boundary waits for another node to offer."""
         self.snapshot_out: State | None = None
         self._chunk = chunk
         self._rng = rng
@@ -103,8 +105,8 @@ class SimReplica:
 
     async def wait_boundary(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self.steps_since_outer < self.course.inner_steps:  # noqa: ASYNC110 - a function of the clock
-            await trio.sleep_until(self._began + self.course.inner_steps * self.speed)
+        while self.steps_since_outer < self.course.inner_steps or self.waits():  # noqa: ASYNC110 - a function of the clock
+            await trio.sleep_until(max(self._began + self.course.inner_steps * self.speed, trio.current_time() + self.speed))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""

@@ -1,0 +1,88 @@
+"""`nolocod simulate`: a swarm on a virtual clock, the same each time for the same seed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nolocod.errors import SimulationError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from io import BufferedWriter
+
+    from nolocod.commands import Commands
+    from nolocod.sim.swarm import Report
+
+
+def add_to(commands: Commands) -> None:
+    """simulate."""
+    simulate = commands.add("simulate", _simulate, "Simulate a swarm: the product's own decisions, made-up time and network.")
+    add = simulate.add_argument
+    names = "calm (the default), wan, nat, partition, churn, unlike, rough"
+    add("scenario", nargs="?", default="calm", metavar="SCENARIO", help=names)
+    add("--nodes", type=int, default=16, metavar="N")
+    add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished")
+    add("--seed", type=int, default=0, help="decides everything")
+    add("--draws", type=int, default=0, metavar="N", help="as trust.draws of a run: partners are drawn from about so many")
+    add("--probation", type=int, default=0, metavar="N", help="as trust.probation of a run")
+    add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="do the exchanges again that these tell of")
+    add("--log", type=Path, metavar="FILE", help="write all events, one JSON object a line")
+    add("--json", action="store_true", help="one JSON object")
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    from nolocod.sim import schedule
+    from nolocod.sim.scenarios import SCENARIOS
+    from nolocod.sim.swarm import Plan, paced, simulate
+
+    settings = SCENARIOS.get(options.scenario)
+    if settings is None:
+        raise UsageError(f"there is no scenario {options.scenario!r}.", remedy=f"There are {', '.join(SCENARIOS)}.")
+    if options.nodes < 2 or options.rounds < 1:
+        raise UsageError("--nodes must be at least 2, and --rounds 1.")
+    if options.draws < 0 or options.probation < 0:
+        raise UsageError("--draws and --probation cannot be negative.")
+    with ExitStack() as stack:
+        log = stack.enter_context(_opened(options.log)) if options.log is not None else None
+        if options.receipts:
+            written = schedule.read(options.receipts)
+            report, missing = schedule.replay(written, paced(settings, written.nodes), options.seed, log)
+            if missing:
+                raise SimulationError(f"{len(missing)} of {len(written.pairs)} exchanges did not come about: {missing[0]}.")
+        else:
+            plan = Plan(options.scenario, options.nodes, options.rounds, options.seed, options.draws, options.probation)
+            report = simulate(plan, paced(settings, options.nodes), log)
+    print(msgspec.json.encode(asdict(report)).decode() if options.json else _text(report))
+    if report.broken:
+        cause = f"{report.broken} things do not hold, the first: {report.violations[0]}."
+        raise SimulationError(cause, remedy=f"Replay it with `{report.replay} --log FILE`, and report it.")
+
+
+def _opened(path: Path) -> BufferedWriter:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(f"--log {path}: {error.strerror}.") from error
+
+
+def _text(report: Report) -> str:
+    plan, steps = report.plan, report.paired + report.solo
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in report.outcomes.items() if count)
+    seconds = "-" if report.exchange_seconds is None else f"{report.exchange_seconds:.2f} s"
+    lines = [
+        f"{plan.scenario}: {plan.nodes} nodes to round {plan.rounds}, seed {plan.seed}",
+        f"  virtual time   {report.seconds:.0f} s",
+        f"  outer steps    {report.paired} paired, {report.solo} alone ({report.solo / max(1, steps):.1%})",
+        f"  exchanges      {outcomes}; median {seconds}",
+        f"  checked        {report.checked} paired steps against the paper's form; {report.half_applied} in doubt on one side",
+        f"  spread         {report.spread:.4f}",
+        f"  partitions     {report.healed} told as healed; {report.bans} bans",
+        f"  log            {report.events} events, {report.digest}",
+        f"  took           {report.took:.1f} s ({1000 * report.took / max(1, steps):.1f} ms per outer step)",
+    ]
+    return "\n".join([*lines, *(f"  BROKEN         {what}" for what in report.violations)])
