@@ -181,12 +181,15 @@ class Testnet:
         for node in self.nodes:
             node.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
-        for node in self.nodes:
-            try:
-                node.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(node.process.pid, signal.SIGKILL)
-                node.process.wait()
+        try:
+            for node in self.nodes:
+                with suppress(subprocess.TimeoutExpired):
+                    node.process.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # a second Ctrl-C ends the waiting too
+            for node in self.nodes:
+                if node.process.poll() is None:
+                    os.killpg(node.process.pid, signal.SIGKILL)
+                    node.process.wait()
 
 
 View = Callable[[str], AbstractContextManager[Callable[[list["StatusReport | None"]], None]]]

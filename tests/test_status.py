@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -315,8 +316,8 @@ def test_answers_without_a_socket(node: Node) -> None:
     for state in ("training", "finished"):
         node.follow(StateChanged(state))  # type: ignore[arg-type]  # both are node states
         assert answer("GET", "/readyz").status == 200
-    node.follow(StateChanged("fetching", "a donor"))
-    assert json.loads(answer("GET", "/readyz").body)["waiting_for"] == "a donor"
+    node.follow(StateChanged("fetching", f"weights from {BOB}"), Troubled("NLC-202", f"of {BOB}"))
+    assert json.loads(answer("GET", "/readyz").body) == {"ready": False, "state": "fetching"}, "anybody may ask, so no names"
     assert answer("GET", "/nothing").status == 404
     assert answer("POST", "/healthz").status == 405
     assert answer("GET", "/metrics").content_type.startswith("text/plain")
@@ -337,6 +338,17 @@ def test_the_page_is_whole_and_may_load_nothing_from_elsewhere(node: Node) -> No
             names = re.findall(r'(?:href|src)="([\w.]+)"|from "\./([\w.]+)"|EventSource\("(\w+)"\)', text)
             wanted += {f"/{name}" for match in names for name in match if name and f"/{name}" not in seen}
     assert {"/", "/page.js", "/page.css", "/loss.js", "/swarm.js", "/words.js", "/icon.svg", "/events", "/status.json"} <= seen
+
+
+def test_every_file_of_the_page_is_packaged_and_served(node: Node) -> None:
+    root = Path(__file__).resolve().parents[1]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["nolocod"]
+    files = [path.relative_to(root / "nolocod") for path in (root / "nolocod/status/page").rglob("*") if path.is_file()]
+    assert len(files) >= 7
+    answer = Pages(node.state, Metrics()).answer
+    for file in files:
+        assert any(file.match(pattern) for pattern in patterns), f"{file} would not be in a wheel"
+        assert answer("GET", "/" if file.name == "index.html" else f"/{file.name}").status == 200, f"{file} is served nowhere"
 
 
 def test_curves_and_remedies_are_in_the_report(node: Node) -> None:

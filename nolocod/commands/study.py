@@ -53,6 +53,7 @@ def add_to(commands: Commands) -> None:
 def _testnet(options: argparse.Namespace) -> None:
     from nolocod import terminal, testnet
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no node stays behind
     summary = testnet.run(
         testnet.Options(
             nodes=options.nodes,

@@ -77,7 +77,8 @@ class Pages:
             case "/readyz":
                 report = self._status.snapshot(self._status.clock())
                 ready = report.state in ("training", "finished")
-                body = {"ready": ready, "state": report.state, "waiting_for": report.waiting_for}
+                # no more than that: anybody may ask, and what it waits for can name peers
+                body = {"ready": ready, "state": report.state}
                 return Reply(200 if ready else 503, msgspec.json.encode(body))
             case _ if path in _PAGE_FILES:
                 name, kind = _PAGE_FILES[path]

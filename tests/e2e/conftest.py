@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 from swarm import Swarm
 
+from tools import browser
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -18,3 +20,12 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         yield swarm
     finally:
         swarm.end()
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
+    """A headless Chromium."""
+    if browser.find() is None:
+        pytest.skip("Debian's package chromium is not installed")
+    with browser.browser(tmp_path_factory.mktemp("chromium") / "profile") as one:
+        yield one

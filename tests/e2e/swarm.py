@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from nolocod import datadir
@@ -103,6 +104,11 @@ def ready(daemon: Daemon) -> bool:
         return False
 
 
+def trainer_of(daemon: Daemon) -> psutil.Process:
+    assert daemon.process is not None
+    return next(c for c in psutil.Process(daemon.process.pid).children() if "nolocod.trainer.worker" in c.cmdline())
+
+
 class Swarm:
     """All daemons of one test."""
 
@@ -120,12 +126,12 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "float32", outer: str = "", steps: int = 100) -> Daemon:
-        """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
+    def found(self, codec: str = "float32", outer: str = "", steps: int = 100, more: str = "") -> Daemon:
+        """Found the run, with `outer` as further lines of its [outer] and `more` sections, and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
         text = RUN_FILE.replace("float32", codec).replace("steps = 100", f"steps = {steps}")
-        run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
+        run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n") + more)
         datadir.found(first.paths, run_file)
         return first.run("start")
 

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
-from swarm import ready
+from swarm import ready, trainer_of
 
 from nolocod.config import DataDir
 from nolocod.identity import Identity
@@ -20,7 +20,7 @@ from nolocod.identity import Identity
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from swarm import Daemon, Swarm
+    from swarm import Swarm
 
 
 def nolocod(*arguments: str, home: Path, status: int = 0) -> tuple[str, str]:
@@ -29,11 +29,6 @@ def nolocod(*arguments: str, home: Path, status: int = 0) -> tuple[str, str]:
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == status, f"{arguments}: {done.stdout}{done.stderr}"
     return done.stdout, done.stderr
-
-
-def trainer_of(daemon: Daemon) -> psutil.Process:
-    assert daemon.process is not None
-    return next(c for c in psutil.Process(daemon.process.pid).children() if "nolocod.trainer.worker" in c.cmdline())
 
 
 def test_commands_beside_a_running_daemon(swarm: Swarm, tmp_path: Path) -> None:
@@ -168,3 +163,16 @@ def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     assert "val. before" in rest
     assert not any(str(tmp_path / "more") in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
     assert os.listdir(tmp_path / "more" / "node-1" / "checkpoints")
+
+
+def test_a_testnet_that_is_terminated_takes_its_nodes_along(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "nolocod", "testnet", "--nodes", "2", "--model", "tiny", "--keep", str(tmp_path / "kept")]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for text in running.stdout:
+            if "node-1: " in text:
+                break
+        running.send_signal(signal.SIGTERM)
+        assert "interrupted" in running.stdout.read()
+        assert running.wait(60) == 0
+    assert not any(str(tmp_path / "kept") in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))

@@ -1,13 +1,14 @@
 // The loss curve: training as a line, validation as a line with its points.
-import { count, loss, say, shape } from "./words.js";
+import { count, fit, loss, say, shape } from "./words.js";
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [640, 330, 46, 12, 10, 24];
+const [LEFT, RIGHT, TOP, BOTTOM] = [46, 12, 10, 24];
 
 export function drawLoss(svg, text, report) {
   const { training, validation } = report.curve;
+  const [width, height] = fit(svg, 0.52);
   const all = [...training, ...validation];
   if (all.length === 0) {
-    svg.replaceChildren(shape("text", { x: WIDTH / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "No inner steps yet"));
+    svg.replaceChildren(shape("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "No inner steps yet"));
     say(text, "No inner steps in this process yet.");
     return;
   }
@@ -16,18 +17,18 @@ export function drawLoss(svg, text, report) {
   const room = Math.max((high - low) * 0.08, 0.005);
   [low, high] = [low - room, high + room];
   const last = Math.max(...all.map((point) => point[0]), 1);
-  const x = (steps) => LEFT + (steps / last) * (WIDTH - LEFT - RIGHT);
-  const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
+  const x = (steps) => LEFT + (steps / last) * (width - LEFT - RIGHT);
+  const y = (value) => TOP + ((high - value) / (high - low)) * (height - TOP - BOTTOM);
   const parts = [];
   const step = nice((high - low) / 5);
   for (let value = Math.ceil(low / step) * step; value <= high; value += step) {
-    parts.push(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
+    parts.push(shape("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
     const label = value.toFixed(Math.max(0, Math.ceil(-Math.log10(step))));
     parts.push(shape("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, label));
   }
-  const stride = nice(last / 6);
+  const stride = nice(last / (width / 100));
   for (let steps = 0; steps <= last; steps += stride) {
-    parts.push(shape("text", { x: x(steps), y: HEIGHT - 6, "text-anchor": "middle" }, count(steps)));
+    parts.push(shape("text", { x: x(steps), y: height - 6, "text-anchor": "middle" }, count(steps)));
   }
   const path = (points) => points.map(([steps, value]) => `${x(steps).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
   parts.push(shape("polyline", { class: "curve", points: path(training) }));

@@ -5,6 +5,7 @@ import { amount, count, duration, element, loss, say, short } from "./words.js";
 
 const WARNS = 600; // seconds for which an error is a warning
 const REACHABLE = { public: "directly", cone: "by punching", symmetric: "through relays", client: "by nobody" };
+const CONNECTED = { direct: "by us", inbound: "by the peer", punched: "by punching", relayed: "by a relay" };
 const one = (id) => document.getElementById(id);
 
 function show(report) {
@@ -39,7 +40,7 @@ function peerRow(peer) {
   const banned = peer.banned_for !== null;
   const reputation = banned ? `banned for ${duration(peer.banned_for)}` : peer.reputation === null ? "–" : peer.reputation.toFixed(2);
   return [
-    short(peer.peer_id), peer.state || "connected", peer.round ?? "–", count(peer.tokens), loss(peer.loss), peer.reach ?? "–",
+    short(peer.peer_id), peer.state || "connected", peer.round ?? "–", count(peer.tokens), loss(peer.loss), CONNECTED[peer.reach] ?? "–",
     REACHABLE[peer.nat] ?? "–", element("span", banned ? { class: "bad" } : {}, reputation), duration(peer.age),
   ];
 }
@@ -79,7 +80,9 @@ function warn(errors) {
   one("warnings").hidden = seen.size === 0;
   const items = [...seen.values()].map((error) => {
     const head = element("strong", {}, `${error.code} ${error.title}`);
-    return element("li", {}, head, ` ${error.message} `, element("em", {}, error.remedy), element("span", { class: "quiet" }, ` ${duration(error.age)} ago`));
+    const ago = element("span", { class: "quiet" }, ` ${duration(error.age)} ago`);
+    const todo = error.remedy ? [element("p", {}, element("strong", {}, "What to do: "), error.remedy)] : [];
+    return element("li", {}, element("p", {}, head, `: ${error.message}`, ago), ...todo);
   });
   one("warnings").querySelector("ul").replaceChildren(...items);
 }
@@ -93,10 +96,15 @@ function facts(list, told) {
   names.forEach((name, index) => say(list.children[index].lastChild, String(told[name])));
 }
 
+// Roles are given by name because narrow screens show each row as a card, which takes the tables' own away.
 function rows(table, cells, none) {
-  const numbers = [...table.tHead.rows[0].cells].map((cell) => cell.className);
-  const made = cells.map((row) => element("tr", {}, ...row.map((cell, index) => element(index ? "td" : "th", index ? { class: numbers[index] } : { scope: "row" }, cell))));
-  table.tBodies[0].replaceChildren(...(made.length ? made : [element("tr", {}, element("td", { colspan: numbers.length, class: "quiet" }, none))]));
+  const heads = [...table.tHead.rows[0].cells];
+  const cell = (content, index) => index
+    ? element("td", { role: "cell", class: heads[index].className, "data-head": heads[index].textContent }, content)
+    : element("th", { role: "rowheader", scope: "row" }, content);
+  const made = cells.map((row) => element("tr", { role: "row" }, ...row.map(cell)));
+  const empty = element("tr", { role: "row" }, element("td", { role: "cell", colspan: heads.length, class: "quiet" }, none));
+  table.tBodies[0].replaceChildren(...(made.length ? made : [empty]));
 }
 
 function listen() {
@@ -114,6 +122,7 @@ function listen() {
 function link(text, lost) {
   say(one("link"), text);
   one("link").className = lost ? "lost" : "";
+  one("main").className = lost ? "old" : "";
   if (lost) one("state").querySelector(".dot").className = "dot lost";
 }
 

@@ -45,3 +45,11 @@ function filled(node, attributes, children) {
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
+
+// A drawing as wide as there is room, so that its text is as large as the page's. Gives width and height.
+export function fit(svg, ratio) {
+  const width = Math.max(svg.clientWidth, 240);
+  const height = Math.round(Math.max(width * ratio, 220));
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  return [width, height];
+}
