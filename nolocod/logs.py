@@ -1,4 +1,4 @@
-"""The log on stderr: "HH:MM:SS level message", one line per thing that happened.
+"""The log on stderr: "HH:MM:SS level message", or the same as JSON; one line per thing that happened.
 
 The rule: events become lines here and nowhere else; what repeats more often than ten times a minute is
 folded into a count, and no text of a peer can break a line or drive the terminal.
@@ -6,10 +6,15 @@ folded into a count, and no text of a peer can break a line or drive the termina
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TextIO
 
 from nolocod.events import (
     MADE_ROOM,
@@ -46,12 +51,13 @@ from nolocod.events import (
 from nolocod.identity import short
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from nolocod.events import Event, NatClass
     from nolocod.identity import PeerId
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("human", "json")
 _PER_MINUTE = 10
 _MINUTE = 60.0
 _LOUD = ("noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers", "huggingface_hub")
@@ -70,15 +76,21 @@ _log = logging.getLogger("nolocod")
 
 
 def set_up(
-    level: str = "info", *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, source: str = ""
+    level: str = "info",
+    form: str = "human",
+    *,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    source: str = "",
 ) -> None:
-    """Send our log at `level` (one of LEVELS), and the libraries' warnings, to `stream` (default stderr).
+    """Send our log at `level` (one of LEVELS) in `form` (one of FORMATS), and the libraries' warnings, to `stream`
+    (default stderr).
 
     `clock` gives seconds. `source` is put before each message when several processes share one stream.
     Calling it again replaces the former set-up.
     """
     handler = FoldingHandler(stream or sys.stderr, clock)
-    handler.setFormatter(_Formatter(source))
+    handler.setFormatter(_JsonFormatter(source) if form == "json" else _Formatter(source))
     root = logging.getLogger()
     for former in [one for one in root.handlers if isinstance(one, FoldingHandler)]:
         root.removeHandler(former)
@@ -127,6 +139,44 @@ class _Formatter(logging.Formatter):
         return line
 
 
+class _JsonFormatter(logging.Formatter):
+    """One object a line, of ASCII alone, so that no text of a peer can drive what shows it."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self._source = source
+
+    def format(self, record: logging.LogRecord) -> str:
+        name, fields = _told(record)
+        told: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": name,
+            "message": record.getMessage(),
+            "fields": {
+                key: None if isinstance(value, float) and not isfinite(value) else value for key, value in fields.items()
+            },
+        }
+        if self._source:
+            told["source"] = self._source
+        if record.exc_info and _log.isEnabledFor(logging.DEBUG):
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str).replace("\x7f", "\\u007f")  # all else that is not printable ASCII is escaped
+
+
+def _told(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
+    """The name of what a record tells, and its fields; "log" for one that was not made of an event."""
+    event, more = getattr(record, "event", "log"), getattr(record, "more", {})
+    if is_dataclass(event) and not isinstance(event, type):
+        return _snake(type(event).__name__), asdict(event) | more
+    return str(event), more
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
 class FoldingHandler(logging.StreamHandler[TextIO]):
     """Lets ten records of one template through per minute, then counts, and tells the count afterwards."""
 
@@ -154,13 +204,26 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
                 del self._seen[key]
                 if count > _PER_MINUTE:
                     text = f"{count - _PER_MINUTE} more within a minute like: {key[1]}"
-                    super().emit(logging.LogRecord(key[0], logging.INFO, "", 0, "%s", (text,), None))
+                    told = logging.LogRecord(key[0], logging.INFO, "", 0, "%s", (text,), None)
+                    told.event, told.more = "folded", {"count": count - _PER_MINUTE, "like": key[1]}
+                    super().emit(told)
+
+
+class _Teller(logging.LoggerAdapter[logging.Logger]):
+    """Gives each record the event that it tells of, and what else its line shows."""
+
+    event: Event | None = None
+    more: dict[str, object]
+
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
+        return msg, {**kwargs, "extra": {"event": self.event, "more": self.more}}
 
 
 class LogFollower:
     """Turns a node's events into log lines."""
 
     def __init__(self) -> None:
+        self._log = _Teller(_log)
         self._state = ""
         self._loss = float("nan")
         self._committed: dict[PeerId, ExchangeEnded] = {}
@@ -172,31 +235,32 @@ class LogFollower:
 
     def follow(self, event: Event) -> None:
         """Log `event`, if it is worth a line. Never raises, never blocks."""
+        self._log.event, self._log.more = event, {}
         match event:
             case Started():
                 where = ", ".join(event.addresses) or "no address"
-                _log.info("node …%s in run %s (%s) at %s", short(event.peer_id), event.run_name, event.run_id[:12], where)
-                _log.info("status page at http://%s/", event.http)
+                self._log.info("node …%s in run %s (%s) at %s", short(event.peer_id), event.run_name, event.run_id[:12], where)
+                self._log.info("status page at http://%s/", event.http)
             case StateChanged():
                 self._follow_state(event)
             case WeightsLoaded():
-                _log.info("starting from the %s's weights, round %d", event.source, event.round)
+                self._log.info("starting from the %s's weights, round %d", event.source, event.round)
             case InnerSteps():
                 self._loss = event.loss
                 rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
-                _log.debug("%d inner steps: loss %.4g, %.3g tokens/s", event.steps, event.loss, rate)
+                self._log.debug("%d inner steps: loss %.4g, %.3g tokens/s", event.steps, event.loss, rate)
             case Evaluated():
-                _log.info("round %d: validation loss %.4g", event.round, event.loss)
+                self._log.info("round %d: validation loss %.4g", event.round, event.loss)
             case OuterStep():
                 self._follow_outer(event)
             case Checkpointed():
-                _log.info("checkpoint of round %d: %s in %.2f s", event.round, amount(event.size), event.seconds)
+                self._log.info("checkpoint of round %d: %s in %.2f s", event.round, amount(event.size), event.seconds)
             case ExchangeStarted():
-                _log.debug("exchange with …%s %s", short(event.partner), "offered" if event.initiator else "accepted")
+                self._log.debug("exchange with …%s %s", short(event.partner), "offered" if event.initiator else "accepted")
             case ExchangeEnded():
                 self._follow_exchange(event)
             case Troubled():
-                _log.warning("%s %s", event.code, event.message)
+                self._log.warning("%s %s", event.code, event.message)
             case Paused() | Resumed():
                 self._follow_pause(event)
             case Allowed() | Traffic() | Surveyed():
@@ -204,9 +268,9 @@ class LogFollower:
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event)
             case PeerJudged():
-                _log.debug("peer …%s: reputation %.2f (%s)", short(event.peer_id), event.reputation, event.why)
+                self._log.debug("peer …%s: reputation %.2f (%s)", short(event.peer_id), event.reputation, event.why)
             case PeerBanned():
-                _log.warning("peer …%s is banned for %s: %s", short(event.peer_id), duration(event.seconds), event.why)
+                self._log.warning("peer …%s is banned for %s: %s", short(event.peer_id), duration(event.seconds), event.why)
             case _:
                 self._follow_peers(event)
 
@@ -216,25 +280,25 @@ class LogFollower:
                 # how many saw what changes all the time: the new kind is news, the rest is detail
                 level = logging.DEBUG if event.kind == self._reach else logging.INFO
                 self._reach = event.kind
-                _log.log(level, "reachable %s, because %s", REACHABLE[event.kind], event.why)
+                self._log.log(level, "reachable %s, because %s", REACHABLE[event.kind], event.why)
             case RelayHeld():
                 renewed = event.relay in self._relays
                 self._relays.add(event.relay)
                 level = logging.DEBUG if renewed else logging.INFO
-                _log.log(level, "relay …%s holds a place for us for %s", short(event.relay), duration(event.seconds))
+                self._log.log(level, "relay …%s holds a place for us for %s", short(event.relay), duration(event.seconds))
             case RelayLost():
                 self._relays.discard(event.relay)
-                _log.info("relay …%s lost: %s", short(event.relay), event.reason)
+                self._log.info("relay …%s lost: %s", short(event.relay), event.reason)
             case Punched(succeeded=True):
-                _log.info("straight connection to …%s punched in %.1f s", short(event.peer_id), event.seconds)
+                self._log.info("straight connection to …%s punched in %.1f s", short(event.peer_id), event.seconds)
             case Punched():
-                _log.info("no straight connection to …%s: %s", short(event.peer_id), event.reason)
+                self._log.info("no straight connection to …%s: %s", short(event.peer_id), event.reason)
             case Relaying():
                 if event.reservations != self._carried:
                     self._carried = event.reservations
-                    _log.info("places held for other peers: %d", event.reservations)
+                    self._log.info("places held for other peers: %d", event.reservations)
             case PartitionHealed():
-                _log.info("another part of the run found through …%s: %d members", short(event.peer_id), event.members)
+                self._log.info("another part of the run found through …%s: %d members", short(event.peer_id), event.members)
 
     def _follow_pause(self, event: Paused | Resumed) -> None:
         # The same reason again only puts right when it ends.
@@ -244,9 +308,9 @@ class LogFollower:
         self._paused = reason
         if isinstance(event, Paused):
             after = f"; goes on in {duration(event.seconds)}" if event.seconds is not None else ""
-            _log.info("paused, %s%s", event.why, after)
+            self._log.info("paused, %s%s", event.why, after)
         else:
-            _log.info("resumed")
+            self._log.info("resumed")
 
     def _follow_state(self, event: StateChanged) -> None:
         # Waiting for a partner comes and goes with every round: a new state is news, a new wait is detail.
@@ -255,18 +319,22 @@ class LogFollower:
         level = logging.DEBUG if told else logging.INFO
         self._state = event.state
         waiting = f", waiting for {event.waiting_for}" if event.waiting_for else ""
-        _log.log(level, "%s%s", event.state, waiting)
+        self._log.log(level, "%s%s", event.state, waiting)
 
     def _follow_outer(self, event: OuterStep) -> None:
+        self._log.more = {"loss": self._loss}
         if event.partner is None:
-            _log.info("round %d solo, no partner: loss %.4g", event.round, self._loss)
+            self._log.info("round %d solo, no partner: loss %.4g", event.round, self._loss)
             return
         exchange = self._committed.pop(event.partner, None)
-        parts = [_traffic(exchange)] if exchange is not None else []
+        parts = []
+        if exchange is not None:
+            parts.append(_traffic(exchange))
+            self._log.more |= {"sent": exchange.sent, "received": exchange.received, "exchange_seconds": exchange.seconds}
         if event.spread is not None:
             parts.append(f"spread {event.spread:.3g}")
         parts.append(f"loss {self._loss:.4g}")
-        _log.info("round %d paired with …%s: %s", event.round, short(event.partner), ", ".join(parts))
+        self._log.info("round %d paired with …%s: %s", event.round, short(event.partner), ", ".join(parts))
 
     def _follow_exchange(self, event: ExchangeEnded) -> None:
         if event.outcome == "committed":
@@ -276,7 +344,7 @@ class LogFollower:
             event.outcome, logging.INFO
         )
         why = " ".join(filter(None, (event.error, event.reason))) or "no reason given"
-        _log.log(level, "exchange with …%s %s: %s", short(event.partner), event.outcome.replace("_", " "), why)
+        self._log.log(level, "exchange with …%s %s: %s", short(event.partner), event.outcome.replace("_", " "), why)
 
     def _follow_peers(
         self, event: PeerSeen | PeerLost | PeerConnected | PeerDisconnected | WeightsServed | WeightsFetched
@@ -285,22 +353,22 @@ class LogFollower:
             case PeerSeen():
                 if event.peer_id not in self._members:
                     self._members.add(event.peer_id)
-                    _log.info("peer …%s is here: %s, round %d", short(event.peer_id), event.state, event.round)
+                    self._log.info("peer …%s is here: %s, round %d", short(event.peer_id), event.state, event.round)
             case PeerLost():
                 self._members.discard(event.peer_id)
                 self._committed.pop(event.peer_id, None)
                 level = logging.DEBUG if event.reason == MADE_ROOM else logging.INFO
-                _log.log(level, "peer …%s is gone: %s", short(event.peer_id), event.reason)
+                self._log.log(level, "peer …%s is gone: %s", short(event.peer_id), event.reason)
             case PeerConnected():
-                _log.debug("connected to …%s (%s)", short(event.peer_id), event.reach)
+                self._log.debug("connected to …%s (%s)", short(event.peer_id), event.reach)
             case PeerDisconnected():
-                _log.debug("disconnected from …%s", short(event.peer_id))
+                self._log.debug("disconnected from …%s", short(event.peer_id))
             case WeightsServed():
                 how = "gave weights to" if event.whole else "gave a part of the weights to"
-                _log.info("%s …%s: %s in %.2f s", how, short(event.peer_id), amount(event.size), event.seconds)
+                self._log.info("%s …%s: %s in %.2f s", how, short(event.peer_id), amount(event.size), event.seconds)
             case WeightsFetched():
                 got = (event.round, short(event.donor), amount(event.size), event.seconds)
-                _log.info("weights of round %d from …%s: %s in %.2f s", *got)
+                self._log.info("weights of round %d from …%s: %s in %.2f s", *got)
 
 
 def _traffic(exchange: ExchangeEnded) -> str:

@@ -52,6 +52,7 @@ class Options:
     seed: int = 0
     threads: int = 0
     """Of each trainer; 0 shares the cores out."""
+    log_format: str = "human"
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 64:
@@ -148,7 +149,7 @@ class Testnet:
         log = self._root / f"{paths.root.name}.log"
         line = [sys.executable, "-m", "nolocod", command, "--data-dir", str(paths.root), "--listen", "127.0.0.1:0"]
         threads = self._options.threads or max(1, (os.cpu_count() or 1) // self._options.nodes)
-        line += ["--threads", str(threads), *arguments]
+        line += ["--threads", str(threads), "--log-format", self._options.log_format, *arguments]
         if self._options.data is not None:
             line += ["--data", str(self._options.data.resolve())]
         with log.open("wb") as out:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import math
 import re
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -60,8 +63,13 @@ class Log:
         self.stream = io.StringIO()
         self.clock = Clock()
 
-    def set_up(self, level: str = "info", source: str = "") -> None:
-        set_up(level, stream=self.stream, clock=self.clock, source=source)
+    def set_up(self, level: str = "info", source: str = "", form: str = "human") -> None:
+        set_up(level, form, stream=self.stream, clock=self.clock, source=source)
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """The lines of a log in JSON, each strictly so."""
+        return [json.loads(line, parse_constant=pytest.fail) for line in self.stream.getvalue().splitlines()]
 
     @property
     def lines(self) -> list[str]:
@@ -298,3 +306,57 @@ def test_amounts_read_well(size: float, text: str) -> None:
 
 def test_plain_keeps_what_can_be_printed() -> None:
     assert plain("grüße, 世界 …") == "grüße, 世界 …"
+
+
+# --- JSON ------------------------------------------------------------------------------------------
+
+
+def test_a_paired_step_is_one_object_with_whole_ids(log: Log) -> None:
+    log.set_up(form="json")
+    follow(
+        InnerSteps(50, 51_200, 2.3123, 1e-3, 4.0),
+        ExchangeEnded(BOB, "s", True, "committed", 3_350_000, 1_000, 0.41),
+        OuterStep(12, "paired", BOB, 50, 1.2, 0.01),
+    )
+    (one,) = log.objects
+    at = datetime.fromisoformat(one["time"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one["time"])
+    assert abs(datetime.now(UTC) - at) < timedelta(minutes=1)
+    assert (one["level"], one["logger"], one["event"]) == ("info", "nolocod", "outer_step")
+    assert one["message"] == "round 12 paired with …abcd1234: 3.35 MB out and 1 kB in, 0.41 s, spread 1.2, loss 2.312"
+    told = {"round": 12, "kind": "paired", "partner": BOB, "loss": 2.3123, "sent": 3_350_000, "exchange_seconds": 0.41}
+    assert told.items() <= one["fields"].items()
+
+
+def test_what_is_not_finite_is_null_and_no_text_leaves_its_line(log: Log) -> None:
+    log.set_up(form="json", source="node-1")
+    bad = "a\nb\x1b[31m\x7f\x9b\u202e"
+    follow(OuterStep(3, "solo", None, 50, None, 0.1), PeerSeen(BOB, 3, 1, math.inf, bad))
+    solo, seen = log.objects
+    assert (solo["fields"]["loss"], solo["source"]) == (None, "node-1")
+    assert (seen["fields"]["loss"], seen["fields"]["state"]) == (None, bad)
+    assert all(char == "\n" or " " <= char <= "~" for char in log.stream.getvalue())
+
+
+def test_libraries_and_repeats_are_objects_too(log: Log) -> None:
+    log.set_up(form="json")
+    logging.getLogger("some.library").warning("%d sheep", 3)
+    for number in range(25):
+        follow(Evaluated(number, 2.0, 0.1))
+    log.clock.now = 61.0
+    follow(PeerLost(BOB, "no heartbeat"))
+    library, *rounds, folded, lost = log.objects
+    named = {"level": "warning", "logger": "some.library", "event": "log", "message": "3 sheep", "fields": {}}
+    assert named.items() <= library.items()
+    assert [one["fields"]["round"] for one in rounds] == list(range(10))
+    assert (folded["event"], folded["fields"]["count"]) == ("folded", 15)
+    assert (lost["event"], lost["fields"]) == ("peer_lost", {"peer_id": BOB, "reason": "no heartbeat"})
+
+
+def test_a_debug_log_in_json_has_tracebacks(log: Log) -> None:
+    log.set_up("debug", form="json")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("nolocod").exception("it failed")
+    assert log.objects[0]["traceback"].endswith("ValueError: why")

@@ -71,6 +71,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS")
     add("--linger", type=float, default=3600.0, metavar="SECONDS", help="how long to serve weights after the run's end")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    add("--log-format", default="human", choices=["human", "json"], help="json: one object a line")
 
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:
@@ -152,11 +153,13 @@ def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
     from nolocod import logs
     from nolocod.daemon import run_node
 
-    logs.set_up(options.log_level)
+    logs.set_up(options.log_level, options.log_format)
     follower = logs.LogFollower()
+    # what reads JSON often reads both outputs; the event `started` has all that the welcome says
+    followers = [follower.follow] if options.log_format == "json" else [_welcome, follower.follow]
 
     async def run() -> None:
-        await run_node(config, may_seed=may_seed, followers=[_welcome, follower.follow])
+        await run_node(config, may_seed=may_seed, followers=followers)
 
     trio.run(run)
 

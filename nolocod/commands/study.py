@@ -26,6 +26,7 @@ def add_to(commands: Commands) -> None:
     testnet.add_argument("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json")
     testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     testnet.add_argument("--seed", type=int, default=0)
+    testnet.add_argument("--log-format", default="human", choices=["human", "json"], help="of the nodes' logs")
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
     soak = commands.add("soak", _soak, "Real daemons for hours, killed and frozen as a seed says: what grows, and what breaks.")
     soak.add_argument("--nodes", type=int, default=8)
@@ -62,6 +63,7 @@ def _testnet(options: argparse.Namespace) -> None:
             model=options.model,
             keep=options.keep,
             seed=options.seed,
+            log_format=options.log_format,
         ),
         terminal.swarm_view,
         lambda text: print(text, flush=True),

@@ -167,6 +167,7 @@ def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
 
 def test_a_testnet_that_is_terminated_takes_its_nodes_along(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "nolocod", "testnet", "--nodes", "2", "--model", "tiny", "--keep", str(tmp_path / "kept")]
+    line += ["--log-format", "json"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for text in running.stdout:
@@ -176,3 +177,5 @@ def test_a_testnet_that_is_terminated_takes_its_nodes_along(tmp_path: Path) -> N
         assert "interrupted" in running.stdout.read()
         assert running.wait(60) == 0
     assert not any(str(tmp_path / "kept") in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+    logs = [json.loads(text) for log in (tmp_path / "kept").glob("*.log") for text in log.read_text().splitlines()]
+    assert {"started", "state_changed"} <= {one["event"] for one in logs}, "and every line is an object"
