@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _LINES_EVERY = 5.0
 """Seconds between two blocks of lines where the output is no terminal."""
 
+_WATCHED = 8
+"""Rows of peers, exchanges and errors that `status --watch` shows, so that all has room on a screen."""
+
 
 def show(what: RenderableType) -> None:
     """Print to standard output."""
@@ -53,10 +56,10 @@ def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
         while True:
             console.out(msgspec.json.encode(read()).decode(), highlight=False)
             time.sleep(1)
-    with Live(node_table(read()), console=console, refresh_per_second=2) as live:
+    with Live(node_table(read(), _WATCHED), console=console, refresh_per_second=2) as live:
         while True:
             time.sleep(1)
-            live.update(node_table(read()))
+            live.update(node_table(read(), _WATCHED))
 
 
 @contextmanager

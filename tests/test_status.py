@@ -486,6 +486,37 @@ def test_the_node_table_fits_and_is_plain_text_without_a_terminal(width: int) ->
     assert next(line for line in lines if line.startswith("0000cccc finished")).split()[-2:] == ["10", "s"]
 
 
+def test_the_loss_has_a_course_and_peers_have_a_reputation(node: Node) -> None:
+    assert not any(line.startswith("course") for line in rendered(node_table(node.report()), 80))
+    for step in range(80):
+        node.follow(InnerSteps(1, 1, 5 - step / 40, 1e-3, 0.1))
+    node.follow(PeerSeen(BOB, 1, 1, 2.0, "training"), PeerSeen(CAROL, 1, 1, 2.0, "discovering"))
+    node.follow(PeerJudged(BOB, 0.925, "x"), PeerBanned(CAROL, 3600.0, "x"))
+    lines = rendered(node_table(node.report()), 80)
+    (course,) = (line for line in lines if line.startswith("course"))
+    bars, *values = course.split()[1:]
+    assert len(bars) == 40
+    assert (bars[0], bars[-1], " ".join(values)) == ("█", "▁", "5 to 3.025")
+    assert list(bars) == sorted(bars, reverse=True)
+    rows = [line.split() for line in lines if line.startswith(("0000bbbb", "0000cccc"))]
+    assert [row[0] for row in rows] == ["0000cccc", "0000bbbb"], "who is banned comes first"
+    assert (rows[0][-5:-2], rows[1][-3]) == (["ban", "60", "min"], "0.93")
+
+
+def test_a_watched_table_has_the_newest_and_says_how_many_more(node: Node) -> None:
+    for number in range(12):
+        node.follow(PeerSeen(PeerId(f"12D3KooWPeer{number:08}"), 1, 1, 2.0, "training"))
+        node.follow(Troubled("NLC-202", f"trouble {number}"))
+    node.follow(ExchangeEnded(PeerId("12D3KooWPeer00000011"), "s", True, "committed", 1, 1, 0.1))
+    lines = rendered(node_table(node.report(), 4), 80)
+    assert "and 8 more" in lines
+    assert sum(line.startswith("000000") for line in lines) == 4 + 1
+    assert any(line.startswith("00000011 training") for line in lines), "its partner is among them"
+    assert "trouble 11" in "\n".join(lines)
+    assert "trouble 7" not in "\n".join(lines)
+    assert not any("more" in line for line in rendered(node_table(node.report()), 80))
+
+
 def test_a_new_node_has_a_table_too(node: Node) -> None:
     assert any("starting" in line for line in rendered(node_table(node.report()), 80))
 

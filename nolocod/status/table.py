@@ -6,6 +6,7 @@ The rule: 80 columns suffice, numbers never wrap, and what a peer wrote is shown
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nolocod.status.state import AllowanceReport, ExchangeRow, PeerRow, ReachReport, StatusReport
+    from nolocod.status.state import AllowanceReport, CurveReport, ExchangeRow, PeerRow, ReachReport, StatusReport
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COURSE = 40
+"""Bars of the loss's course at most."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +37,31 @@ class SwarmRow:
     report: StatusReport | None
 
 
-def node_table(report: StatusReport) -> RenderableType:
-    """One node in full: what it does, its training, its exchanges, peers and errors."""
-    sections = [_facts(report)]
-    if report.peers:
-        sections.append(_peers(report.peers))
-    if report.exchanges:
-        sections.append(_exchanges(report.exchanges))
+def node_table(report: StatusReport, most: int | None = None) -> RenderableType:
+    """One node in full: what it does, its training, its errors, peers and exchanges. At most `most` rows of each are shown
+    where a screen has to hold them all: peers that it had to do with, and what is newest."""
+    sections: list[RenderableType] = [_facts(report)]
     if report.errors:
-        rows = [(error.code, error.message, duration(error.age)) for error in report.errors]
+        rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
         sections.append(_table(("<error", "<message", ">ago"), rows, wrapped="message"))
+    if report.peers:
+        sections.append(_cut(_peers(_nearest(report)[:most]), len(report.peers), most))
+    if report.exchanges:
+        sections.append(_cut(_exchanges(report.exchanges[:most]), len(report.exchanges), most))
     first, *rest = sections
     return Group(first, *(Group("", section) for section in rest))
+
+
+def _nearest(report: StatusReport) -> list[PeerRow]:
+    """Banned peers and those of the last exchanges first, then who is connected."""
+    partners = {report.exchanging_with, *(one.partner for one in report.exchanges)}
+    return sorted(
+        report.peers, key=lambda peer: (peer.banned_for is None, peer.peer_id not in partners, peer.reach is None, peer.peer_id)
+    )
+
+
+def _cut(table: Table, rows: int, most: int | None) -> RenderableType:
+    return table if most is None or rows <= most else Group(table, f"and {rows - most} more")
 
 
 def _peers(peers: Iterable[PeerRow]) -> Table:
@@ -55,11 +74,19 @@ def _peers(peers: Iterable[PeerRow]) -> Table:
             _loss(peer.loss),
             peer.reach or "-",
             peer.nat or "-",
+            _trust(peer),
             duration(peer.age),
         )
         for peer in peers
     ]
-    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", "<nat", ">changed"), rows)
+    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", "<nat", ">trust", ">changed"), rows)
+
+
+def _trust(peer: PeerRow) -> str:
+    """Its reputation from 0 to 1, or for how long it is banned."""
+    if peer.banned_for is not None:
+        return f"ban {duration(peer.banned_for)}"
+    return "-" if peer.reputation is None else f"{peer.reputation:.2f}"
 
 
 def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
@@ -95,6 +122,7 @@ def _facts(report: StatusReport) -> Table:
         "training": f"round {report.round}, {report.inner_steps} inner steps, {_count(report.tokens)} tokens, "
         f"{_count(report.tokens_per_second)} tokens/s",
         "loss": f"{_loss(report.loss)}, validation {_loss(report.validation_loss)}{first}",
+        **_course(report.curve),
         "outer": f"{report.outer_paired} paired, {report.outer_solo} solo",
         "exchanges": (outcomes or "none yet")
         + (f"; now with …{short(report.exchanging_with)}" if report.exchanging_with else ""),
@@ -113,6 +141,19 @@ def _facts(report: StatusReport) -> Table:
     for name, value in facts.items():
         grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
     return grid
+
+
+def _course(curve: CurveReport) -> dict[str, str]:
+    """The training loss since the process began, as bars, with the values of the highest and the lowest."""
+    values = [loss for _, loss in curve.training]
+    if len(values) < 2:
+        return {}
+    low, high = min(values), max(values)
+    wide = min(len(values), _COURSE)
+    edges = [index * len(values) // wide for index in range(wide + 1)]
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
+    bars = "".join(_BARS[round((mean - low) / ((high - low) or 1.0) * (len(_BARS) - 1))] for mean in means)
+    return {"course": f"{bars} {high:.4g} to {low:.4g}"}
 
 
 def _reach(report: ReachReport) -> dict[str, str]:
