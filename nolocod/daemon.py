@@ -23,6 +23,7 @@ from nolocod.errors import (
     DataDirError,
     DiskFullError,
     LocalError,
+    LostStepsError,
     NolocodError,
     PeerBusyError,
     TrainerError,
@@ -106,6 +107,7 @@ class Node:
         self._reception = Reception()
         self._part: Part | None = None
         self._exchanger: Exchanger | None = None
+        self._receipts = ReceiptStore(config.paths.receipts)
         self._stint: Stint | None = None
         self._trainer: TrainerProcess | None = None
         self._served: ServedSnapshot | None = None
@@ -204,6 +206,7 @@ class Node:
         if not await stint.rest(self._stop):
             return
         await stint.load()
+        await self._count_lost(stint.standing.round)
         if self._exchanger is not None:
             self._exchanger.box_size = trainer.outbox.size
             mesh.expect(trainer.outbox.size)
@@ -217,6 +220,14 @@ class Node:
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
+
+    async def _count_lost(self, round_number: int) -> None:
+        """Tell of the steps that receipts prove and the weights that were loaded do not hold."""
+        own = self._identity.peer_id
+        lost = await trio.to_thread.run_sync(self._receipts.since, own, round_number)
+        if lost:
+            cause = f"{len(lost)} that partners took with this node came after its weights of round {round_number}."
+            self.emit(Troubled(LostStepsError.entry.code, cause))
 
     def _mind(self, size: int, patience: float) -> None:
         """Keep back the bytes of an exchange, and tell once what the owner's limits make impossible."""
@@ -243,9 +254,8 @@ class Node:
         if abs(offset) > _CLOCK_LIMIT:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
-        receipts = ReceiptStore(config.paths.receipts)
         self._reception.mesh = mesh
-        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, receipts, mesh.judge)
+        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, self._receipts, mesh.judge)
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
         mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))

@@ -249,6 +249,26 @@ class SimulationError(LocalError):
     entry = _entry("NLC-140", "simulation broke an invariant", "Replay it with the printed seed, and report it.")
 
 
+class LostStepsError(LocalError):
+    """Outer steps that partners took with us, and that our last checkpoint does not hold."""
+
+    entry = _entry(
+        "NLC-143",
+        "outer steps lost with the process",
+        "None needed: training goes on from the checkpoint; --checkpoint-every with fewer seconds loses less.",
+    )
+
+
+class UnacknowledgedError(LocalError):
+    """We applied an exchange, and never heard that the partner learnt of the decision."""
+
+    entry = _entry(
+        "NLC-144",
+        "commit not acknowledged",
+        "None needed: the partner may have taken this step alone, or not at all; the next exchange brings both together.",
+    )
+
+
 class HttpTokenError(LocalError):
     entry = _entry(
         "NLC-145",

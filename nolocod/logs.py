@@ -339,6 +339,8 @@ class LogFollower:
     def _follow_exchange(self, event: ExchangeEnded) -> None:
         if event.outcome == "committed":
             self._committed[event.partner] = event
+            if event.error:
+                _log.warning("exchange with …%s committed: %s %s", short(event.partner), event.error, event.reason)
             return
         level = {"busy": logging.DEBUG, "aborted": logging.WARNING, "in_doubt": logging.WARNING}.get(
             event.outcome, logging.INFO

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from memory_net import Cut, Net
 
-from nolocod.errors import DiskFullError, NoDonorError, PeerBusyError, PeerTooSlowError
+from nolocod.errors import DiskFullError, NoDonorError, PeerBusyError, PeerTooSlowError, ProtocolError
 from nolocod.events import Event, WeightsFetched, WeightsServed
 from nolocod.identity import Identity
 from nolocod.p2p.donors import Donor, Fetched, ServedSnapshot, fetch_snapshot
@@ -23,6 +23,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
 from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
+from nolocod.proto.serving import SERVING, Service, Serving
 from nolocod.terms import Standing, describe
 
 if TYPE_CHECKING:
@@ -379,3 +380,21 @@ async def test_a_cancelled_fetch_leaves_no_part(tmp_path: Path, autojump_clock: 
 
 async def silent(_stream: object) -> None:
     await trio.sleep_forever()
+
+
+def test_what_the_table_of_serving_lacks_is_the_peers_fault_or_our_own() -> None:
+    service = Service("newcomer", NEWCOMER.peer_id)
+    service.step(">snapshot_request")
+    with pytest.raises(ProtocolError, match="sent commit to a newcomer that is ASKED"):
+        service.step("<commit")
+    with pytest.raises(AssertionError, match="chunk_request in state ASKED"):
+        service.step(">chunk_request")
+    service.step("<snapshot_offer")
+    assert service.state is Serving.DESCRIBED
+
+
+@pytest.mark.parametrize("side", SERVING)
+def test_every_state_of_serving_is_in_the_table_and_can_be_reached(side: str) -> None:
+    table = SERVING[side]
+    assert set(table) == set(Serving)
+    assert {Serving.NEW, *(state for steps in table.values() for state in steps.values())} == set(Serving)

@@ -18,6 +18,7 @@ from nolocod.errors import (
     ProtocolError,
     RejectedTensorError,
     TrainerError,
+    UnacknowledgedError,
 )
 from nolocod.identity import Identity
 from nolocod.manifest import Manifest, Outer, seal
@@ -373,6 +374,7 @@ async def test_a_partner_gone_for_good_leaves_both_or_neither_or_a_counted_doubt
             assert ended.outcome == "committed", at
         if ended.outcome == "committed":
             assert theirs in ("committed", "in_doubt"), at
+            assert ended.error == UnacknowledgedError.entry.code or theirs == "committed", at
         assert took <= LIMITS.resume_seconds + LIMITS.doubt_seconds + LIMITS.redial_seconds + 60, at
     assert outcomes <= {
         ("unreachable", None),

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 ALICE, BOB = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2))
 
 
-def receipt(number: int) -> Receipt:
-    sides = (pb.Side(peer_id=identity.peer_id, root=bytes(32)) for identity in (ALICE, BOB))
+def receipt(number: int, round_number: int = 0) -> Receipt:
+    """`round_number`: Alice's; Bob's is 9."""
+    rounds = {ALICE: round_number, BOB: 9}
+    sides = (pb.Side(peer_id=one.peer_id, root=bytes(32), standing=pb.Standing(round=number)) for one, number in rounds.items())
     content = content_of("run", number.to_bytes(16, "big"), *sides)
     return Receipt(content, sign(ALICE, content), sign(BOB, content))
 
@@ -119,3 +121,14 @@ def test_a_directory_in_its_place_is_a_data_directory_error(tmp_path: Path) -> N
     (tmp_path / "receipts").mkdir()
     with pytest.raises(DataDirError):
         ReceiptStore(tmp_path / "receipts")
+
+
+def test_receipts_tell_which_steps_a_checkpoint_does_not_hold(tmp_path: Path) -> None:
+    """Rounds 6 and 7 were lost once already, and taken again; who takes a donor's weights leaps ahead."""
+    store = ReceiptStore(tmp_path / "receipts")
+    assert store.since(ALICE.peer_id, 0) == []
+    for number, round_number in enumerate((5, 6, 7, 6, 7, 8, 30)):
+        store.add(receipt(number, round_number))
+    lost = {at: [session[-1] for session in store.since(ALICE.peer_id, at)] for at in (31, 30, 8, 7, 6)}
+    assert lost == {31: [], 30: [6], 8: [6, 5], 7: [6, 5, 4], 6: [6, 5, 4, 3, 2, 1]}
+    assert store.since(BOB.peer_id, 10) == []

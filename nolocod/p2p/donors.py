@@ -23,6 +23,7 @@ from nolocod.p2p.wire import Channel, Context, deadline, keep_alive, together
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
 from nolocod.proto.envelope import Dialogue, open_envelope, standing_to_wire
+from nolocod.proto.serving import Service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,6 +82,7 @@ class _Upload:
 
     channel: Channel
     dialogue: Dialogue
+    service: Service
     open: _Open | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Has a deadline once it is known what is uploaded."""
@@ -111,10 +113,12 @@ class Donor:
         before = self._uploads.pop(channel.remote, None)
         if before is not None:
             before.scope.cancel()  # a newcomer has one slot: where it comes again, its stream was broken
+        service = Service("donor", channel.remote)
         if len(self._uploads) >= self._max_uploads:
+            service.step(">busy")
             await channel.last_words(dialogue.seal(pb.Body(busy=_busy(_RETRY_SECONDS, "all upload slots are taken"))))
             return
-        upload = _Upload(channel, dialogue)
+        upload = _Upload(channel, dialogue, service)
         started = trio.current_time()
         self._uploads[channel.remote] = upload
         try:
@@ -146,19 +150,20 @@ class Donor:
         """Answer one request after another; the newcomer's end of stream ends it."""
         buffer = bytearray(0)
         while True:
-            match body.WhichOneof("content"):
+            name = body.WhichOneof("content") or "an unknown message"
+            upload.service.step(f"<{name}")
+            match name:
                 case "snapshot_request":
                     if not await self._offer(upload):
                         return
                 case "chunk_request":
                     if not self._bind(upload, body.chunk_request.id):
+                        upload.service.step(">refuse")
                         refuse = pb.Refuse(code=RefusedError.entry.code, reason="this snapshot is no longer kept")
                         await self._say(upload, pb.Body(refuse=refuse))
                     else:
                         buffer = buffer or bytearray(_bound(upload).description.chunk_size)
                         await self._send_chunks(upload, body.chunk_request, buffer)
-                case name:
-                    raise ProtocolError(f"a newcomer sent {name or 'an unknown message'}.")
             try:
                 with deadline(self._limits.chunk_seconds, "the next request"):
                     raw = await upload.channel.receive_envelope()
@@ -181,12 +186,14 @@ class Donor:
         try:
             await together(get, partial(keep_alive, upload.channel, working, self._limits.working_seconds))
         except PeerBusyError as error:
+            upload.service.step(">busy")
             await upload.channel.last_words(upload.dialogue.seal(pb.Body(busy=_busy(error.retry_after, error.cause))))
             return False
         kept = _bound(upload)
         offer = pb.SnapshotOffer(
             standing=standing_to_wire(kept.standing), content=describe_to_wire(kept.description), id=kept.id
         )
+        upload.service.step(">snapshot_offer")
         await self._say(upload, pb.Body(snapshot_offer=offer))
         return True
 
@@ -204,7 +211,9 @@ class Donor:
                 with deadline(self._limits.chunk_seconds, "a chunk"):
                     await upload.channel.send_chunk(index, content)
             upload.size += length
+            upload.service.step(">chunk")
         upload.whole = end == chunks
+        upload.service.step(">last chunk" if upload.whole else ">last chunk of a request")
 
     async def _say(self, upload: _Upload, body: pb.Body) -> None:
         with deadline(self._limits.chunk_seconds, "a message"):

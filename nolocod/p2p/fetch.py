@@ -32,6 +32,7 @@ from nolocod.p2p.wire import Channel, Context, deadline
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire
+from nolocod.proto.serving import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,6 +56,25 @@ class Fetched:
     donor: PeerId
     size: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One stream to a donor."""
+
+    channel: Channel
+    dialogue: Dialogue
+    service: Service
+
+    async def ask(self, **request: object) -> None:
+        self.service.step(f">{next(iter(request))}")
+        await self.channel.send_envelope(self.dialogue.seal(pb.Body(**request)))  # type: ignore[arg-type]  # one field by its own name
+
+    def take(self, raw: bytes) -> pb.Body:
+        """ProtocolError unless this message may come now."""
+        body = self.dialogue.open(raw)
+        self.service.step(f"<{body.WhichOneof('content') or 'an unknown message'}")
+        return body
 
 
 class _GoneError(RefusedError):
@@ -175,24 +195,24 @@ class _Download:
         with deadline(self._limits.dial_seconds, "the dial"):
             channel = Channel(await self._dial(self._donor, SNAPSHOT), self._limits)
         try:
-            session = self._context.rng.randbytes(16)
-            dialogue = Dialogue(self._context.identity, self._context.run_id, self._donor, session)
+            dialogue = Dialogue(self._context.identity, self._context.run_id, self._donor, self._context.rng.randbytes(16))
+            line = _Line(channel, dialogue, Service("newcomer", self._donor))
             if self._description is None:
-                self._description = await self._ask(channel, dialogue)
+                self._description = await self._ask(line)
             description = self._description
             buffer = bytearray(min(description.chunk_size, description.size))
             while self._next < len(description.hashes):
-                await self._batch(channel, dialogue, description, (file, buffer))
+                await self._batch(line, description, file, buffer)
             await channel.close()
         except BaseException:
             await channel.reset()
             raise
         return description
 
-    async def _ask(self, channel: Channel, dialogue: Dialogue) -> Description:
-        await channel.send_envelope(dialogue.seal(pb.Body(snapshot_request=pb.SnapshotRequest())))
+    async def _ask(self, line: _Line) -> Description:
+        await line.ask(snapshot_request=pb.SnapshotRequest())
         with deadline(self._limits.offer_seconds, "a snapshot"):
-            while (body := dialogue.open(await channel.receive_envelope())).HasField("working"):
+            while (body := line.take(await line.channel.receive_envelope())).HasField("working"):
                 pass
         if not body.HasField("snapshot_offer"):
             raise _no(body, RefusedError)
@@ -208,24 +228,22 @@ class _Download:
         self._scope.deadline = trio.current_time() + self._limits.whole(description.size)
         return description
 
-    async def _batch(
-        self, channel: Channel, dialogue: Dialogue, description: Description, place: tuple[int, bytearray]
-    ) -> None:
+    async def _batch(self, line: _Line, description: Description, file: int, buffer: bytearray) -> None:
         """Ask for the next chunks, and check and store each as it comes."""
         count = min(self._limits.chunks_per_request, len(description.hashes) - self._next)
-        request = pb.ChunkRequest(id=description.root, first=self._next, count=count)
-        await channel.send_envelope(dialogue.seal(pb.Body(chunk_request=request)))
-        file, buffer = place
+        await line.ask(chunk_request=pb.ChunkRequest(id=description.root, first=self._next, count=count))
         for _ in range(count):
             with deadline(self._limits.chunk_seconds, "a chunk"):
-                frame = await channel.receive()
+                frame = await line.channel.receive()
                 if isinstance(frame, bytes):
-                    raise _no(dialogue.open(frame), _GoneError)
+                    raise _no(line.take(frame), _GoneError)
                 start, length = self._expect(frame, description)
                 with memoryview(buffer)[:length] as content:
-                    await channel.read_into(content)
+                    await line.channel.read_into(content)
                     await self._context.aside(self._store, file, start, content)
             self._next += 1
+            line.service.step("<chunk")
+        line.service.step("<last chunk of a request" if self._next < len(description.hashes) else "<last chunk")
 
     def _expect(self, head: ChunkHead, description: Description) -> tuple[int, int]:
         start, length = description.span(self._next)
@@ -255,11 +273,7 @@ class _Download:
 
 
 def _no(body: pb.Body, refused: type[RefusedError]) -> RemoteError:
-    """A donor's answer that is not what was asked for, as an error."""
-    match body.WhichOneof("content"):
-        case "busy":
-            return PeerBusyError(readable(body.busy.reason), retry_after=body.busy.retry_after_ms / 1000)
-        case "refuse":
-            return refused(readable(body.refuse.reason))
-        case name:
-            return ProtocolError(f"a donor answered with {name or 'an unknown message'}.")
+    """A donor's Busy or Refuse as an error."""
+    if body.HasField("busy"):
+        return PeerBusyError(readable(body.busy.reason), retry_after=body.busy.retry_after_ms / 1000)
+    return refused(readable(body.refuse.reason))

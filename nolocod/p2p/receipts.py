@@ -18,10 +18,11 @@ from nolocod.errors import ProtocolError
 from nolocod.proto.receipt import MAX_LINE, from_line, to_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from io import RawIOBase
     from pathlib import Path
 
+    from nolocod.identity import PeerId
     from nolocod.proto.receipt import Receipt
 
 
@@ -69,6 +70,11 @@ class ReceiptStore:
             if receipt is not None:
                 yield receipt
 
+    def since(self, own: PeerId, round_number: int) -> list[bytes]:
+        """The sessions whose steps a checkpoint of that round does not hold (`sessions_since`)."""
+        lines = reversed(list(self._lines()))
+        return sessions_since(filter(None, map(_from_line, lines)), own, round_number)
+
     def _lines(self) -> Iterator[bytes]:
         with ExitStack() as stack, disk_errors(self._path):
             with self._lock:  # both at once: what `add` moves meanwhile would be missed
@@ -85,6 +91,20 @@ class ReceiptStore:
             with file:
                 base = file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LINE))
                 file.truncate(base + file.read().rfind(b"\n") + 1)
+
+
+def sessions_since(newest_first: Iterable[Receipt], own: PeerId, round_number: int) -> list[bytes]:
+    """The sessions that `own` entered at `round_number` or later, of receipts in that order, up to an earlier one.
+
+    A checkpoint of that round holds none of their steps.
+    """
+    sessions: list[bytes] = []
+    for receipt in newest_first:
+        side = next((side for side in receipt.parsed.sides if side.peer_id == own), None)
+        if side is None or side.standing.round < round_number:
+            break
+        sessions.append(receipt.session)
+    return sessions
 
 
 def _append(file: RawIOBase, line: bytes) -> None:

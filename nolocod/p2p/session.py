@@ -23,6 +23,7 @@ from nolocod.errors import (
     RefusedError,
     RemoteError,
     TrainerError,
+    UnacknowledgedError,
 )
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Channel, Context, deadline, keep_alive, together
@@ -111,6 +112,8 @@ class Session:
         outcome: Literal["committed", "in_doubt", "aborted"]
         if machine.state in _DECIDED:
             outcome, code, reason = "committed", "", ""
+            if machine.state is State.DECIDED:
+                code, reason = UnacknowledgedError.entry.code, "the partner's acknowledgement never came"
         elif machine.state is State.IN_DOUBT:
             outcome, code, reason = "in_doubt", PeerUnavailableError.entry.code, "the partner's decision could not be learnt"
         else:
