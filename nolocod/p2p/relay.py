@@ -210,6 +210,7 @@ class Relay:
 
     def _prune(self) -> None:
         self._reservations = {peer: until for peer, until in self._reservations.items() if self.willing() and self._holds(peer)}
+        self._places = {peer: place for peer, place in self._places.items() if peer in self._reservations}
 
     async def _connect(self, stream: Stream, request: HopMessage) -> None:
         target = read_peer(request.peer)

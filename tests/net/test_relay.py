@@ -102,8 +102,10 @@ async def test_without_a_reservation_nobody_is_reached() -> None:
         assert bob.host.own not in alice.host.peers()
 
 
-async def test_a_reservation_ends_with_its_holders_connection_and_makes_room() -> None:
-    async with three(RelayLimits(reservations=1)) as (_, middle, alice, bob):
+@pytest.mark.parametrize("limits", [RelayLimits(reservations=1), RelayLimits(reservations_per_address=1)])
+async def test_a_reservation_ends_with_its_holders_connection_and_makes_room(limits: RelayLimits) -> None:
+    """In all, and at the address that both come from."""
+    async with three(limits) as (_, middle, alice, bob):
         await bob.client.reserve(middle.own)
         with pytest.raises(RefusedError, match="RESERVATION_REFUSED"):
             await alice.client.reserve(middle.own)
