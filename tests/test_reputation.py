@@ -290,6 +290,8 @@ def test_a_clock_set_back_makes_no_ban_longer_than_the_longest(tmp_path: Path) -
     after = Scene()
     Records(tmp_path / "r", after.reputation, 1e9)
     assert after.reputation.banned(PEER, 1e9) == 86_400
+    assert after.reputation.banned(PEER, 1e9 + 80_000) == 6_400, "it runs on from there"
+    assert after.reputation.banned(PEER, 1e9 + 86_400) == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'[{"peer_id": "x", "score": 7}]', b"\xff\xfe"])

@@ -118,8 +118,9 @@ class Record(msgspec.Struct):
     seen: float = 0.0
 
     def banned(self, now: float) -> float:
-        """Seconds that its ban still lasts: never more than the longest, however clocks are set."""
-        return min(max(self.until - now, 0.0), _LONGEST_BAN)
+        """Seconds that its ban still lasts: from any moment on never more than the longest, however clocks are set."""
+        self.until = min(self.until, now + _LONGEST_BAN)
+        return max(self.until - now, 0.0)
 
 
 @dataclass
