@@ -36,12 +36,14 @@ class BoundedStore(PeerStore):  # type: ignore[misc]  # libp2p has no types that
         return len(envelope.raw_payload) <= MOST_RECORD and super().consume_peer_record(envelope, ttl)
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
-        """Note these addresses beside those that are known, the first MOST_ADDRESSES in all."""
+        """Note these addresses before those that are known, MOST_ADDRESSES in all: of a peer that moves about the oldest go."""
         noted = self.peer_data_map.pop(peer_id, None)
         if noted is not None:
             self.peer_data_map[peer_id] = noted  # told of last
-        super().add_addrs(peer_id, list(addrs)[:MOST_ADDRESSES], ttl)
-        del self.peer_data_map[peer_id].addrs[MOST_ADDRESSES:]
+        latest = list(dict.fromkeys(addrs))[:MOST_ADDRESSES]
+        super().add_addrs(peer_id, latest, ttl)
+        noted = self.peer_data_map[peer_id]
+        noted.addrs = list(dict.fromkeys([*latest, *noted.addrs]))[:MOST_ADDRESSES]
 
     def _enforce_peer_limit(self) -> None:
         old = [peer for peer, noted in self.peer_data_map.items() if noted.privkey is None]

@@ -63,6 +63,17 @@ def test_a_peer_has_so_many_addresses_and_no_record_of_any_size() -> None:
         store.addrs(ID.from_pubkey(keys.public_key))
 
 
+def test_where_a_peer_was_told_to_be_last_is_what_is_kept() -> None:
+    """A home gets another address each day: after two weeks of that the peer is not to be lost."""
+    store = BoundedStore()
+    (peer,) = told(store)
+    for day in range(2 * MOST_ADDRESSES):
+        store.add_addrs(peer, [Multiaddr(f"/ip4/198.51.100.{day}/tcp/4001")], 7200)
+        store.add_addrs(peer, [HERE], 7200)  # one that others tell every day
+    assert store.addrs(peer)[:2] == [HERE, Multiaddr(f"/ip4/198.51.100.{2 * MOST_ADDRESSES - 1}/tcp/4001")]
+    assert len(store.addrs(peer)) == MOST_ADDRESSES
+
+
 async def test_a_host_notes_no_more_and_still_knows_its_keys() -> None:
     async with open_host(Identity.generate(), (Address("127.0.0.1", 0),), (), lambda _: None) as host:
         store = host.basic.get_peerstore()
