@@ -208,7 +208,8 @@ class Rounds:
             partner = None if late else self._mesh.partner(own, self._avoided())
             if partner is not None:
                 if await self._attempt(partner) == "busy":
-                    await trio.sleep(pause * self._pace.inner_steps * self._step_seconds)
+                    seconds = pause * self._pace.inner_steps * self._step_seconds
+                    await trio.sleep_until(min(deadline, trio.current_time() + seconds))
                     pause = min(2 * pause, _LONGEST_PAUSE)
             elif late or not self._busy:
                 await self._solo()

@@ -347,6 +347,20 @@ async def test_a_busy_partner_is_not_followed_by_the_next_at_once(autojump_clock
     assert 10 < asked < 30
 
 
+async def test_patience_ends_in_the_pause_between_two_partners_too(autojump_clock: object) -> None:
+    """Where inner steps are slow, a pause is a part of a long phase."""
+    table = Table()
+    node = table.add("one", patience=5, goal=1)
+    for index in range(10):
+        other = table.add(f"busy-{index}")
+        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9
+    node.rounds._step_seconds = 200.0
+    began = trio.current_time()
+    await node.rounds.run()
+    assert trio.current_time() - began - INNER_STEPS < 7
+
+
 async def test_at_the_goal_no_further_step_is_taken(autojump_clock: object) -> None:
     """Found by the simulator: who reached the goal as an answerer, on the way to its own boundary, took one step more."""
     table = Table()
