@@ -150,6 +150,27 @@ def test_where_one_of_ours_answered_more_may_fail() -> None:
     assert knocks.may(HOME, 1.0)
 
 
+def test_who_lost_a_race_did_not_keep_us_waiting_in_vain() -> None:
+    """Members of one household, all of them faster by IPv6: the address that they share is there for the next one."""
+    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
+    for _ in range(5):
+        assert knocks.may(HOME, 0.0)
+        knocks.overtaken(HOME, 0.0)
+    assert [knocks.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
+
+
+def test_who_chooses_the_races_has_us_knock_no_oftener_than_where_one_of_ours_answered() -> None:
+    """A member may name its own address beside a stranger's, and win each time."""
+    knocks = Knocks()
+    dialled = 0
+    for second in range(600):
+        for _ in range(20):
+            if knocks.may(HOME, float(second)):
+                knocks.overtaken(HOME, float(second))
+                dialled += 1
+    assert dialled <= 40 + 200 + (0.5 + 5) * 600
+
+
 def test_what_is_answered_costs_nothing() -> None:
     knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(0.1, 2))
     for _ in range(50):

@@ -106,7 +106,13 @@ class Dialler:
             raise SwarmException("this node has all the connections that it may have.")
         if not self._knocks.may(target[0], trio.current_time()):
             raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
-        await self._dial_there(peer, fresh, target)
+        until = trio.current_effective_deadline()
+        try:
+            await self._dial_there(peer, fresh, target)
+        except trio.Cancelled:
+            if trio.current_time() < until:  # there was time left: this dial was not wanted any more
+                self._knocks.overtaken(target[0], trio.current_time())
+            raise
         self._knocks.answered(target[0], trio.current_time())
 
     async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:

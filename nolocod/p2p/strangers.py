@@ -213,5 +213,14 @@ class Knocks:
         if len(self._answered) > _KEPT:
             self._answered.popitem(last=False)
 
+    def overtaken(self, host: str, now: float) -> None:
+        """Another address of the same peer was faster, so nobody knows whether this one would have answered.
+
+        It counts as where one of ours has answered: whose addresses they are chooses the race and who wins it.
+        """
+        name = source(host)
+        if name not in self._answered and self._known.take(name, now):
+            self._unknown.give_back(name, now)
+
     def _buckets(self, name: str) -> Buckets:
         return self._known if name in self._answered else self._unknown

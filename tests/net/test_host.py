@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,7 @@ from nolocod.events import Event, PeerConnected, PeerDisconnected
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.addresses import announced, dialable, split
 from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.strangers import Knocks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -204,6 +206,28 @@ async def test_the_second_address_is_tried_and_a_failure_is_not_remembered() -> 
             await ann.connect(bob.own, [dead])
         await ann.connect(bob.own, [dead, *bob.announced])
         assert bob.own in ann.peers()
+
+
+async def test_a_dial_that_lost_to_another_address_was_not_in_vain_and_one_that_ran_out_of_time_was() -> None:
+    outcomes = []
+
+    class Noted(Knocks):
+        def answered(self, host: str, now: float) -> None:
+            outcomes.append("answered")
+
+        def overtaken(self, host: str, now: float) -> None:
+            outcomes.append("overtaken")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mute = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}"
+        async with hosts(2, replace(SHORT, connect=1.0)) as (ann, bob):
+            ann.dialler._knocks = Noted()
+            await ann.connect(bob.own, [mute, *bob.announced])
+            assert sorted(outcomes) == ["answered", "overtaken"]
+            outcomes.clear()
+            with pytest.raises(PeerTooSlowError):
+                await ann.connect(Identity.generate().peer_id, [mute])
+            assert outcomes == []
 
 
 async def test_a_silent_peer_is_too_slow_and_an_early_end_is_unavailable() -> None:
