@@ -139,8 +139,9 @@ class Trust(Section, frozen=True):
     clip: Annotated[float, Meta(ge=0, le=100)] = 1.5
     """The partner's difference from us counts up to this times the median of the last 16 that were accepted
     (ClippedGossip, arXiv 2202.01545), and its lead in rounds up to the median of theirs."""
-    direction: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    """How far against our own change a partner's step may point: it is refused below a cosine of minus this."""
+    direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """How far against our own change a partner's step may point: it is refused below a cosine of minus this. Where noise
+    outweighs learning, as on a plateau, honest partners point anywhere, and are refused too: for runs that are watched."""
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """By how many nats per token the held-out loss may be worse with the partner's message than without it. Tested are
     partners on probation, those that are clipped to less than half, and one in 8 of the others, each at the price of
