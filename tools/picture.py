@@ -58,7 +58,7 @@ def draw_page() -> None:
             for reports in nodes.watch():
                 if _halfway(reports, options):
                     break
-            address = f"http://{datadir.find_running(nodes.nodes[-1].paths).http}/"
+            address = f"http://{datadir.find_running(nodes.nodes[1].paths).http}/"
             with browser.browser(Path(name) / "profile") as chromium:
                 for theme in ("light", "dark"):
                     page = chromium.page(1280, 800, dark=theme == "dark")
