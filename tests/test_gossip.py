@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import trio
 
-from nolocod.errors import PeerUnavailableError
+from nolocod.errors import BannedError, PeerUnavailableError
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.discovery import Contact, Discovery
 from nolocod.p2p.gossip import Gossip
 from nolocod.p2p.hearsay import Voice
-from nolocod.p2p.membership import Membership
+from nolocod.p2p.membership import Membership, Open
 from nolocod.p2p.timing import Timing
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nolocod.events import Emit, Event
     from nolocod.p2p.host import Host
 
 OWN = Identity.from_secret(bytes(32))
@@ -42,10 +44,23 @@ class EmptyHost:
         raise PeerUnavailableError("nobody answers.")
 
 
-def gossip_over(host: EmptyHost) -> Gossip:
-    voice = Voice(OWN, "run", lambda: (Standing(0, 0, 0.0), "training"), tuple, clock=lambda: 1e9)
+@dataclass(frozen=True)
+class Banning(Open):
+    """membership.Access: `banned` is given nothing."""
+
+    banned: PeerId
+
+    def objection(self, peer: PeerId) -> BannedError | None:
+        return BannedError("it is banned.") if peer == self.banned else None
+
+
+def voice_of(identity: Identity) -> Voice:
+    return Voice(identity, "run", lambda: (Standing(0, 0, 0.0), "training"), tuple, clock=lambda: 1e9)
+
+
+def gossip_over(host: EmptyHost, emit: Emit = lambda _event: None) -> Gossip:
     table = Membership(OWN.peer_id, "run")
-    return Gossip(cast("Host", host), table, voice, random.Random(0), Timing(), lambda _event: None)
+    return Gossip(cast("Host", host), table, voice_of(OWN), random.Random(0), Timing(), emit)
 
 
 async def test_strangers_that_asked_once_are_not_kept_in_mind(autojump_clock: object) -> None:
@@ -56,6 +71,20 @@ async def test_strangers_that_asked_once_are_not_kept_in_mind(autojump_clock: ob
         await trio.sleep(2 * Timing().heartbeat)
         nursery.cancel_scope.cancel()
     assert gossip.heard_directly == {}
+
+
+async def test_a_banned_member_is_left_alone_without_a_word_at_every_heartbeat(autojump_clock: object) -> None:
+    host, other = EmptyHost(), Identity.generate()
+    events: list[Event] = []
+    gossip = gossip_over(host, events.append)
+    gossip._table.access = Banning(other.peer_id)
+    gossip._table.heard(voice_of(other).heartbeat(), trio.current_time(), 1e9)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gossip.run, nursery)
+        await trio.sleep(3 * Timing().heartbeat)
+        nursery.cancel_scope.cancel()
+    assert gossip._table.among([other.peer_id]) == {other.peer_id}
+    assert (host.asked, events) == ([], [])
 
 
 async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object) -> None:

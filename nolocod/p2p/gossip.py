@@ -90,7 +90,7 @@ class Gossip:
             self._nursery.start_soon(self._contact_quietly, peer, addresses)
 
     async def _contact_quietly(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        if peer not in self._under_way:
+        if peer not in self._under_way and not isinstance(self._table.access.objection(peer), BannedError):
             try:
                 await self.contact(peer, addresses)
             except RemoteError as error:
