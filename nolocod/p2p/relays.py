@@ -153,8 +153,11 @@ class RelayKeeper:
             tried.failures, tried.until = 0, 0.0
 
     async def _look(self) -> None:
-        candidates = {one.peer: one for one in self._needs.candidates() if one.peer != self._host.own}
+        host = self._host
+        candidates = {one.peer: one for one in self._needs.candidates() if one.peer != host.own and not host.shuns(one.peer)}
         self._forget(candidates)
+        for relay in filter(host.shuns, list(self._held)):
+            self._lose(relay, "it is banned here, and its streams are reset")
         for relay in [relay for relay in self._held if not self._host.straight(relay)]:
             self._lose(relay, "the connection to it ended")
         for relay in [relay for relay in self._held if relay in candidates and candidates[relay].gives is False]:

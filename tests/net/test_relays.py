@@ -105,6 +105,19 @@ async def test_two_reservations_at_least_and_circuits_through_both() -> None:
             assert caller.peers()[here.host.own] == "relayed"
 
 
+async def test_no_place_is_kept_at_one_that_is_banned_since_nobody_would_come_in_through_it() -> None:
+    async with scene() as here:
+        banned = await here.place()
+        keeper = here.keep()
+        await until(lambda: set(keeper.held) == {banned.host.own})
+        here.host.shuns = lambda peer: peer == banned.host.own
+        other = await here.place()
+        await until(lambda: set(keeper.held) == {other.host.own})
+        assert [lost.relay for lost in here.lost()] == [banned.host.own]
+        here.host.shuns = lambda _: False
+        await until(lambda: len(keeper.held) == 2)
+
+
 async def test_never_more_places_than_needed() -> None:
     async with scene() as here:
         for _ in range(5):
