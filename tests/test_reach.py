@@ -125,7 +125,7 @@ def test_the_owner_has_the_last_word_and_is_warned() -> None:
     ("change", "text"),
     [
         ({}, "No router answers UPnP here; allow UPnP in yours, or forward TCP port 4001 to this machine"),
-        ({"router": ""}, "Leave out --no-upnp, or forward TCP port 4001 to this machine"),
+        ({"router": ""}, "Forward TCP port 4001 to this machine, or leave out --no-upnp if this is no container"),
         ({"sightings": sightings(5, 6, 7)}, "each sees another port (5, 6, 7): the NAT cannot be punched"),
         ({"verdicts": verdicts(None, None, None)}, "3 peers could not dial us, and 3 see us at 198.51.100.7 port 5"),
     ],

@@ -159,8 +159,11 @@ def inside(host: str, own: Iterable[str]) -> bool:
 def _remedy(seen: Seen) -> str:
     if seen.mapped is not None:
         return f"The router gave us {_at(seen.mapped)} by UPnP, but nobody got through there: is there a second NAT before it?"
-    router = f"{seen.router[0].upper()}{seen.router[1:]}; allow UPnP in yours" if seen.router else "Leave out --no-upnp"
-    return f"{router}, or forward TCP port {seen.port} to this machine, to be reached directly."
+    forward = f"forward TCP port {seen.port} to this machine"
+    if seen.router:
+        return f"{seen.router[0].upper()}{seen.router[1:]}; allow UPnP in yours, or {forward}, to be reached directly."
+    # from a container's network the router cannot be asked, so there the flag is right
+    return f"F{forward[1:]}, or leave out --no-upnp if this is no container, to be reached directly."
 
 
 def _at(address: str) -> str:

@@ -354,7 +354,7 @@ def test_a_node_behind_a_router_that_picks_a_port_per_peer_learns_that_too() -> 
         last = node(where, "symmetric", *two_helpers(where))
         assert last.startswith("symmetric /ip4/10.77.0.2/tcp/4001/p2p/")
         assert "2 peers could not dial us, and each sees another port (" in last
-        assert "Leave out --no-upnp, or forward TCP port 4001" in last
+        assert "Forward TCP port 4001 to this machine, or leave out --no-upnp" in last
 
 
 @needs_router
