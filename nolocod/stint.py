@@ -94,6 +94,8 @@ class Stint:
         self._trainer = trainer
         self._emit = emit
         self._loaded = self._adopted = False
+        self._refused: PeerId | None = None
+        """Whose weights the trainer holds although they were found too bad."""
         self._saved_round = _newest_round(part.config.paths.checkpoints)
         self._fetched_at = -math.inf
         self._saved_at = trio.current_time()
@@ -145,7 +147,14 @@ class Stint:
             await self._fetch(0.0)
         except NoDonorError as error:
             self._emit(Troubled(error.code, f"{error.cause} Training goes on with our own."))
+            await self._own_again()
         self._fetched_at = trio.current_time()
+
+    async def _own_again(self) -> None:
+        """Weights that were refused took the place of ours: bring back those of the last checkpoint, or the seed's."""
+        if self._refused is not None:
+            await self._trainer.load(self._setup())
+            self._refused = None
 
     async def _fetch(self, patience: float) -> None:
         """Have the weights of a donor, or the seed's where they are the same; NoDonorError after `patience`."""
@@ -157,11 +166,15 @@ class Stint:
         while True:
             members = self._part.swarm.live()
             if members and not any(member.standing.round for member in members):
+                await self._own_again()
                 return  # nobody took an outer step yet: the seed makes the very same weights here
             limit = _plausible_loss(members) if len(doubted) < most else math.inf
             donors = [donor for donor in self._donors(members) if donor not in misfits and donor not in doubted]
             if doubted and (not donors or limit == math.inf):
                 donors, limit = [min(doubted, key=lambda donor: doubted[donor])], math.inf
+                if donors == [self._refused]:  # the last that was tried
+                    self._adopted, self._refused = True, None
+                    return
             if donors:
                 try:
                     donor, loss = await self._adopt(donors, limit)
@@ -207,12 +220,14 @@ class Stint:
             return donor, None
         finally:
             path.unlink()
-        loss = await self._trainer.evaluate() if limit < math.inf else 0.0
+        # not told: weights that are refused are not this node's, and those that are kept are looked at as training begins
+        loss = await self._trainer.evaluate(told=False) if limit < math.inf else 0.0
         if not loss <= limit:  # not a number is not either
             cause = f"with the weights of {short(donor)} our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
             self._emit(Troubled(HarmfulTensorError.entry.code, cause))
+            self._refused = donor
             return donor, loss if math.isfinite(loss) else sys.float_info.max
-        self._adopted = True
+        self._adopted, self._refused = True, None
         return donor, loss
 
     def _donors(self, members: list[Member]) -> list[PeerId]:
@@ -250,6 +265,7 @@ class Stint:
         await self._trainer.pause()
         if reason in ("behind", "paused") and stop.is_set():
             reason = "stopped"  # told to while the exchange under way came to its end
+            self._emit(StateChanged("stopping", "the checkpoint"))
         if reason == "finished":
             self.state = "finished"
             self._emit(StateChanged("finished", "others that still want our weights"))
@@ -294,7 +310,8 @@ class Stint:
             nursery.start_soon(watch, self._fall_behind, "behind")
             nursery.start_soon(watch, self._part.gate.wait_paused, "paused")
             await one_ended.wait()
-            self._emit(StateChanged("stopping", "the exchange under way"))
+            if ended[0] == "stopped":  # of the others none stops: a supervisor that hears it soon ends the process
+                self._emit(StateChanged("stopping", "the exchange under way"))
             if ended[0] == "paused":
                 with trio.CancelScope() as patience:
                     nursery.start_soon(_cancel_after, stop.wait, patience)

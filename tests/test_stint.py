@@ -52,7 +52,7 @@ class StandInTrainer:
     def __init__(self, emit: Emit, source: Literal["seed", "checkpoint"] = "seed", round_number: int = 0) -> None:
         self.emit = emit
         self.source = source
-        self.round = round_number
+        self.round = self.loads_round = round_number
         self.trouble: tuple[str, ...] = ()
         self.calls: list[str] = []
         self.adopted: list[Standing] = []
@@ -90,6 +90,7 @@ class StandInTrainer:
 
     async def load(self, setup: Setup) -> Loaded:
         self.note("load")
+        self.weights, self.round = b"", self.loads_round
         await trio.sleep(self.load_seconds)
         return Loaded(self.standing, 1, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble)
 
@@ -142,8 +143,8 @@ class StandInTrainer:
         self.round, self.began = round_number, trio.current_time()
         return Applied(self.round, 4, None, 0.0)
 
-    async def evaluate(self) -> float:
-        self.note("evaluate")
+    async def evaluate(self, *, told: bool = True) -> float:
+        self.note("evaluate" if told else "try")
         return self.losses.get(self.weights, 1.0)
 
     async def checkpoint(self) -> None:
@@ -334,15 +335,83 @@ async def test_where_all_weights_are_bad_on_our_text_the_best_are_taken_and_nobo
     tmp_path: Path, autojump_clock: object
 ) -> None:
     scene = Scene(tmp_path)
-    for name, round_number, loss in (("one", 5, 6.0), ("two", 4, 4.0), ("three", 3, 3.0)):
+    for name, round_number, loss in (("one", 5, 4.0), ("two", 4, 6.0), ("three", 3, 3.0)):
         scene.swarm.add(name, round_number)
         scene.trainer.losses[name.encode()] = loss
     await scene.stint.load()
-    assert scene.swarm.asked == [["one", "two", "three"], ["two", "three"], ["two"]], (
+    assert scene.swarm.asked == [["one", "two", "three"], ["two", "three"], ["one"]], (
         "as many as the run says, and the best again"
     )
-    assert scene.trainer.weights == b"two"
+    assert scene.trainer.weights == b"one"
     assert scene.swarm.doubted == []
+
+
+async def test_the_only_donors_weights_are_taken_as_they_are_and_not_fetched_twice(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Two nodes of which one has a much harder text."""
+    scene = Scene(tmp_path)
+    scene.swarm.add("only", 5)
+    scene.trainer.losses[b"only"] = 4.0
+    await scene.stint.load()
+    assert scene.swarm.asked == [["only"]]
+    assert (scene.trainer.weights, scene.trainer.round, scene.swarm.doubted) == (b"only", 5, [])
+    assert scene.events[-1] == WeightsLoaded(5, "donor")
+
+
+async def test_weights_that_were_refused_are_not_kept_where_the_next_donor_is_gone(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    scene.swarm.add("liar", 8)
+    scene.swarm.unreachable.add(scene.swarm.add("gone", 7))
+    scene.trainer.losses[b"liar"] = 9.0
+    await scene.stint.load()
+    assert scene.swarm.asked == [["liar", "gone"], ["gone"]]
+    assert scene.codes == [HarmfulTensorError.entry.code, NoDonorError.entry.code]
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
+    assert scene.events[-1] == WeightsLoaded(2, "checkpoint")
+
+
+async def test_weights_that_were_refused_give_way_to_the_seed_where_nobody_else_took_a_step(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("liar", 8)
+    scene.trainer.losses[b"liar"] = 9.0
+    fetch = scene.swarm.fetch_weights
+
+    async def fetch_and_leave(donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+        found = await fetch(donors, into)
+        scene.swarm.members.clear()
+        scene.swarm.add("honest", 0)
+        return found
+
+    scene.swarm.fetch_weights = fetch_and_leave  # type: ignore[method-assign]
+    await scene.stint.load()
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 0)
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
+
+
+async def test_weights_that_are_only_tried_are_not_told_as_this_nodes(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("liar", 5)
+    scene.swarm.add("good", 4)
+    scene.trainer.losses[b"liar"] = 9.0
+    await scene.stint.load()
+    assert [call for call in scene.trainer.calls if call in ("try", "evaluate")] == ["try", "try"]
+
+
+async def test_who_pauses_or_is_finished_does_not_say_that_it_stops(tmp_path: Path, autojump_clock: object) -> None:
+    """systemd ends a process that says so and then does not end."""
+    scene = Scene(tmp_path, may_seed=True, goal=1)
+    await scene.stint.load()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause_at, scene, PHASE / 2, PHASE)
+        assert await scene.stint.train(scene.stop) == "paused"
+        assert await scene.stint.rest(scene.stop)
+    assert await scene.stint.train(scene.stop) == "finished"
+    assert "stopping" not in [event.state for event in scene.told(StateChanged)]
 
 
 async def test_a_harder_text_is_no_reason_for_doubt(tmp_path: Path, autojump_clock: object) -> None:
@@ -488,6 +557,7 @@ async def test_a_node_that_falls_behind_fetches_afresh_and_trains_on(tmp_path: P
     await scene.stint.load()
     scene.swarm.add("peer", 9)
     assert await scene.stint.train(scene.stop) == "behind"
+    assert "stopping" not in [event.state for event in scene.told(StateChanged)]
     assert scene.trainer.calls[-1] == "pause", "old weights are not worth a checkpoint"
     assert isinstance(scene.stint.rounds.decide(Offer(PeerId("peer"), b"s", scene.stint.standing)), Busy)
     await scene.stint.refresh()

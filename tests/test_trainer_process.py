@@ -162,7 +162,10 @@ async def test_one_trainer_through_faults(tmp_path: Path) -> None:
             await reports_what_the_user_did_wrong(trainer, tmp_path)
             await trainer.load(setup_for(sealed_run(), tmp_path))
             assert events == []  # whoever loads decides when to evaluate: other weights may come first
-            await trainer.evaluate()
+            loss = await trainer.evaluate(told=False)
+            assert events == [], "of weights that are only tried"
+            assert await trainer.evaluate() == loss
+            assert [type(event) for event in events] == [Evaluated]
             await rejects_a_bad_tensor(trainer)
             await drops_the_answer_to_a_cancelled_command(trainer, child)
             for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's business

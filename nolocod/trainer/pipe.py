@@ -83,7 +83,7 @@ class Dump(Message, frozen=True):
 
 
 class Evaluate(Message, frozen=True):
-    pass
+    told: bool
 
 
 class Stop(Message, frozen=True):

@@ -153,9 +153,9 @@ class TrainerProcess:
         """Write the slow weights to `path` for newcomers."""
         return await self._ask(pipe.Dump(path), Dumped, _FILE_SECONDS)
 
-    async def evaluate(self) -> float:
-        """Mean held-out loss of the fast weights, nats per token; also emitted."""
-        return (await self._ask(pipe.Evaluate(), pipe.Loss, _FILE_SECONDS)).loss
+    async def evaluate(self, *, told: bool = True) -> float:
+        """Mean held-out loss of the fast weights, nats per token; emitted too if it is to be `told`."""
+        return (await self._ask(pipe.Evaluate(told), pipe.Loss, _FILE_SECONDS)).loss
 
     async def wait_boundary(self) -> None:
         """Return once the inner steps of one phase were done since the last outer step."""

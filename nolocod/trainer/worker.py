@@ -238,8 +238,8 @@ class Worker:
                 return self._checkpoint()
             case pipe.Dump(path):
                 return pipe.Dumped(replica.standing, replica.dump(path))
-            case pipe.Evaluate():
-                return pipe.Loss(self._evaluate())
+            case pipe.Evaluate(told):
+                return pipe.Loss(self._evaluate() if told else replica.evaluate())
         return pipe.Done()
 
     def _beside(self, possible: bool, job: Callable[[], T], end: Callable[[T], pipe.Result]) -> pipe.Result | Aside:
