@@ -229,6 +229,7 @@ class Mesh:
         around.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
         await ready.wait()
         await discovery.enter()
+        await self._save()  # at once: who is killed a moment from now finds back without a bootstrap
 
     async def _run(self, gossip: Gossip, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:

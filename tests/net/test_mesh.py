@@ -163,6 +163,18 @@ async def test_a_restart_without_bootstrap_goes_by_the_peer_book(tmp_path: Path)
             await until(lambda: restarts.peer_id in {member.peer_id for member in stayed.live()})
 
 
+async def test_who_is_killed_right_after_joining_finds_back_without_a_bootstrap(tmp_path: Path) -> None:
+    sealed = a_run()
+    stays, killed = Node(tmp_path / "a", timing=STILL), Node(tmp_path / "b", timing=STILL)
+    async with stays.member(sealed) as stayed:
+        killed.bootstrap = stayed.addresses
+        async with killed.member(sealed):
+            pass  # ends without a word: nothing is saved after this
+        killed.bootstrap = ()
+        async with killed.member(sealed) as again:
+            assert [member.peer_id for member in again.live()] == [stays.peer_id]
+
+
 async def test_a_node_alone_goes_on_looking(tmp_path: Path) -> None:
     sealed = a_run()
     first, late = Node(tmp_path / "a"), Node(tmp_path / "b")
