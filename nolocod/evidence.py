@@ -10,6 +10,7 @@ Files are read only: a node that runs may be writing its store meanwhile.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SESSION_SIZE = 16
 _ROOT_SIZE = 32
+_RUN_ID = re.compile("[0-9a-f]{64}")
 _PROOFS = 1000
 """Contradictions that are told of one heap of receipts at most."""
 
@@ -100,6 +102,8 @@ def _odd(parsed: pb.Receipt) -> str:
         return "a receipt is of one peer with itself."
     if len(parsed.session) != _SESSION_SIZE or any(len(side.root) != _ROOT_SIZE for side in parsed.sides):
         return "a receipt names no session, or no bytes."
+    if not _RUN_ID.fullmatch(parsed.run_id):  # it is shown, and a stranger chose it
+        return "a receipt names no run."
     return ""
 
 

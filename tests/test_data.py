@@ -21,6 +21,7 @@ from nolocod.trainer.hub import Stream, open_hub
 from nolocod.trainer.windows import Position, Shard, Windows, permuted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SEQUENCE = 32
@@ -202,6 +203,24 @@ def stream(folder: Path, peer: str = "alice", held_out: float = 0.2) -> Stream:
 
 def text_of(windows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
     return bytes(windows.ravel().tolist()).decode()
+
+
+def test_a_stream_that_holds_out_less_than_is_asked_for_is_looked_through_once(tmp_path: Path) -> None:
+    alice, looks = stream(tmp_path), 0
+    dataset = alice._dataset
+
+    class Counted:
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            nonlocal looks
+            looks += 1
+            return iter(dataset)
+
+    alice._dataset = Counted()
+    all_there_is = alice.held_out(10**4)
+    assert 0 < len(all_there_is) < 10**4
+    assert np.array_equal(alice.held_out(10**4), all_there_is)
+    assert np.array_equal(alice.held_out(2), all_there_is[:2])
+    assert looks == 1
 
 
 def test_a_stream_holds_documents_out_and_goes_through_the_rest(tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return status, *capsys.readouterr()
 
 
+def test_a_receipt_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shown").write_bytes(to_line(receipt(1, run="\x1bc\x1b]0;owned\x07")))
+    status, out, err = called(capsys, "receipts", "verify", tmp_path / "shown")
+    assert status != 0
+    assert "names no run" in err
+    assert "\x1b" not in out + err
+
+
 def test_what_is_stored_is_listed_and_verified(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = called(capsys, "receipts", "list", "--data-dir", home)
     assert status == 0

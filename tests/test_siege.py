@@ -16,9 +16,10 @@ from nolocod.errors import HarmfulTensorError, MisdirectedTensorError, RejectedT
 from nolocod.lab import attacks
 from nolocod.manifest import Inner, Outer, Trust
 from nolocod.terms import Subject
-from nolocod.trainer.accept import AcceptTest
+from nolocod.trainer.accept import BATCHES, POOL, AcceptTest
 from nolocod.trainer.model import bytes_on_device
 from nolocod.trainer.siege import Siege
+from nolocod.trainer.windows import Shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,15 @@ def test_a_message_that_does_harm_is_refused_and_one_that_does_not_is_not(tmp_pa
             assert replica.inspect(own, other, probation=True).weight == 1.0
     assert torch.equal(replica.phi, before), "candidates are tried elsewhere"
     assert torch.equal(replica.theta, theta)
+
+
+def test_what_is_tried_on_is_there_before_the_first_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream looks through many documents for it: minutes that loading has, and an exchange has not."""
+    asked: list[int] = []
+    monkeypatch.setattr(Shard, "held_out", lambda _self, count: asked.append(count))
+    trust, inner = Trust(accept=0.01), Inner(steps=4, batch=2, sequence=32)
+    make_replica(sealed_run(inner=inner, trust=trust), tmp_path)
+    assert asked == [BATCHES * POOL * 2]
 
 
 def test_candidates_are_what_the_step_leaves(tmp_path: Path) -> None:

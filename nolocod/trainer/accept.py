@@ -64,9 +64,13 @@ class AcceptTest:
         """Whether a partner whose difference counts for `weight` is to be tested."""
         return probation or weight < SUSPICIOUS or self.chance.randrange(ONE_IN) == 0
 
+    def pool(self, source: Source) -> NDArray[np.int64]:
+        """The windows that are drawn from. The first call may stream for minutes, which no exchange has."""
+        return source.held_out(BATCHES * POOL * self._batch)
+
     def check(self, snapshot: Snapshot, boxes: tuple[Tensor, Tensor], phi: Tensor, source: Source) -> None:
         """HarmfulTensorError if the step with the partner does harm. `boxes`: outbox and inbox; after `inspect`."""
-        pool = source.held_out(BATCHES * POOL * self._batch)
+        pool = self.pool(source)
         chosen = self.chance.sample(range(len(pool)), min(len(pool), BATCHES * self._batch))
         windows, flat = pool[chosen], self._candidates.flat
         losses = []

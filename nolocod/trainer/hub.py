@@ -69,7 +69,9 @@ class Stream:
         self._epoch = self._documents = 0
         self._carry = np.empty(0, dtype=np.int64)
         self._texts: Iterator[str] | None = None
-        self._held: NDArray[np.int64] | None = None
+        self._held = np.empty((0, self._length), dtype=np.int64)
+        self._sought = 0
+        """So many windows were looked for: where there are fewer, the data set is not streamed again for each call."""
 
     @property
     def position(self) -> Position:
@@ -91,7 +93,7 @@ class Stream:
         return joined[:needed].reshape(count, self._length)
 
     def held_out(self, count: int) -> NDArray[np.int64]:
-        if self._held is None or len(self._held) < count:
+        if count > self._sought:
             texts = (self._text(record) for record in itertools.islice(self._dataset, _LOOK_FOR_HELD_OUT))
             parts: list[NDArray[np.int64]] = []
             have = 0
@@ -105,6 +107,7 @@ class Stream:
             if not windows:
                 raise DataError(f"data set {self._settings.dataset!r} is too short to hold text out for evaluation.")
             self._held = np.concatenate(parts)[: windows * self._length].reshape(windows, self._length)
+            self._sought = count
         return self._held[:count]
 
     def _next_text(self) -> str:

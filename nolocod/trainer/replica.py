@@ -77,6 +77,7 @@ class Replica:
             candidates = Candidates(twin, flatten(twin, self.layout, self.device))
             chance = random.SystemRandom()  # nobody is to foresee it
             self.accept_test = AcceptTest(candidates, manifest.trust.accept, manifest.inner.batch, chance)
+            self.accept_test.pool(source)
         self.model.train()
 
     def draw_as(self, peer_id: str) -> None:
