@@ -206,7 +206,7 @@ class Node:
         if not await stint.rest(self._stop):
             return
         await stint.load()
-        await self._count_lost(stint.standing.round)
+        self._count_lost(stint.kept_round)
         if self._exchanger is not None:
             self._exchanger.box_size = trainer.outbox.size
             mesh.expect(trainer.outbox.size)
@@ -221,12 +221,12 @@ class Node:
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
 
-    async def _count_lost(self, round_number: int) -> None:
-        """Tell of the steps that receipts prove and the weights that were loaded do not hold."""
+    def _count_lost(self, round_number: int) -> None:
+        """Tell of the steps that receipts prove and the weights on this disk do not hold."""
         own = self._identity.peer_id
-        lost = await trio.to_thread.run_sync(self._receipts.since, own, round_number)
+        lost = self._receipts.since(own, round_number)  # once per trainer, some milliseconds
         if lost:
-            cause = f"{len(lost)} that partners took with this node came after its weights of round {round_number}."
+            cause = f"{len(lost)} that partners took with this node came after its checkpoint of round {round_number}."
             self.emit(Troubled(LostStepsError.entry.code, cause))
 
     def _mind(self, size: int, patience: float) -> None:

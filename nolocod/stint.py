@@ -97,6 +97,8 @@ class Stint:
         self._refused: PeerId | None = None
         """Whose weights the trainer holds although they were found too bad."""
         self._saved_round = _newest_round(part.config.paths.checkpoints)
+        self.kept_round = 0
+        """Of the weights that were found on this node's own disk; 0 without any."""
         self._fetched_at = -math.inf
         self._saved_at = trio.current_time()
         self._stepped = trio.Event()
@@ -128,6 +130,7 @@ class Stint:
         loaded = await self._trainer.load(self._setup())
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
+        self.kept_round = loaded.standing.round
         self._loaded = loaded.source == "checkpoint"  # an older one than the newest by name, if that is damaged
         if loaded.source == "seed":
             await self._fetch(_DONOR_PATIENCE)

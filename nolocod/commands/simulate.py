@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from nolocod import datadir
 from nolocod.errors import SimulationError, UsageError
 
 if TYPE_CHECKING:
@@ -32,10 +33,15 @@ def add_to(commands: Commands) -> None:
     add("--probation", type=int, default=0, metavar="N", help="as trust.probation of a run")
     add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="do the exchanges again that these tell of")
     add("--log", type=Path, metavar="FILE", help="write all events, one JSON object a line")
+    add("--faults", nargs="*", metavar="WORD", help="the fault matrix, or those of its cells that are of all these words")
+    add("--into", type=Path, metavar="FILE", help="put the matrix's table between its markers there")
     add("--json", action="store_true", help="one JSON object")
 
 
 def _simulate(options: argparse.Namespace) -> None:
+    if options.faults is not None:
+        _faults(options)
+        return
     from nolocod.sim import schedule
     from nolocod.sim.scenarios import SCENARIOS
     from nolocod.sim.swarm import Plan, paced, simulate
@@ -61,6 +67,29 @@ def _simulate(options: argparse.Namespace) -> None:
     if report.broken:
         cause = f"{report.broken} things do not hold, the first: {report.violations[0]}."
         raise SimulationError(cause, remedy=f"Replay it with `{report.replay} --log FILE`, and report it.")
+
+
+def _faults(options: argparse.Namespace) -> None:
+    from nolocod.sim import matrix
+    from nolocod.sim.mishaps import FAULTS
+
+    unknown = [word for word in options.faults if not matrix.known(word)]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no side, state or fault.", remedy=f"Faults are {', '.join(FAULTS)}.")
+    if options.into is not None and options.faults:
+        raise UsageError("--into is for the whole matrix.")
+    results = []
+    for one in matrix.run(options.faults, options.seed):
+        results.append(one)
+        for violation in one.verdict.violations:
+            print(f"BROKEN  {one.name}: {violation}", flush=True)
+    if options.into is not None:
+        datadir.write_whole(options.into, matrix.write(options.into.read_text(encoding="utf-8"), results).encode())
+    print(matrix.table(results), matrix.summary(results), sep="\n\n")
+    failed = [one for one in results if one.verdict.violations]
+    if failed:
+        cause = f"{len(failed)} strikes left something broken, the first: {failed[0].name}."
+        raise SimulationError(cause, remedy=f"Replay it with `{failed[0].replay}`, and report it.")
 
 
 def _opened(path: Path) -> BufferedWriter:

@@ -111,6 +111,8 @@ class End:
         self.peer_end: End = self
         self.faults: list[Fault] = []
         self.written = 0
+        self.record: bytearray | None = None
+        """All that was written from here, where somebody wants to say it again."""
         self._queue: deque[tuple[float, bytes | int]] = deque()  # (when it arrives, bytes or how it ends)
         self._rest = memoryview(b"")
         self._news = trio.Event()
@@ -183,6 +185,8 @@ class End:
         if self._broken or self._closed:
             raise PeerUnavailableError("the stream broke.")
         await trio.lowlevel.checkpoint()
+        if self.record is not None:
+            self.record += data
         now = max(trio.current_time(), self._own.frozen_until)
         sent = self._network.occupy(self._own, self._other, len(data), now, relayed=self.relayed)
         for piece, late in self._befall(bytes(data)):
@@ -243,9 +247,9 @@ class End:
         await trio.lowlevel.checkpoint()
         if not self._broken:
             self._arrive(_RESET, trio.current_time())
-            self._closed = self._broken = True
-            self._news.set()
-            self._let_go()
+        self._closed = self._broken = True
+        self._news.set()
+        self._let_go()
 
     def cut(self) -> None:
         """The connection is gone, for both ends at once; what had arrived before can still be read."""
@@ -311,6 +315,7 @@ class Network:
 
         async def dial(peer: PeerId, protocol: str) -> End:
             other = self.ports.get(peer)
+            await trio.sleep_until(max(trio.current_time(), own.frozen_until))
             await trio.sleep(self.delay(0, relayed=other is not None and self.relayed(own, other)))
             if other is None or not self.joined(own, other) or protocol not in other.handlers:
                 raise PeerUnavailableError("nobody answers.")

@@ -7,12 +7,12 @@ the product's question and answer carried over in one piece, without a stream: a
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
-from nolocod.errors import DiskFullError, PeerTooSlowError, PeerUnavailableError
-from nolocod.events import StateChanged
+from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerTooSlowError, PeerUnavailableError
+from nolocod.events import StateChanged, Troubled
 from nolocod.p2p.draws import Draw
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.hearsay import Hearsay, Voice, new_life
@@ -23,21 +23,24 @@ from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Context
 from nolocod.rounds import Pace, Rounds
 from nolocod.sim.clock import at_once
-from nolocod.terms import Accept, Busy, Refuse
+from nolocod.terms import Accept, Busy, Ended, Refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from nolocod.events import Event
     from nolocod.identity import PeerId
     from nolocod.p2p.hearsay import Heard
     from nolocod.p2p.reputation import Deed
-    from nolocod.p2p.streams import Stream
+    from nolocod.p2p.streams import Handler, Stream
     from nolocod.proto.receipt import Receipt
     from nolocod.sim.network import Port
     from nolocod.sim.replica import SimReplica, State
     from nolocod.sim.swarm import Swarm
-    from nolocod.terms import Answer, Desk, Ended, Member, Offer, Standing, Subject
+    from nolocod.terms import Answer, Desk, Member, Offer, Standing, Subject
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 WALL = 1_700_000_000.0
 """The time of day at which every simulation begins."""
@@ -64,7 +67,8 @@ class SimReceipts:
 class SimNode:
     """Number `number` of `swarm`."""
 
-    def __init__(self, swarm: Swarm, number: int, port: Port, replica: SimReplica, goal: int) -> None:
+    def __init__(self, swarm: Swarm, number: int, port: Port, replica: SimReplica, goal: int, *, life: int = 0) -> None:
+        """`life`: how often it was started again."""
         settings, plan = swarm.settings, swarm.plan
         self.number = number
         self.port = port
@@ -79,7 +83,7 @@ class SimNode:
         self.script: dict[int, tuple[PeerId, bool]] | None = None
         """For each round the partner, and whether this node offers, where that is written already (schedule.py)."""
         self._swarm = swarm
-        self._rng = random.Random(f"{swarm.plan.seed} node {number}")
+        self._rng = random.Random(f"{swarm.plan.seed} node {number}" + (f" life {life}" if life else ""))
         self._connected: dict[PeerId, None] = {}
         self._session = ""
         self._nursery: trio.Nursery | None = None  # all that runs for this node
@@ -91,24 +95,41 @@ class SimNode:
             lambda: (f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001",),
             self.wall,
             reach=lambda: port.nat,
-            life=new_life(WALL, self._rng),
+            life=new_life(self.wall(), self._rng),
         )
         self._hearsay = Hearsay(self._table, voice, self._rng)
         self._draw = Draw(swarm.run_id, self.peer_id, plan.draws)
         context = Context(
             self.identity, swarm.run_id, "float64/1", replica.outbox.size, swarm.limits,
-            staleness=settings.staleness, rng=self._rng, aside=at_once,
+            staleness=settings.staleness, rng=self._rng, aside=self.aside,
         )  # fmt: skip
         pace = Pace(settings.course.inner_steps, settings.staleness, settings.patience, goal)
         self.rounds = Rounds(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
         self.exchanger = Exchanger(context, self.dial, self, self.receipts, self.judge)  # type: ignore[arg-type] # see SimReceipts
-        port.handlers[EXCHANGE] = self.exchanger.handle
+        port.handlers[EXCHANGE] = self.outliving(self.exchanger.handle)
         replica.applied = self._applied
 
     def follow_script(self, script: dict[int, tuple[PeerId, bool]]) -> None:
         """Exchange with those and nobody else: at a boundary at which the partner offers, wait for it."""
         self.script = script
         self.replica.waits = lambda: not script.get(self.replica.round, (None, True))[1]
+
+    async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """wire.Aside, to which a stopped process does not get."""
+        await trio.sleep_until(max(trio.current_time(), self.port.frozen_until))
+        return await at_once(work, *arguments)
+
+    def outliving(self, handle: Handler) -> Handler:
+        """As daemon.Node: a failure of our own is told, and costs the stream."""
+
+        async def guarded(stream: Stream) -> None:
+            try:
+                await handle(stream)
+            except LocalError as error:
+                self.emit(Troubled(error.code, error.cause))
+                await stream.reset()
+
+        return guarded
 
     def wall(self) -> float:
         return WALL + trio.current_time() + self.clock_ahead
@@ -195,7 +216,11 @@ class SimNode:
         return choose(self._rng, members, own, self._swarm.settings.staleness, shunned, carried)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
-        ended = await self.exchanger.offer(partner, standing, subject, desk)
+        try:
+            ended = await self.exchanger.offer(partner, standing, subject, desk)
+        except (DiskFullError, DataDirError) as error:  # as daemon.MeshSwarm
+            self.emit(Troubled(error.code, error.cause))
+            ended = Ended("aborted", partner, b"", error=error.code, reason=error.cause)
         self._note(ended)
         return ended
 

@@ -85,6 +85,8 @@ class SimReplica:
         self.waits: Callable[[], bool] = lambda: False
         """Whether a boundary waits for another node to offer."""
         self.snapshot_out: State | None = None
+        self.unheard_until = 0.0
+        """The network process stands still, and hears no answer before that."""
         self._chunk = chunk
         self._rng = rng
         self._began = trio.current_time()  # when the inner steps began that count since the last outer step
@@ -117,6 +119,14 @@ class SimReplica:
             self.tokens += 512 * (steps - self._trained)
             self._trained = steps
 
+    def restore(self, state: State, number: int, tokens: int) -> None:
+        """Go on from a checkpoint of round `number`."""
+        self.phi, self.delta, self.theta = list(state.phi), list(state.delta), list(state.theta)
+        self.round, self.tokens = number, tokens
+
+    async def _heard(self) -> None:
+        await trio.sleep_until(max(trio.current_time(), self.unheard_until))
+
     # --- outer steps ------------------------------------------------------------------------------------
 
     @property
@@ -135,6 +145,7 @@ class SimReplica:
         self._snapshot_steps = self._trained
         message = self._message(self.snapshot_out)
         self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
+        await self._heard()
         with memoryview(self.outbox.content) as content:
             return describe(content, self._chunk)
 
@@ -145,6 +156,7 @@ class SimReplica:
     async def inspect(self, *, probation: bool) -> Inspection:
         async with self._commands:
             await trio.sleep(self.speed / 4)
+        await self._heard()
         found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
@@ -155,7 +167,7 @@ class SimReplica:
         return Inspection(math.dist(own, found) / self.course.gamma)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        await trio.lowlevel.checkpoint()
+        await self._heard()
         before, message = self.snapshot_out, self._inspected
         if before is None or message is None:
             raise AssertionError("applied without an inspected message")

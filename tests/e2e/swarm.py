@@ -54,12 +54,13 @@ class Daemon:
     def __init__(self, root: Path, data: Path) -> None:
         self.paths = DataDir(root)
         self._data = data
+        self.program = ["-m", "nolocod"]
         self.process: subprocess.Popen[bytes] | None = None
         self.log = root.with_suffix(".log")
 
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
-        line = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(self.paths.root)]
+        line = [sys.executable, *self.program, *arguments, "--data-dir", str(self.paths.root)]
         line += ["--listen", "127.0.0.1:0", "--data", str(self._data), "--threads", "1", "--checkpoint-every", "0"]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
