@@ -46,6 +46,7 @@ from nolocod.p2p.dialing import Dialler
 from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer, ask
 from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
 from nolocod.p2p.links import Link, Origin, origin_of, relayed
+from nolocod.p2p.negotiation import Negotiation
 from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
 from nolocod.p2p.peerstore import BoundedStore
 from nolocod.p2p.strangers import DoorLimits, Doorway, Rate, Turnstile
@@ -197,6 +198,7 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
     # We ask ourselves (identify.py). libp2p 0.8.1 keeps what each peer says, up to a megabyte unasked, until the host stops.
     basic._schedule_identify = lambda *_, **__: None
     basic.remove_stream_handler(ID_PUSH)
+    basic.multiselect = Negotiation(basic.multiselect.handlers)
     return cast("BasicHost", basic)
 
 

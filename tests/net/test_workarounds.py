@@ -23,6 +23,8 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
+from libp2p.protocol_muxer.exceptions import MultiselectError
+from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 from wires import until
@@ -31,9 +33,10 @@ from nolocod.config import Address
 from nolocod.identity import Identity
 from nolocod.p2p.addresses import announced
 from nolocod.p2p.host import HostLimits, open_host
+from nolocod.p2p.negotiation import Negotiation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from libp2p.abc import IHost
     from libp2p.network.stream.net_stream import NetStream
@@ -250,3 +253,29 @@ def test_a_full_peer_store_forgets_our_own_keys_first() -> None:
         store.add_addrs(ID(b"\x00\x04" + number.to_bytes(4, "big")), [ANYWHERE], 7200)
     with pytest.raises(PeerStoreError):
         store.privkey(own)
+
+
+class Asker:
+    """A stream's other end, which asks for one protocol; `answered` is called when it gets its answer."""
+
+    def __init__(self, answered: Callable[[], None]) -> None:
+        self.answered = answered
+        self.said = ["/multistream/1.0.0", "/taken/away"]
+
+    async def read(self) -> str:
+        await trio.lowlevel.checkpoint()
+        return self.said.pop(0)
+
+    async def write(self, message: str) -> None:
+        await trio.lowlevel.checkpoint()
+        if message == "/taken/away":
+            self.answered()
+
+
+async def test_a_handler_that_is_taken_away_in_a_negotiation_is_a_key_error() -> None:
+    """The DHT's is, when a node finds out that it is behind a NAT; the error came out in the host's own nursery."""
+    for kind, error in ((Multiselect, KeyError), (Negotiation, MultiselectError)):
+        muxer = kind({"/taken/away": None})
+        asker = Asker(lambda muxer=muxer: muxer.remove_handler("/taken/away"))
+        with pytest.raises(error):
+            await muxer.negotiate(asker)
