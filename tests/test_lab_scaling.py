@@ -105,7 +105,8 @@ def test_figures_come_out_the_same_each_time(drawn: scaling.Scaling, tmp_path: P
 
 
 def test_only_the_tables_of_the_page_are_replaced() -> None:
-    page = "words\n<!-- scaling -->\nold\nrows\n<!-- end -->\nmore <!-- spread -->\n\n<!-- end -->\n"
+    page = "words\n<!-- scaling -->\nold\nrows\n<!-- end -->\nmore\n<!-- spread -->\n<!-- end -->\n"
     assert filled(page, "scaling", "\nnew\\1\n") == page.replace("old\nrows", "new\\1")
+    assert filled(page, "spread", "first") == page.replace("<!-- spread -->\n", "<!-- spread -->\nfirst\n")
     with pytest.raises(UsageError, match="no place <!-- compare -->"):
         filled(page, "compare", "new")

@@ -58,7 +58,7 @@ def report(sources: Sources, into: Path, tell: Callable[[str], None]) -> None:
 
 def filled(text: str, name: str, table: str) -> str:
     """`text` with `table` at the place `name`; UsageError if it has none."""
-    place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+    place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
     if not place.search(text):
         raise UsageError(f"the page has no place <!-- {name} --> … <!-- end -->.")
-    return place.sub(lambda _: table.strip("\n"), text, count=1)
+    return place.sub(lambda _: table.strip("\n") + "\n", text, count=1)
