@@ -111,6 +111,7 @@ def _soak(options: argparse.Namespace) -> None:
     from nolocod.soak import run
     from nolocod.testnet import folder
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no node stays behind
     calm = run.read_report(options.against) if options.against else None
     asked = run.Options(options.nodes, options.hours * 3600, options.seed, options.every, options.calm, options.halve)
     with folder(options.keep) as root:

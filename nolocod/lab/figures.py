@@ -74,7 +74,7 @@ def draw_scaling(scaling: Scaling, path: Path) -> None:
         canvas.axes[-1].plot(counts, everybody, marker="^", label=f"all wait for all, nodes vary by {unlike:g}")
         canvas.axes[-1].plot(counts, pairs, marker="o", label=f"pairs that wait, nodes vary by {unlike:g}")
     canvas.axes[-1].set(xscale="log", xlabel="nodes", ylabel="% of the time", title="waiting for others", ylim=(0, None))
-    canvas.axes[-1].legend()
+    canvas.axes[-1].legend(loc="upper left", fontsize=7)
     canvas.write(path)
 
 
