@@ -173,10 +173,20 @@ class Hearsay:
 
     def reply(self, source: PeerId, message: pb.Gossip, now: float) -> tuple[pb.Gossip, Heard]:
         """Answer a question: with what the other does not have."""
+        before, before_life, sealed = self._table.said(source)
         heard = self.learn(source, message, now)
         if not message.answer:
             return pb.Gossip(), heard
-        return self._message(now, frozenset(message.heartbeats), answer=False), heard
+        answer = self._message(now, frozenset(message.heartbeats), answer=False)
+        _, life, _ = self._table.said(source)
+        if before and life != before_life and len(answer.heartbeats) > 0:
+            # two speak in one name, or one has begun anew: whoever asks is told of the other, for it hears of it nowhere else
+            kept = self._timing.view
+            raws, ages = [before, *answer.heartbeats[1:kept]], [math.ceil(max(0.0, now - sealed) * 1000), *answer.ages[1:kept]]
+            del answer.heartbeats[1:], answer.ages[1:]
+            answer.heartbeats.extend(raws)
+            answer.ages.extend(ages)
+        return answer, heard
 
     def _message(self, now: float, without: Collection[bytes], *, answer: bool) -> pb.Gossip:
         if self._beat_at is None:

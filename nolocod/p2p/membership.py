@@ -61,6 +61,7 @@ class _Entry:
     nat: NatClass | None
     relays: bool
     admission: bytes
+    life: int
 
 
 _HEARD = attrgetter("heard")
@@ -315,6 +316,11 @@ class Membership:
             if now - entry.heard <= seconds
         ]
 
+    def said(self, peer: PeerId) -> tuple[bytes, int, float]:
+        """The last heartbeat of `peer` as it came, its life, and when it was sealed; empty for one that is no member."""
+        entry = self._entries.get(peer)
+        return (entry.raw, entry.life, entry.heard) if entry else (b"", 0, 0.0)
+
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         entry = self._entries.get(peer)
         return entry.addresses if entry else ()
@@ -378,4 +384,5 @@ def _entry(raw: bytes, body: pb.Body, times: tuple[float, float], own_round: int
         nat=nat,
         relays=heartbeat.relays,
         admission=heartbeat.admission,
+        life=heartbeat.life,
     )
