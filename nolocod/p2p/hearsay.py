@@ -177,21 +177,19 @@ class Hearsay:
         heard = self.learn(source, message, now)
         if not message.answer:
             return pb.Gossip(), heard
-        answer = self._message(now, frozenset(message.heartbeats), answer=False)
-        _, life, _ = self._table.said(source)
-        if before and life != before_life and len(answer.heartbeats) > 0:
-            # two speak in one name, or one has begun anew: whoever asks is told of the other, for it hears of it nowhere else
-            kept = self._timing.view
-            raws, ages = [before, *answer.heartbeats[1:kept]], [math.ceil(max(0.0, now - sealed) * 1000), *answer.ages[1:kept]]
-            del answer.heartbeats[1:], answer.ages[1:]
-            answer.heartbeats.extend(raws)
-            answer.ages.extend(ages)
-        return answer, heard
+        # two speak in one name, or one has begun anew: whoever asks is told of the other, for it hears of it nowhere else
+        other = before and self._table.said(source)[1] != before_life
+        first = [(before, max(0.0, now - sealed))] if other else []
+        return self._message(now, frozenset(message.heartbeats), answer=False, first=first), heard
 
-    def _message(self, now: float, without: Collection[bytes], *, answer: bool) -> pb.Gossip:
+    def _message(
+        self, now: float, without: Collection[bytes], *, answer: bool, first: Sequence[tuple[bytes, float]] = ()
+    ) -> pb.Gossip:
+        """Our own heartbeat, `first` and what else there is room for, each with its age."""
         if self._beat_at is None:
             self._beat_at = now  # sealed when we began, which is now
-        view = [(self._beat, now - self._beat_at), *self._table.encode_view(self._rng, now, without)]
+        others = [*first, *self._table.encode_view(self._rng, now, without)][: self._timing.view]
+        view = [(self._beat, now - self._beat_at), *others]
         return pb.Gossip(
             heartbeats=[raw for raw, _ in view],
             ages=[math.ceil(age * 1000) for _, age in view],  # nobody grows younger on the way
