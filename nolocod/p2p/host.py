@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -56,7 +56,7 @@ from nolocod.p2p.wire_ends import Circuit
 from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from libp2p.abc import INetConn, INetStream, INetwork
     from libp2p.crypto.keys import KeyPair
@@ -513,10 +513,8 @@ class Host:
         """Answer inbound streams of `protocol`; the stream is closed when `handler` returns."""
 
         async def accept(raw: INetStream) -> None:
-            stream = self._wrap(raw)
-            if not self._admits(protocol, stream):
-                self.faults += 1
-                await stream.reset()
+            stream = await self._admitted(protocol, raw)
+            if stream is None:
                 return
             done = trio.Event()
             self._nursery.start_soon(self._handle, handler, stream, done)
@@ -528,24 +526,25 @@ class Host:
         """`handle`, one of libp2p's own for `protocol`, within our limits, and for `served` seconds at most."""
 
         async def accept(raw: INetStream) -> None:
-            stream = self._wrap(raw)
-            if not self._admits(protocol, stream):
-                self.faults += 1
-                await stream.reset()
+            stream = await self._admitted(protocol, raw)
+            if stream is None:
                 return
-            self._inbound[stream.remote] += 1
-            try:
-                with trio.move_on_after(self.limits.served) as scope:
-                    await handle(raw)
-            finally:
-                self._inbound[stream.remote] -= 1
-                if not self._inbound[stream.remote]:
-                    del self._inbound[stream.remote]
+            with self._counted(stream.remote), trio.move_on_after(self.limits.served) as scope:
+                await handle(raw)
             if scope.cancelled_caught:
                 self.faults += 1
                 await stream.reset()
 
         return accept
+
+    async def _admitted(self, protocol: str, raw: INetStream) -> LibStream | None:
+        """The stream; None, and it is reset, if it is of one who is shunned, or one too many."""
+        stream = self._wrap(raw)
+        if self._admits(protocol, stream):
+            return stream
+        self.faults += 1
+        await stream.reset()
+        return None
 
     def _admits(self, protocol: str, stream: LibStream) -> bool:
         """Whether this stream is neither of one who is shunned, nor one too many."""
@@ -559,20 +558,28 @@ class Host:
         return blamed is None and self._inbound[peer] < self.limits.streams_per_peer
 
     async def _handle(self, handler: Handler, stream: LibStream, done: trio.Event) -> None:
-        self._inbound[stream.remote] += 1
+        with self._counted(stream.remote):
+            try:
+                await handler(stream)
+                await stream.finish(self.limits.linger)
+            except RemoteError as error:
+                self.faults += 1
+                self.judge(stream.remote, error)
+                logger.debug("a stream of %s ended: %s", short(stream.remote), error)
+                await stream.reset()
+            finally:
+                done.set()
+
+    @contextmanager
+    def _counted(self, peer: PeerId) -> Iterator[None]:
+        """One more of `peer`'s streams is served, until the end of the block."""
+        self._inbound[peer] += 1
         try:
-            await handler(stream)
-            await stream.finish(self.limits.linger)
-        except RemoteError as error:
-            self.faults += 1
-            self.judge(stream.remote, error)
-            logger.debug("a stream of %s ended: %s", short(stream.remote), error)
-            await stream.reset()
+            yield
         finally:
-            done.set()
-            self._inbound[stream.remote] -= 1
-            if not self._inbound[stream.remote]:
-                del self._inbound[stream.remote]
+            self._inbound[peer] -= 1
+            if not self._inbound[peer]:
+                del self._inbound[peer]
 
     def _wrap(self, raw: INetStream) -> LibStream:
         remote = PeerId(str(raw.muxed_conn.peer_id))
