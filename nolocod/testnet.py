@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod import datadir, presets
+from nolocod import datadir, presets, processes
 from nolocod.config import DataDir
 from nolocod.errors import LocalError, NotRunningError, UsageError
 from nolocod.status import client
@@ -178,19 +177,8 @@ class Testnet:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """SIGTERM to all, so that each writes its checkpoint; SIGKILL to what is left after the deadline."""
-        for node in self.nodes:
-            node.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        try:
-            for node in self.nodes:
-                with suppress(subprocess.TimeoutExpired):
-                    node.process.wait(max(0.0, deadline - time.monotonic()))
-        finally:  # a second Ctrl-C ends the waiting too
-            for node in self.nodes:
-                if node.process.poll() is None:
-                    os.killpg(node.process.pid, signal.SIGKILL)
-                    node.process.wait()
+        """End all nodes in order, or as soon as they may be."""
+        processes.end([node.process for node in self.nodes], _STOP_SECONDS)
 
 
 View = Callable[[str], AbstractContextManager[Callable[[list["StatusReport | None"]], None]]]

@@ -47,6 +47,7 @@ LAYERS = {
     "config": layer("errors identity"),
     "presets": layer("errors manifest", "msgspec"),
     "disk": layer("errors"),
+    "processes": layer(),
     "datadir": layer("config disk errors identity manifest"),
     "access": layer("proto errors identity", "google blake3", SANS_IO),
     "papers": layer("access config datadir disk errors identity manifest", "msgspec blake3"),

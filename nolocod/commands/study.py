@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
 def _testnet(options: argparse.Namespace) -> None:
     from nolocod import terminal, testnet
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no node stays behind
+    _end_as_on_ctrl_c()
     summary = testnet.run(
         testnet.Options(
             nodes=options.nodes,
@@ -90,7 +90,7 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 def _bench(options: argparse.Namespace) -> None:
     from nolocod import benchmarks
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process of a measurement stays behind
+    _end_as_on_ctrl_c()
     if options.pairs < 1 or options.megabytes < 1 or not options.seconds > 0:
         raise UsageError("--pairs, --seconds and --megabytes must be positive.")
     chosen = benchmarks.Options(
@@ -111,7 +111,7 @@ def _soak(options: argparse.Namespace) -> None:
     from nolocod.soak import run
     from nolocod.testnet import folder
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no node stays behind
+    _end_as_on_ctrl_c()
     calm = run.read_report(options.against) if options.against else None
     asked = run.Options(options.nodes, options.hours * 3600, options.seed, options.every, options.calm, options.halve)
     with folder(options.keep) as root:
@@ -156,6 +156,11 @@ def _lab(options: argparse.Namespace) -> None:
             report.report(report.Sources(size, book, workers, options.seed), options.into, tell)
             return
     print(result.to_json() if options.json else result.to_text())
+
+
+def _end_as_on_ctrl_c() -> None:
+    """On SIGTERM too no process that a command started stays behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _nothing(_: str) -> None:

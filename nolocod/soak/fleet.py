@@ -11,14 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
 
-from nolocod import datadir, presets
+from nolocod import datadir, presets, processes
 from nolocod.config import DataDir
 from nolocod.errors import NotRunningError
 from nolocod.identity import load_or_create
@@ -139,17 +138,10 @@ class Fleet:
             self.daemons.append(Daemon(number, paths, root / f"node-{number}.log", line))
 
     def stop(self) -> None:
-        """SIGTERM to all, so that each ends in order; SIGKILL to what is left after the deadline."""
+        """End all nodes in order, or as soon as they may be."""
         for daemon in self.daemons:
             daemon.thaw()
-            daemon.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        for daemon in self.daemons:
-            if daemon.process is not None:
-                try:
-                    daemon.process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    daemon.kill()
+        processes.end([daemon.process for daemon in self.daemons if daemon.process is not None], _STOP_SECONDS)
 
 
 def _free_ports(count: int) -> list[int]:
