@@ -34,10 +34,11 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debi
 
 
 def test_every_panel_and_rule_has_data_in_a_healthy_swarm(swarm: Swarm, tmp_path: Path) -> None:
-    first = swarm.found(steps=20)
+    first = swarm.found(outer="staleness = 1000", steps=20)  # as near as two nodes of any speed are to each other
     swarm.wait("the first node's address", lambda: ready(first), 60)
     second = swarm.daemon().run("join", "--bootstrap", first.address)
     swarm.wait("the second node's address", lambda: ready(second), 60)
+    swarm.wait_paired([first, second], 1, 120)
     targets = [datadir.find_running(one.paths).http for one in (first, second)]
     config = tmp_path / "prometheus.yml"
     config.write_text(CONFIG.format(rules=ROOT / "deploy" / "prometheus" / "rules", targets=targets))
