@@ -42,11 +42,18 @@ def find() -> str | None:
 
 
 @contextmanager
-def browser(profile: Path) -> Iterator[Browser]:
-    """A browser with an empty profile in the new folder `profile`; it is gone when the block ends."""
+def browser(profile: Path, *, storage: bool = True) -> Iterator[Browser]:
+    """A browser with an empty profile in the new folder `profile`; it is gone when the block ends.
+
+    Without `storage` it blocks cookies and all that pages keep, as a user may have set it.
+    """
     path = find()
     if path is None:
         raise BrowserError("there is no Chromium in PATH")
+    if not storage:
+        (profile / "Default").mkdir(parents=True)
+        settings = {"profile": {"default_content_setting_values": {"cookies": 2}}}
+        (profile / "Default" / "Preferences").write_text(json.dumps(settings), encoding="utf-8")
     # it reads commands from descriptor 3 and answers on 4
     line = ["sh", "-c", 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null', path, *FLAGS, f"--user-data-dir={profile}"]
     process = subprocess.Popen(

@@ -21,6 +21,7 @@ from nolocod.events import InnerSteps, PeerSeen, Troubled
 from nolocod.identity import short
 from nolocod.metrics import Metrics
 from nolocod.status.server import Pages, serve_http
+from tools import browser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +135,22 @@ async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) 
         page.open(address)
         assert page.run("document.documentElement.dataset.theme") == "dark", "the choice is kept"
         page.close()
+
+    await in_browser(ten_peers(), look)
+
+
+async def test_the_page_works_where_the_browser_blocks_storage(chromium: Browser, tmp_path: Path) -> None:
+    del chromium  # there is one to be had
+    blocked = "(() => { try { return !localStorage; } catch (error) { return error.name; } })()"
+
+    def look(address: str) -> None:
+        with browser.browser(tmp_path / "profile", storage=False) as careful:
+            page = opened(careful, address, "desk")
+            assert page.run(blocked) == "SecurityError"
+            for theme in ("dark", "light"):
+                page.run("document.getElementById('theme').click()")
+                assert page.run("document.documentElement.dataset.theme") == theme
+            assert page.complaints == []
 
     await in_browser(ten_peers(), look)
 

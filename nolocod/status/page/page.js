@@ -132,11 +132,19 @@ function theme(name) {
 }
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const chosen = () => localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light");
-theme(chosen());
-dark.addEventListener("change", () => theme(chosen()));
+let choice = null; // the system's
+const stored = (ask) => {
+  try {
+    ask();
+  } catch {} // a browser that blocks storage throws: then the choice is as old as the page
+};
+const shine = () => theme(choice ?? (dark.matches ? "dark" : "light"));
+stored(() => choice = localStorage.getItem("theme"));
+shine();
+dark.addEventListener("change", shine);
 one("theme").addEventListener("click", () => {
-  localStorage.setItem("theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-  theme(chosen());
+  choice = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  stored(() => localStorage.setItem("theme", choice));
+  shine();
 });
 listen();
