@@ -15,7 +15,7 @@ from nolocod import datadir
 from nolocod.identity import short
 from nolocod.logs import amount
 from nolocod.status import client
-from nolocod.status.table import SwarmRow, node_table, swarm_lines, swarm_table
+from nolocod.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _LINES_EVERY = 5.0
 """Seconds between two blocks of lines where the output is no terminal."""
-
-_WATCHED = 8
-"""Rows of peers, exchanges and errors that `status --watch` shows, so that all has room on a screen."""
 
 
 def show(what: RenderableType) -> None:
@@ -52,14 +49,16 @@ def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
         else:
             console.print(node_table(report))
         return
-    if as_json:
-        while True:
+    while as_json or not console.is_terminal:
+        if as_json:
             console.out(msgspec.json.encode(read()).decode(), highlight=False)
-            time.sleep(1)
-    with Live(node_table(read(), _WATCHED), console=console, refresh_per_second=2) as live:
+        else:
+            console.print(node_table(read()), "")
+        time.sleep(1)
+    with Live(Watched(read()), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(1)
-            live.update(node_table(read(), _WATCHED))
+            live.update(Watched(read()), refresh=True)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ from nolocod.logs import duration
 from nolocod.metrics import Metrics
 from nolocod.status.server import Pages, serve_http
 from nolocod.status.state import StatusReport, StatusState
-from nolocod.status.table import SwarmRow, node_table, swarm_lines, swarm_table
+from nolocod.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -515,6 +515,20 @@ def test_a_watched_table_has_the_newest_and_says_how_many_more(node: Node) -> No
     assert "trouble 11" in "\n".join(lines)
     assert "trouble 7" not in "\n".join(lines)
     assert not any("more" in line for line in rendered(node_table(node.report()), 80))
+
+
+@pytest.mark.parametrize(("width", "height", "rows"), [(80, 24, 5), (80, 50, 8), (120, 17, 1)])
+def test_a_watched_node_fills_its_screen_and_no_more(node: Node, width: int, height: int, rows: int) -> None:
+    for number in range(12):
+        node.follow(PeerSeen(PeerId(f"12D3KooWPeer{number:08}"), 1, 1, 2.0, "training"))
+        node.follow(ExchangeEnded(PeerId("12D3KooWPeer00000011"), "s", True, "committed", 1, 1, 0.1))
+    stream = io.StringIO()
+    Console(file=stream, width=width, height=height).print(Watched(node.report()))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= height
+    assert sum(line.startswith("0000") for line in lines) == 2 * rows
+    assert lines[-1] == f"and {12 - rows} more"
+    assert any(line.startswith("page") for line in lines) == (height == 50), "a low screen shows what changes"
 
 
 def test_a_new_node_has_a_table_too(node: Node) -> None:

@@ -17,9 +17,9 @@ from nolocod.identity import short
 from nolocod.logs import REACHABLE, amount, duration, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from nolocod.status.state import AllowanceReport, CurveReport, ExchangeRow, PeerRow, ReachReport, StatusReport
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COURSE = 40
 """Bars of the loss's course at most."""
+_STEADY = ("node", "traffic", "month", "checkpoint", "process", "page", "addresses")
+"""What a low screen can do without: it hardly changes, or follows from the rest."""
+_SIZES = [(most, False) for most in range(8, 3, -1)] + [(most, True) for most in range(8, 0, -1)]
+"""Rows of a watched table's sections, and whether it is brief; the first that fits is taken."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,10 @@ class SwarmRow:
     report: StatusReport | None
 
 
-def node_table(report: StatusReport, most: int | None = None) -> RenderableType:
+def node_table(report: StatusReport, most: int | None = None, *, brief: bool = False) -> RenderableType:
     """One node in full: what it does, its training, its errors, peers and exchanges. At most `most` rows of each are shown
     where a screen has to hold them all: peers that it had to do with, and what is newest."""
-    sections: list[RenderableType] = [_facts(report)]
+    sections: list[RenderableType] = [_facts(report, _STEADY if brief else ())]
     if report.errors:
         rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
         sections.append(_table(("<error", "<message", ">ago"), rows, wrapped="message"))
@@ -50,6 +54,19 @@ def node_table(report: StatusReport, most: int | None = None) -> RenderableType:
         sections.append(_cut(_exchanges(report.exchanges[:most]), len(report.exchanges), most))
     first, *rest = sections
     return Group(first, *(Group("", section) for section in rest))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One node on a screen: as much of its table as there is room for."""
+
+    report: StatusReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tables = [node_table(self.report, most, brief=brief) for most, brief in _SIZES]
+        yield next(
+            (one for one in tables if len(console.render_lines(one, options.reset_height())) <= console.height), tables[-1]
+        )
 
 
 def _nearest(report: StatusReport) -> list[PeerRow]:
@@ -71,7 +88,7 @@ def _peers(peers: Iterable[PeerRow]) -> Table:
             peer.state or "connected",
             "-" if peer.round is None else str(peer.round),
             _count(peer.tokens),
-            _loss(peer.loss),
+            _loss(peer.loss or None),  # a newcomer has none yet
             peer.reach or "-",
             peer.nat or "-",
             _trust(peer),
@@ -106,7 +123,7 @@ def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
     return _table(("<partner", "<role", "<outcome", ">sent", ">received", ">took", ">spread", ">ago"), rows)
 
 
-def _facts(report: StatusReport) -> Table:
+def _facts(report: StatusReport, without: Collection[str]) -> Table:
     waiting = f", waiting for {report.waiting_for}" if report.waiting_for else ""
     first = f" (first {report.validation_loss_first:.4g})" if report.validation_loss_first is not None else ""
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.exchanges_by_outcome.items())
@@ -139,6 +156,8 @@ def _facts(report: StatusReport) -> Table:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
     for name, value in facts.items():
+        if name in without:
+            continue
         grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
     return grid
 

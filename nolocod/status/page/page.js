@@ -40,7 +40,7 @@ function peerRow(peer) {
   const banned = peer.banned_for !== null;
   const reputation = banned ? `banned for ${duration(peer.banned_for)}` : peer.reputation === null ? "–" : peer.reputation.toFixed(2);
   return [
-    short(peer.peer_id), peer.state || "connected", peer.round ?? "–", count(peer.tokens), loss(peer.loss), CONNECTED[peer.reach] ?? "–",
+    short(peer.peer_id), peer.state || "connected", peer.round ?? "–", count(peer.tokens), loss(peer.loss || null), CONNECTED[peer.reach] ?? "–",
     REACHABLE[peer.nat] ?? "–", element("span", banned ? { class: "bad" } : {}, reputation), duration(peer.age),
   ];
 }
