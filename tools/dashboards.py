@@ -26,6 +26,8 @@ from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
     VariableRefresh,
     VariableSort,
 )
@@ -40,6 +42,8 @@ _MEMBER = 'on (job, instance) nolocod_build_info{run_name=~"$run"}'
 _OF_NODE = 'instance=~"$node"'
 _RATE = "$__rate_interval"
 _PER_MINUTE = "cpm"
+_COLUMN = 100
+"""Pixels of a table's column at least; with Grafana's own 150 the health of nodes would not fit a laptop."""
 
 Query = tuple[str, str]
 """PromQL, and the legend."""
@@ -73,9 +77,13 @@ def lines(title: str, about: str, unit: str, *shown: Query, stacked: bool = Fals
     return panel.targets(list(queries(*shown)))
 
 
-def number(title: str, about: str, unit: str, query: str, legend: str = "", *, width: int = 4) -> stat.Panel:
-    """What it is now; with `legend`, the legend instead of the value."""
-    panel = stat.Panel().title(title).description(about).datasource(_SOURCE).unit(unit).span(width).height(4)
+def number(title: str, about: str, unit: str, query: str, legend: str = "", **colors: float) -> stat.Panel:
+    """What it is now; with `legend`, the legend instead of the value. `colors` begin at their numbers, above a green that
+    says all is well; a number without them is neither good nor bad."""
+    steps = [Threshold(color="green"), *(Threshold(value, color) for color, value in colors.items())]
+    scale = dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE)  # without it Grafana shows all above 80 in red
+    panel = stat.Panel().title(title).description(about).datasource(_SOURCE).unit(unit).span(4).height(4)
+    panel = panel.thresholds(scale.steps(steps if colors else [Threshold(color="blue")]))
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.text_mode(BigValueTextMode.NAME if legend else BigValueTextMode.VALUE)
     return panel.targets(list(queries((query, legend))))
@@ -83,7 +91,7 @@ def number(title: str, about: str, unit: str, query: str, legend: str = "", *, w
 
 def health(title: str, about: str, columns: dict[str, tuple[str, str]]) -> table.Panel:
     """One line per node; `columns` are title: (unit, query by instance)."""
-    panel = table.Panel().title(title).description(about).datasource(_SOURCE).span(24).height(8)
+    panel = table.Panel().title(title).description(about).datasource(_SOURCE).span(24).height(8).min_width(_COLUMN)
     for index, (query, (unit, heading)) in enumerate((query, (unit, name)) for name, (unit, query) in columns.items()):
         ref = chr(ord("A") + index)
         target = prometheus.Dataquery().expr(query).ref_id(ref).datasource(_SOURCE).instant().format(PromQueryFormat.TABLE)
@@ -129,13 +137,13 @@ def swarm() -> dashboard.Dashboard:
     made = board("nolocod-swarm", "nolocod: swarm", "What all nodes of a run do together.")
     for panel in (
         number("Nodes up", "That answer Prometheus.", "none", 'count(up{job="nolocod"} == 1) or vector(0)'),
-        number("Alerts", "That fire now.", "none", 'count(ALERTS{alertstate="firing"}) or vector(0)'),
+        number("Alerts", "That fire now.", "none", 'count(ALERTS{alertstate="firing"}) or vector(0)', red=1),
         number("Tokens", "Of all nodes.", "cps", f"sum(run:nolocod_tokens:rate2m{{{run}}}) or vector(0)"),
         number("Loss", "Median of the nodes' training losses, nats per token.", "none", f"quantile(0.5, {losses})"),
         number("Distance", "Of replicas to their mean, estimated from pairs.", "none",
                f"max(run:nolocod_consensus_distance:estimate{{{run}}}) or vector(0)"),
         number("Solo in a row", "The most of any node; an alert fires at 3.", "none",
-               f"max{of_run('nolocod_solo_steps_since_paired')}"),
+               f"max{of_run('nolocod_solo_steps_since_paired')}", yellow=1, red=3),
     ):  # fmt: skip
         made = made.with_panel(panel)
     made = made.with_row(dashboard.Row("Training"))
@@ -156,9 +164,9 @@ def swarm() -> dashboard.Dashboard:
     made = made.with_row(dashboard.Row("Nodes"))
     nodes: tuple[timeseries.Panel | table.Panel, ...] = (
         lines("What they do", "Nodes by state.", "none",
-              (f"sum by (state) {of_run('nolocod_node_state')}", "{{state}}"), stacked=True),
+              (f"sum by (state) {of_run('nolocod_node_state')} > 0", "{{state}}"), stacked=True),
         lines("How they are reached", "Nodes by NAT class.", "none",
-              (f"sum by (kind) {of_run('nolocod_reachable')}", "{{kind}}"), stacked=True),
+              (f"sum by (kind) {of_run('nolocod_reachable')} > 0", "{{kind}}"), stacked=True),
         lines("Connections", "By reach, counted at both ends.", "none",
               (f"sum by (reach) {of_run('nolocod_connections')}", "{{reach}}"), stacked=True),
         health("Which node is unhealthy", "A line per node.", {
