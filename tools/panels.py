@@ -103,12 +103,12 @@ def of_board(board: dict[str, Any]) -> Iterator[Question]:
     title = board["title"]
     for panel in board["panels"]:
         for target in panel.get("targets", []):
-            yield Question(f"{title}, panel {panel['title']}", _replaced(target["expr"]))
+            yield Question(f"{title}, panel {panel['title']}", replaced(target["expr"]))
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
-            yield Question(f"{title}, variable {variable['name']}", _replaced(variable["query"]), "values")
+            yield Question(f"{title}, variable {variable['name']}", replaced(variable["query"]), "values")
     for annotation in board["annotations"]["list"]:
-        yield Question(f"{title}, annotation {annotation['name']}", _replaced(annotation["target"]["expr"]))
+        yield Question(f"{title}, annotation {annotation['name']}", replaced(annotation["target"]["expr"]))
 
 
 def of_rule(rule: dict[str, Any]) -> Iterator[Question]:
@@ -131,7 +131,7 @@ def has_data(get: Get, question: Question) -> bool:
     return any(not math.isnan(float(sample["value"][1])) for sample in result)
 
 
-def _replaced(query: str) -> str:
+def replaced(query: str) -> str:
     for name, value in _VARIABLES.items():
         query = query.replace(name, value)
     return query
