@@ -16,10 +16,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.fuzz.targets import TENSORS
+from tests.fuzz.targets import TARGETS, TENSORS
 
 CORPUS = Path(__file__).with_name("corpus")
 _HANG = 5
@@ -31,12 +32,15 @@ _MOST_KEPT = 12
 
 @dataclass(frozen=True)
 class Result:
+    """`coverage` is libFuzzer's: edges of nolocod's bytecode, and outcomes of its comparisons, that inputs reached."""
+
     target: str
     executions: int
     coverage: int
     peak_mib: int
     seconds: int
     broke: bool
+    findings: tuple[str, ...] = ()
     last_words: str = ""
 
 
@@ -62,10 +66,11 @@ def main() -> int:
         for name in names:
             result = _fuzz(name, max(1, options.seconds // len(names)), keep)
             results.append(result)
+            if options.json is not None:
+                found = [asdict(one) for one in results]
+                options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             broke = f"  BROKE: {result.last_words}" if result.broke else ""
             _say(f"{name:20}{result.executions:12}{result.coverage:10}{result.peak_mib:10}{result.seconds:9}{broke}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
     return int(any(result.broke for result in results))
 
 
@@ -75,8 +80,6 @@ def _say(line: str) -> None:
 
 
 def _names() -> list[str]:
-    from tests.fuzz.targets import TARGETS
-
     return [*TARGETS, *TENSORS]
 
 
@@ -87,7 +90,8 @@ def _fuzz(name: str, seconds: int, keep: Path) -> Result:
     corpus = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
     line = [sys.executable, "-m", "tests.fuzz.child", name, str(folder), str(folder), *corpus]
     line += [f"-max_total_time={seconds}", f"-timeout={_HANG}", f"-rss_limit_mb={_MEMORY[name in TENSORS]}"]
-    line += ["-print_final_stats=1", "-max_len=4096", f"-artifact_prefix={findings / name}-"]
+    line += ["-print_final_stats=1", f"-artifact_prefix={findings / name}-"]
+    began = time.monotonic()
     done = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=seconds + 300, check=False)
     said = done.stderr + done.stdout
     errors = [line for line in said.splitlines() if re.search(r"Error|Exception|ERROR", line)]
@@ -96,8 +100,9 @@ def _fuzz(name: str, seconds: int, keep: Path) -> Result:
         _number(r"stat::number_of_executed_units:\s*(\d+)", said),
         _number(r"cov: (\d+)", said),
         _number(r"stat::peak_rss_mb:\s*(\d+)", said),
-        seconds,
+        round(time.monotonic() - began),
         done.returncode != 0,
+        tuple(sorted(path.name for path in findings.glob(f"{name}-*"))),
         " | ".join(errors[:3])[:300] if done.returncode else "",
     )
 

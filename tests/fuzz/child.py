@@ -18,14 +18,14 @@ def main() -> None:
         targets = importlib.import_module("tests.fuzz.targets")
         if name in targets.TENSORS:
             importlib.import_module("tests.fuzz.tensors")
-    run = targets.TARGETS[name].run
-    for number, seed in enumerate(targets.TARGETS[name].seeds):
+    target = targets.TARGETS[name]
+    for number, seed in enumerate(target.seeds):
         (Path(folder) / f"seed-{number}").write_bytes(seed)
 
     def one(raw: bytes) -> None:
-        run(bytes(raw))
+        target.run(bytes(raw))
 
-    atheris.Setup([sys.argv[0], *options], one)
+    atheris.Setup([sys.argv[0], *options, f"-max_len={target.most}"], one)
     atheris.Fuzz()
 
 
