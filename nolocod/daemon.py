@@ -39,6 +39,7 @@ from nolocod.p2p.reputation import Deed
 from nolocod.p2p.sample import SAMPLE, Sampler
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT, Handler, Stream
 from nolocod.p2p.wire import Context
+from nolocod.p2p.witnesses import sample_snapshots
 from nolocod.schedule import Gate, month_spent, on_battery, outside_hours, told
 from nolocod.status.guard import Guard, is_loopback, make_token, read_token
 from nolocod.status.server import Pages, serve_http
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from nolocod.manifest import Sealed
     from nolocod.rounds import Rounds
     from nolocod.schedule import Check
-    from nolocod.terms import Member
+    from nolocod.terms import Member, Sampled
 
 _TRAINER_FAILURES = 3
 """Trainer deaths without an outer step in between, after which the node gives up."""
@@ -393,6 +394,13 @@ class MeshSwarm:
     async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
         fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit, self._mesh.blame)
         return fetched.donor, fetched.standing
+
+    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[Sampled, ...]:
+        try:
+            return tuple(await sample_snapshots(self._context, self._mesh.dial, donors, wanted, folder, self._mesh.blame))
+        except (DiskFullError, DataDirError) as error:
+            self._emit(Troubled(error.code, error.cause))
+            return ()
 
     def doubt(self, donor: PeerId) -> None:
         self._mesh.judge(donor, Deed.FALSE_WEIGHTS)

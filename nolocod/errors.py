@@ -338,6 +338,16 @@ class HarmfulTensorError(RejectedTensorError):
     entry = _entry("NLC-217", "partner's tensor does harm", "None needed: nothing was applied.")
 
 
+class FarWeightsError(RemoteError):
+    """A newcomer's donor and other donors disagree; only where loss too speaks against one is it judged."""
+
+    entry = _entry(
+        "NLC-218",
+        "donor's weights far from other donors'",
+        "None needed: another donor's weights are tried, and those with the lower loss on our own text are kept.",
+    )
+
+
 class PeerBusyError(RemoteError):
     entry = _entry("NLC-208", "peer busy", "None needed: it is asked again later.")
 

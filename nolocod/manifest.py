@@ -154,8 +154,8 @@ class Trust(Section, frozen=True):
     """Partners are drawn from about so many members, by run, round and both peer ids, which the partner verifies; 0 lets
     everybody choose among all."""
     donors: Annotated[int, Meta(ge=1, le=8)] = 2
-    """Members whose weights a newcomer tries on its own held-out text, as long as they are much worse than members tell,
-    before it takes the best of them."""
+    """Members whose weights a newcomer tries on its own held-out text, as long as they are much worse than members tell, or
+    far from samples of as many other donors' weights, before it takes the best of them; 1 switches both looks off."""
 
 
 class Manifest(Section, frozen=True):

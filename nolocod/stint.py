@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import trio
 
-from nolocod.errors import CheckpointError, DiskFullError, HarmfulTensorError, NoDonorError, RejectedTensorError
+from nolocod.errors import (
+    CheckpointError,
+    DiskFullError,
+    FarWeightsError,
+    HarmfulTensorError,
+    NoDonorError,
+    RejectedTensorError,
+)
 from nolocod.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
 from nolocod.identity import short
 from nolocod.rounds import Mesh, Pace, Rounds, nobody
@@ -26,10 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.config import NodeConfig
+    from nolocod.errors import RemoteError
     from nolocod.identity import PeerId
     from nolocod.manifest import Sealed
     from nolocod.schedule import Gate
-    from nolocod.terms import Member
+    from nolocod.terms import Member, Sampled
     from nolocod.trainer.process import TrainerProcess
 
 _DONOR_PATIENCE = 120.0
@@ -43,6 +51,9 @@ _FETCH_AGAIN = 60.0
 """A node that falls behind again sooner than this trains on alone: it is too slow for this run's pace."""
 _HARDER, _MORE = 1.5, 0.5
 """How much more than the members' median loss, times and plus, is taken for a harder text and not for bad weights."""
+_WORSE = 0.1
+"""By how many nats per token the loss of weights may be above that of others that were far off: those are more likely
+the text's own, and the donors that agree are wrong together."""
 _UNDER_WAY = 600.0
 """How long a pause waits for the exchange under way: it is work done, and nobody is in a hurry."""
 
@@ -58,6 +69,13 @@ class Swarm(Mesh, Protocol):
         """Fetch the slow weights of one of `donors` into a file; NoDonorError if none gave them.
 
         Returns the donor and its standing when it wrote them.
+        """
+        ...
+
+    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[Sampled, ...]:
+        """Fetch into `folder` samples of the weights of the first `donors` that give one.
+
+        `wanted`: how many at most, and the bytes of whole weights.
         """
         ...
 
@@ -162,7 +180,7 @@ class Stint:
     async def _fetch(self, patience: float) -> None:
         """Have the weights of a donor, or the seed's where they are the same; NoDonorError after `patience`."""
         misfits: set[PeerId] = set()
-        doubted: dict[PeerId, float] = {}  # by the loss of their weights on our own text
+        doubted: dict[PeerId, float] = {}  # those whose weights were too bad or far off, by their loss on our own text
         most = self._part.sealed.manifest.trust.donors
         most = most if most > 1 else 0  # of one alone there is nothing to choose
         deadline = trio.current_time() + patience
@@ -171,16 +189,16 @@ class Stint:
             if members and not any(member.standing.round for member in members):
                 await self._own_again()
                 return  # nobody took an outer step yet: the seed makes the very same weights here
-            limit = _plausible_loss(members) if len(doubted) < most else math.inf
+            looking = len(doubted) < most
             donors = [donor for donor in self._donors(members) if donor not in misfits and donor not in doubted]
-            if doubted and (not donors or limit == math.inf):
-                donors, limit = [min(doubted, key=lambda donor: doubted[donor])], math.inf
+            if doubted and not (donors and looking):
+                donors, looking = [min(doubted, key=lambda donor: doubted[donor])], False
                 if donors == [self._refused]:  # the last that was tried
                     self._adopted, self._refused = True, None
                     return
             if donors:
                 try:
-                    donor, loss = await self._adopt(donors, limit)
+                    donor, size = await self._adopt(donors)
                 except NoDonorError as error:
                     for donor in donors:
                         doubted.pop(donor, None)  # the best of them has gone
@@ -189,15 +207,19 @@ class Stint:
                     self._emit(Troubled(error.code, f"{error.cause} They are asked again."))
                     await trio.sleep(_ASK_AGAIN)
                     continue
-                if loss is None:
+                if size is None:
                     misfits.add(donor)
-                elif loss <= limit:
-                    if limit < math.inf:
-                        for liar in doubted:
+                    continue
+                others = [other for other in donors if other != donor]
+                loss, objection = await self._look(donor, size, others, doubted) if looking else (0.0, None)
+                if objection is None:
+                    self._adopted, self._refused = True, None
+                    for liar in doubted:
+                        if looking and doubted[liar] > _plausible_loss(members):
                             self._part.swarm.doubt(liar)
                     return
-                else:
-                    doubted[donor] = loss
+                self._emit(Troubled(objection.code, objection.cause))
+                self._refused, doubted[donor] = donor, loss
             elif self._part.may_seed:
                 return
             elif trio.current_time() >= deadline:
@@ -206,9 +228,8 @@ class Stint:
                 self._emit(StateChanged("fetching", "a peer that trains"))
                 await trio.sleep(_LOOK_SECONDS)
 
-    async def _adopt(self, donors: list[PeerId], limit: float) -> tuple[PeerId, float | None]:
-        """Fetch and take over the weights of one donor; which, and the loss of its weights on our held-out text, which
-        is not looked at where there is no `limit` to it. None for weights that do not fit the run's model."""
+    async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, int | None]:
+        """Fetch and take over the weights of one donor; which, and their bytes. None where they do not fit the run's model."""
         self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
         path = self._part.config.paths.incoming / "weights.safetensors"
         donor, donated = await self._part.swarm.fetch_weights(donors, path)
@@ -218,20 +239,33 @@ class Stint:
         taken = max(min(donated.round, near[0] + near[1]) if near[0] else donated.round, near[0] - near[1])
         try:
             await self._trainer.adopt(path, replace(donated, round=taken))
+            return donor, path.stat().st_size
         except RejectedTensorError as error:
             self._emit(Troubled(error.code, f"weights of {short(donor)}: {error.cause}"))
             return donor, None
         finally:
             path.unlink()
+
+    async def _look(
+        self, donor: PeerId, size: int, others: list[PeerId], doubted: dict[PeerId, float]
+    ) -> tuple[float, RemoteError | None]:
+        """The loss of the weights just taken over on our held-out text, and what speaks against them: that loss, or that
+        they are far from those of `others`."""
         # not told: weights that are refused are not this node's, and those that are kept are looked at as training begins
-        loss = await self._trainer.evaluate(told=False) if limit < math.inf else 0.0
-        if not loss <= limit:  # not a number is not either
-            cause = f"with the weights of {short(donor)} our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
-            self._emit(Troubled(HarmfulTensorError.entry.code, cause))
-            self._refused = donor
-            return donor, loss if math.isfinite(loss) else sys.float_info.max
-        self._adopted, self._refused = True, None
-        return donor, loss
+        loss = await self._trainer.evaluate(told=False)
+        loss = loss if math.isfinite(loss) else sys.float_info.max
+        limit = min(_plausible_loss(self._part.swarm.live()), *(one + _WORSE for one in doubted.values()), sys.float_info.max)
+        if loss >= limit:
+            due = f"our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
+            return loss, HarmfulTensorError(f"with the weights of {short(donor)} {due}")
+        wanted = self._part.sealed.manifest.trust.donors, size
+        samples = await self._part.swarm.sample_weights(others, wanted, self._part.config.paths.incoming)
+        try:
+            why = await self._trainer.compare(samples) if samples else ""
+        finally:
+            for sample in samples:
+                sample.path.unlink(missing_ok=True)
+        return loss, FarWeightsError(f"weights of {short(donor)}: {why}.") if why else None
 
     def _donors(self, members: list[Member]) -> list[PeerId]:
         """Those with weights, the furthest first; who tells of a round that no partner would follow comes last."""

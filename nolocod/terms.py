@@ -7,6 +7,7 @@ knowing each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run time
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import blake3
@@ -77,6 +78,14 @@ def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
     """Hash `content` (bytes) chunk by chunk."""
     hashes = tuple(blake3.blake3(content[start : start + chunk_size]).digest() for start in range(0, len(content), chunk_size))
     return Description(len(content), chunk_size, hashes)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Parts of a donor's snapshot: the file at `path` holds these (start, length) in bytes of it, and else nothing."""
+
+    path: Path
+    spans: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)

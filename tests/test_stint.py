@@ -10,7 +10,15 @@ import pytest
 import trio
 
 from nolocod.config import NodeConfig
-from nolocod.errors import CheckpointError, DiskFullError, HarmfulTensorError, NoDonorError, RejectedTensorError, TrainerError
+from nolocod.errors import (
+    CheckpointError,
+    DiskFullError,
+    FarWeightsError,
+    HarmfulTensorError,
+    NoDonorError,
+    RejectedTensorError,
+    TrainerError,
+)
 from nolocod.events import (
     Checkpointed,
     Emit,
@@ -28,7 +36,7 @@ from nolocod.manifest import Inner, Manifest, Outer, seal
 from nolocod.p2p.partners import choose
 from nolocod.schedule import Gate
 from nolocod.stint import Part, Stint
-from nolocod.terms import Applied, Busy, Description, Ended, Inspection, Member, Offer, Standing, Subject
+from nolocod.terms import Applied, Busy, Description, Ended, Inspection, Member, Offer, Sampled, Standing, Subject
 from nolocod.trainer.pipe import Loaded
 
 if TYPE_CHECKING:
@@ -60,6 +68,8 @@ class StandInTrainer:
         self.weights = b""
         self.losses: dict[bytes, float] = {}
         """Held-out, by whose weights they are."""
+        self.far: set[bytes] = set()
+        """Whose weights are far from the witnesses'."""
         self.load_seconds = self.exchange_seconds = 0.0
         self.full_disk = 0
         self.death: TrainerError | None = None
@@ -101,6 +111,11 @@ class StandInTrainer:
             raise RejectedTensorError("they have other names.")
         self.adopted.append(standing)
         self.round = standing.round
+
+    async def compare(self, samples: tuple[Sampled, ...]) -> str:
+        self.note(f"compare with {len(samples)}")
+        assert all(sample.path.exists() for sample in samples)
+        return "a matrix is 2.00 of its norm away" if self.weights in self.far else ""
 
     async def train(self) -> None:
         self.note("train")
@@ -196,6 +211,15 @@ class StandInSwarm:
         into.write_bytes(donor.encode())  # noqa: ASYNC240 - a few bytes
         known = next(member.standing for member in self.members if member.peer_id == donor)
         return donor, self.standings.get(donor, known)
+
+    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[Sampled, ...]:
+        await trio.sleep(1)
+        count, size = wanted
+        able = [donor for donor in donors if donor not in self.unreachable][:count]
+        samples = tuple(Sampled(folder / f"sample-{number}", ((0, size),)) for number in range(len(able)))
+        for sample in samples:
+            sample.path.write_bytes(bytes(size))
+        return samples
 
 
 class Scene:
@@ -344,6 +368,56 @@ async def test_where_all_weights_are_bad_on_our_text_the_best_are_taken_and_nobo
     )
     assert scene.trainer.weights == b"one"
     assert scene.swarm.doubted == []
+
+
+@pytest.mark.parametrize("loss", [1.05, 1.9])
+async def test_a_donor_that_is_far_from_the_others_is_left_and_not_blamed_for_that_alone(
+    tmp_path: Path, autojump_clock: object, loss: float
+) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("far", 5), ("good", 4), ("other", 3)):
+        scene.swarm.add(name, round_number)
+    scene.trainer.far.add(b"far")
+    scene.trainer.losses[b"far"] = loss
+    await scene.stint.load()
+    assert scene.swarm.asked == [["far", "good", "other"], ["good", "other"]]
+    assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 2", "compare with 1"]
+    assert scene.codes == [FarWeightsError.entry.code]
+    assert (scene.trainer.weights, scene.swarm.doubted) == (b"good", [])
+    assert not any(scene.config.paths.incoming.iterdir())
+
+
+async def test_a_majority_whose_weights_are_worse_on_our_text_is_not_followed(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("honest", 5), ("liar", 4), ("accomplice", 3)):
+        scene.swarm.add(name, round_number)
+    scene.trainer.far.add(b"honest")
+    scene.trainer.losses |= {b"liar": 1.2, b"accomplice": 1.2}
+    await scene.stint.load()
+    assert scene.swarm.asked == [["honest", "liar", "accomplice"], ["liar", "accomplice"], ["honest"]]
+    assert scene.codes == [FarWeightsError.entry.code, HarmfulTensorError.entry.code]
+    assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
+
+
+async def test_of_two_donors_that_disagree_the_better_on_our_text_is_taken(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("liar", 5), ("honest", 4)):
+        scene.swarm.add(name, round_number)
+    scene.trainer.far |= {b"liar", b"honest"}
+    scene.trainer.losses |= {b"liar": 1.8, b"honest": 1.1}
+    await scene.stint.load()
+    assert scene.swarm.asked == [["liar", "honest"], ["honest"]]
+    assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 1"], "nobody is left to compare with"
+    assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
+
+
+async def test_where_no_other_donor_gives_a_sample_loss_alone_decides(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("first", 5)
+    scene.swarm.unreachable.add(scene.swarm.add("silent", 4))
+    scene.trainer.far.add(b"first")
+    await scene.stint.load()
+    assert (scene.trainer.weights, scene.codes) == (b"first", [])
 
 
 async def test_the_only_donors_weights_are_taken_as_they_are_and_not_fetched_twice(

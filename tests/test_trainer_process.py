@@ -15,13 +15,13 @@ import pytest
 import torch
 import trio
 import trio.testing
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trainer_parts import sealed_run, setup_for
 
 from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.events import Checkpointed, Evaluated, Event, InnerSteps
 from nolocod.manifest import Data, Outer
-from nolocod.terms import Subject, describe
+from nolocod.terms import Sampled, Subject, describe
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
@@ -147,6 +147,12 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
         assert 4 * joined.parameters < joined.box_size == trainer.outbox.size < 4.1 * joined.parameters + 1000
         assert trainer.inner_steps == 0
         assert await trainer.evaluate() == loss  # the solo step left theta = phi
+        size = dumped.description.size
+        assert await trainer.compare((Sampled(tmp_path / "weights", ((0, size),)),)) == ""
+        other = {name: -tensor for name, tensor in load_file(tmp_path / "weights").items()}
+        save_file(other, tmp_path / "other")
+        spans = ((0, (tmp_path / "other").stat().st_size),)
+        assert "is 2.00 of its norm" in await trainer.compare((Sampled(tmp_path / "other", spans),))
         (tmp_path / "weights").write_bytes(b"not weights")
         with pytest.raises(RejectedTensorError):
             await trainer.adopt(tmp_path / "weights", standing)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,12 @@ from nolocod.proto.envelope import Dialogue, readable, standing_from_wire
 from nolocod.proto.serving import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from nolocod.identity import PeerId
     from nolocod.p2p.streams import Dial
-    from nolocod.proto.framing import ChunkHead
+    from nolocod.proto.limits import Limits
     from nolocod.terms import Description, Standing
 
 _FIRST_PAUSE = 0.25
@@ -59,7 +60,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """One stream to a donor."""
 
     channel: Channel
@@ -76,9 +77,49 @@ class _Line:
         self.service.step(f"<{body.WhichOneof('content') or 'an unknown message'}")
         return body
 
+    async def described(self, limits: Limits) -> tuple[pb.SnapshotOffer, Description]:
+        """What the donor has and signs for. Raises PeerBusyError or RefusedError if it gives nothing."""
+        await self.ask(snapshot_request=pb.SnapshotRequest())
+        with deadline(limits.offer_seconds, "a snapshot"):
+            while (body := self.take(await self.channel.receive_envelope())).HasField("working"):
+                pass
+        if not body.HasField("snapshot_offer"):
+            raise _no(body, RefusedError)
+        offer = body.snapshot_offer
+        description = describe_from_wire(offer.content, limits)
+        if offer.id != description.root:
+            raise ProtocolError("a snapshot is not named by its content.")
+        standing_from_wire(offer.standing)  # raises for numbers beyond all measure
+        return offer, description
 
-class _GoneError(RefusedError):
+    async def chunk(self, description: Description, index: int, buffer: bytearray) -> tuple[int, memoryview]:
+        """Chunk `index`, which is due, into `buffer`, not checked yet; where it begins in the snapshot, and it."""
+        frame = await self.channel.receive()
+        if isinstance(frame, bytes):
+            raise _no(self.take(frame), GoneError)
+        start, length = description.span(index)
+        if (frame.index, frame.length) != (index, length):
+            raise ProtocolError(f"chunk {frame.index} of {frame.length} bytes came where {index} of {length} was due.")
+        content = memoryview(buffer)[:length]
+        await self.channel.read_into(content)
+        return start, content
+
+
+class GoneError(RefusedError):
     """The donor no longer keeps the snapshot that we have a part of."""
+
+
+@asynccontextmanager
+async def open_line(context: Context, dial: Dial, donor: PeerId) -> AsyncIterator[Line]:
+    with deadline(context.limits.dial_seconds, "the dial"):
+        channel = Channel(await dial(donor, SNAPSHOT), context.limits)
+    try:
+        dialogue = Dialogue(context.identity, context.run_id, donor, context.rng.randbytes(16))
+        yield Line(channel, dialogue, Service("newcomer", donor))
+        await channel.close()
+    except BaseException:
+        await channel.reset()
+        raise
 
 
 def _untold(event: Event) -> None:
@@ -171,14 +212,14 @@ class _Download:
             before = self._next
             try:
                 return await self._one_stream(file)
-            except (PeerUnavailableError, PeerTooSlowError, _GoneError) as error:
+            except (PeerUnavailableError, PeerTooSlowError, GoneError) as error:
                 if self._next > before:
                     tries, pause = 0, _FIRST_PAUSE
                 tries += 1
                 # with nothing gained yet, another donor may be the quicker way
                 if tries > (self._limits.resumes if self._next else 1):
                     raise
-                if isinstance(error, _GoneError):
+                if isinstance(error, GoneError):
                     self._offer, self._description, self._next = None, None, 0
                 await trio.sleep(pause)
                 pause *= 2
@@ -192,35 +233,17 @@ class _Download:
                 await trio.sleep(error.retry_after)
 
     async def _one_stream(self, file: int) -> Description:
-        with deadline(self._limits.dial_seconds, "the dial"):
-            channel = Channel(await self._dial(self._donor, SNAPSHOT), self._limits)
-        try:
-            dialogue = Dialogue(self._context.identity, self._context.run_id, self._donor, self._context.rng.randbytes(16))
-            line = _Line(channel, dialogue, Service("newcomer", self._donor))
+        async with open_line(self._context, self._dial, self._donor) as line:
             if self._description is None:
                 self._description = await self._ask(line)
             description = self._description
             buffer = bytearray(min(description.chunk_size, description.size))
             while self._next < len(description.hashes):
                 await self._batch(line, description, file, buffer)
-            await channel.close()
-        except BaseException:
-            await channel.reset()
-            raise
         return description
 
-    async def _ask(self, line: _Line) -> Description:
-        await line.ask(snapshot_request=pb.SnapshotRequest())
-        with deadline(self._limits.offer_seconds, "a snapshot"):
-            while (body := line.take(await line.channel.receive_envelope())).HasField("working"):
-                pass
-        if not body.HasField("snapshot_offer"):
-            raise _no(body, RefusedError)
-        self._offer = body.snapshot_offer
-        description = describe_from_wire(self._offer.content, self._limits)
-        if self._offer.id != description.root:
-            raise ProtocolError("a snapshot is not named by its content.")
-        standing_from_wire(self._offer.standing)  # raises for numbers beyond all measure
+    async def _ask(self, line: Line) -> Description:
+        self._offer, description = await line.described(self._limits)
         with disk_errors(self._partial):
             free = shutil.disk_usage(self._partial.parent).free
         if description.size > free:
@@ -228,28 +251,17 @@ class _Download:
         self._scope.deadline = trio.current_time() + self._limits.whole(description.size)
         return description
 
-    async def _batch(self, line: _Line, description: Description, file: int, buffer: bytearray) -> None:
+    async def _batch(self, line: Line, description: Description, file: int, buffer: bytearray) -> None:
         """Ask for the next chunks, and check and store each as it comes."""
         count = min(self._limits.chunks_per_request, len(description.hashes) - self._next)
         await line.ask(chunk_request=pb.ChunkRequest(id=description.root, first=self._next, count=count))
         for _ in range(count):
             with deadline(self._limits.chunk_seconds, "a chunk"):
-                frame = await line.channel.receive()
-                if isinstance(frame, bytes):
-                    raise _no(line.take(frame), _GoneError)
-                start, length = self._expect(frame, description)
-                with memoryview(buffer)[:length] as content:
-                    await line.channel.read_into(content)
-                    await self._context.aside(self._store, file, start, content)
+                start, content = await line.chunk(description, self._next, buffer)
+                await self._context.aside(self._store, file, start, content)
             self._next += 1
             line.service.step("<chunk")
         line.service.step("<last chunk of a request" if self._next < len(description.hashes) else "<last chunk")
-
-    def _expect(self, head: ChunkHead, description: Description) -> tuple[int, int]:
-        start, length = description.span(self._next)
-        if (head.index, head.length) != (self._next, length):
-            raise ProtocolError(f"chunk {head.index} of {head.length} bytes came where {self._next} of {length} was due.")
-        return start, length
 
     def _store(self, file: int, start: int, content: memoryview) -> None:
         if self._description is None:

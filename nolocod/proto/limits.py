@@ -44,6 +44,8 @@ class Limits:
     abort_seconds: float = 1.0
     working_seconds: float = 5.0
     """A silent side says Working this often; well below any stream's progress deadline."""
+    sample_seconds: float = 60.0
+    """What a newcomer gives another donor to give some chunks to compare with."""
     chunk_seconds: float = 180.0
     """The slowest chunk: a reader that trickles is dropped."""
     busy_seconds: float = 600.0

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from nolocod.terms import Applied, Description, Inspection, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.terms import Applied, Description, Inspection, Sampled, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""
@@ -42,6 +42,12 @@ class Adopt(Message, frozen=True):
 
     weights: Path
     standing: Standing
+
+
+class Compare(Message, frozen=True):
+    """Tell whether the slow weights lie near those of other donors."""
+
+    samples: tuple[Sampled, ...]
 
 
 class Train(Message, frozen=True):
@@ -90,7 +96,9 @@ class Stop(Message, frozen=True):
     pass
 
 
-Command = Setup | Adopt | Train | Pause | Snapshot | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
+Command = (
+    Setup | Adopt | Compare | Train | Pause | Snapshot | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
+)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -162,6 +170,11 @@ class Loss(Message, frozen=True):
     loss: float
 
 
+class Compared(Message, frozen=True):
+    objection: str
+    """Why the weights are too far off; "" if they are not."""
+
+
 class Failed(Message, frozen=True):
     """A command (or, with id 0, training itself) failed with one of our error codes."""
 
@@ -170,7 +183,7 @@ class Failed(Message, frozen=True):
     remedy: str
 
 
-Result = Loaded | Dumped | Done | Described | Inspected | Stepped | Saved | Loss | Failed
+Result = Loaded | Dumped | Done | Described | Inspected | Stepped | Saved | Loss | Compared | Failed
 
 
 class Answer(Message, frozen=True):

@@ -20,7 +20,7 @@ import trio
 
 from nolocod import errors, events
 from nolocod.errors import LocalError, NolocodError, TrainerError
-from nolocod.terms import Applied, Box, Description, Inspection, Standing, Subject
+from nolocod.terms import Applied, Box, Description, Inspection, Sampled, Standing, Subject
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
@@ -110,6 +110,10 @@ class TrainerProcess:
         Raises RejectedTensorError if they do not fit; nothing is changed then.
         """
         await self._ask(pipe.Adopt(weights, standing), pipe.Done, _FILE_SECONDS)
+
+    async def compare(self, samples: tuple[Sampled, ...]) -> str:
+        """Why the slow weights are too far from those of other donors (trainer/nearness.py); "" if they are not."""
+        return (await self._ask(pipe.Compare(samples), pipe.Compared, _FILE_SECONDS)).objection
 
     async def train(self) -> None:
         """Start or resume inner steps."""

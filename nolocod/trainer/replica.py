@@ -22,7 +22,7 @@ from nolocod.codec import BLOCK
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.terms import Applied, Description, Inspection, Standing, Subject, describe
-from nolocod.trainer import checkpoint
+from nolocod.trainer import checkpoint, nearness
 from nolocod.trainer.accept import AcceptTest, Candidates
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
@@ -30,11 +30,13 @@ from nolocod.trainer.snapshot import Plan, Snapshot, Weights
 from nolocod.trainer.trust import Envelope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from nolocod.manifest import Sealed
+    from nolocod.terms import Sampled
     from nolocod.trainer.windows import Source
 
 
@@ -306,6 +308,10 @@ class Replica:
         self.ages = [0] * len(self.ages)
         self.sparse = [0] * len(self.sparse)
         self.standing = standing
+
+    def compare(self, samples: Sequence[Sampled]) -> str:
+        """Why phi is too far from other donors' weights, of which these are samples; "" if it is not."""
+        return nearness.objection(self.layout.split(self.phi), samples)
 
     def dump(self, path: Path) -> Description:
         """Write phi to `path` as safetensors, whole or not at all, for newcomers; hashed chunk by chunk."""

@@ -209,6 +209,8 @@ class Worker:
             case pipe.Adopt(weights, standing):
                 replica.adopt(weights, standing)
                 self._evaluated_round = standing.round
+            case pipe.Compare(samples):
+                return pipe.Compared(replica.compare(samples))
             case pipe.Train():
                 self._training = self._first = True
                 self._reported = time.perf_counter()

@@ -1,0 +1,88 @@
+"""How near a donor's weights lie to those of other donors, in samples of them.
+
+The rule: replicas of an honest swarm differ, but in no matrix by half of its norm. A donor is far off where one of its
+matrices is farther than that from every witness's. What two witnesses are apart is no measure for less: two that have just
+exchanged are the same but for a thousandth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
+zero or one, and may have little in common later. Being far off is no proof of a lie, as the two halves of a swarm that
+was parted are far apart too: loss has the last word (stint.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+
+from nolocod.errors import CheckpointError
+from nolocod.trainer.checkpoint import read_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+    from nolocod.terms import Sampled
+
+FAR = 0.5
+"""Of a tensor's norm. Honest nodes of small models were up to 0.28 apart, in the middle of their training."""
+_WIDTH = 4
+"""Bytes of a value: slow weights are float32."""
+
+
+def objection(own: Iterable[tuple[str, Tensor]], samples: Sequence[Sampled]) -> str:
+    """Why `own` (names and tensors, of the donor in question) is too far from all samples; "" if it is not.
+
+    A sample that is not of this model, or not finite, is no witness.
+    """
+    named = dict(own)
+    witnesses = [witness for sample in samples if (witness := _read(sample, named)) is not None]
+    worst, why = FAR, ""
+    for name in [name for name, tensor in named.items() if tensor.dim() > 1] if witnesses else ():
+        common = _common([spans[name] for _, spans in witnesses])
+        mine, *theirs = (_part(tensor, common) for tensor in (named[name], *(tensors[name] for tensors, _ in witnesses)))
+        apart = min(distance(mine, other) for other in theirs)
+        if apart > worst:
+            worst, why = apart, f"{name} is {apart:.2f} of its norm from the nearest of {len(theirs)}, where {FAR} is far"
+    return why
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """||one - other|| by the greater of their norms: 0 for equals, 1 where one is zero, 2 for the opposite."""
+    norm = max(float(one.norm()), float(other.norm()))
+    return float((one - other).norm()) / norm if norm else 0.0
+
+
+def _read(sample: Sampled, named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[range]]] | None:
+    """A witness: its tensors, of which all but the sampled is zeros, and which of their values were sampled."""
+    try:
+        tensors = read_tensors(sample.path)
+    except CheckpointError:
+        return None
+    if {name: tensor.shape for name, tensor in tensors.items()} != {name: tensor.shape for name, tensor in named.items()}:
+        return None
+    with sample.path.open("rb") as handle:  # read_tensors found its head in order
+        head = int.from_bytes(handle.read(8), "little")
+        fields = json.loads(handle.read(head))
+    spans: dict[str, list[range]] = {}
+    for name, tensor in tensors.items():
+        begin, end = (8 + head + offset for offset in fields[name]["data_offsets"])
+        spans[name] = [_values(begin, max(begin, start), min(end, start + length)) for start, length in sample.spans]
+        if tensor.dtype != torch.float32 or not _part(tensor, spans[name]).isfinite().all():
+            return None
+    return tensors, spans
+
+
+def _values(begin: int, start: int, end: int) -> range:
+    """The values of a tensor that begins at `begin` which lie in the bytes from `start` to `end` of its file."""
+    return range(-(-(start - begin) // _WIDTH), max((end - begin) // _WIDTH, 0))
+
+
+def _common(several: Sequence[Sequence[range]]) -> list[range]:
+    """What is in all: heads may be longer by a few bytes in one file than in the other."""
+    return [range(max(one.start for one in ranges), min(one.stop for one in ranges)) for ranges in zip(*several, strict=False)]
+
+
+def _part(tensor: Tensor, ranges: Iterable[range]) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return torch.cat([flat[one.start : max(one.start, one.stop)].cpu() for one in ranges])
