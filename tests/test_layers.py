@@ -66,6 +66,7 @@ LAYERS = {
     ),
     "sim": layer("evidence p2p proto rounds events terms errors identity", "trio msgspec blake3"),
     # Models of times and of walks: no training, no network.
+    "lab.results": layer("errors", "msgspec"),
     "lab.scaling": layer("", "numpy"),
     "lab.walks": layer("outer", "torch"),
     "lab.figures": layer("lab.compare lab.scaling lab.spread lab.walks errors", "matplotlib"),

@@ -14,6 +14,7 @@ from trainer_parts import make_replica, sealed_run
 
 from nolocod.errors import HarmfulTensorError, MisdirectedTensorError, RejectedTensorError
 from nolocod.lab import attacks
+from nolocod.lab.results import Results
 from nolocod.manifest import Inner, Outer, Trust
 from nolocod.terms import Subject
 from nolocod.trainer.accept import BATCHES, POOL, AcceptTest
@@ -134,7 +135,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[Siege, list[Notes], float]:
-    battle = attacks.Battle(attack, defended=True, hidden=16, phase=4, head_start=4, rounds=5, trust=trust)
+    battle = attacks.Battle(attack, trust, hidden=16, phase=4, head_start=4, rounds=5)
     opinions = [Notes() for _ in range(3)]
     siege = Siege(battle.manifest(), opinions, 2, [attack], cache)
     siege.begin_at(battle.head_start)
@@ -169,19 +170,26 @@ def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: 
 # --- the study
 
 
-def test_results_are_kept_and_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    like = attacks.Battle(attacks.NONE, True, honest=4, hostile=0, hidden=16, phase=2, head_start=1, rounds=2)
+def test_results_are_told_in_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    like = attacks.Battle(attacks.NONE, honest=4, hostile=0, hidden=16, phase=2, head_start=1, rounds=2)
     study = attacks.Study(like, (1,))
     told: list[str] = []
-    log = attacks.Log(tmp_path / "kept.jsonl")
-    log.perform([study.battle(attacks.NONE, False, 1)], 1, told.append)
-    assert len(told) == 1
-    again = attacks.Log(tmp_path / "kept.jsonl")
-    again.perform([study.battle(attacks.NONE, False, 1)], 1, told.append)
-    assert len(told) == 1, "done once"
-    calm = again[study.battle(attacks.NONE, False, 1)]
-    assert calm.mean > 0
-    monkeypatch.setattr(attacks.Log, "__getitem__", lambda self, battle: replace(calm, mean=calm.mean * 1.01))
-    rows = study.to_text(again).splitlines()
-    assert [row.split(" | ")[0] for row in rows[-9:]] == [f"| {name}" for name in study.attacks]
-    assert "+0.00 %" in rows[-1]
+    log = attacks.log(tmp_path / "kept.jsonl")
+    attacks.fight_all([like], log, 1, told.append)
+    assert told == [f"1 of 1: attack none, defence none, seed 1: {log[like].mean:.4f}"]
+    calm = log[like]
+    assert calm.mean is not None
+
+    def found(_: object, battle: attacks.Battle) -> attacks.Fought:
+        assert battle in study.battles(), "what is told was fought"
+        worse = {attacks.OFF: 1.0, Trust(): 1.01}.get(battle.trust, 1.02)
+        return replace(calm, mean=None if battle.attack == "huge" and battle.trust == attacks.OFF else calm.mean * worse)
+
+    monkeypatch.setattr(Results, "__getitem__", found)
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in study.to_text(log).splitlines() if row.startswith("| ")]
+    percents = {row[0]: [cell for cell in row if cell.endswith(" %") or cell == "broken"] for row in rows}
+    assert percents["huge"] == ["broken", "+1.00 %"]
+    assert percents["all mixed"] == ["+0.00 %", "+1.00 %"]
+    assert percents["all mixed, everything on"] == percents["everything"] == ["+2.00 %"]
+    assert percents["as by default"] == ["+1.00 %"]
+    assert percents["none"] == ["+0.00 %"]

@@ -131,7 +131,7 @@ def _lab(options: argparse.Namespace) -> None:
         raise UsageError("--workers cannot be negative.")
     size = compare.REDUCED if options.reduced else compare.FULL
     workers = options.workers or os.cpu_count() or 1
-    book = trials.Book(options.kept or Path("docs/evidence.jsonl"))
+    book = trials.book(options.kept or Path("docs/evidence.jsonl"))
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -144,8 +144,8 @@ def _lab(options: argparse.Namespace) -> None:
             result = scaling.scaling(options.seed)
         case "attacks":
             study = attacks.REDUCED if options.reduced else attacks.FULL
-            log = attacks.Log(options.kept or Path("docs/attacks.jsonl"))
-            log.perform(study.battles(), workers, tell)
+            log = attacks.log(options.kept or Path("docs/attacks.jsonl"))
+            attacks.fight_all(study.battles(), log, workers, tell)
             print(study.to_text(log))
             if not options.reduced:
                 datadir.write_whole(options.into / "attacks.md", study.to_page(log).encode())

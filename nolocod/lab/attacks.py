@@ -1,18 +1,16 @@
 """`nolocod lab attacks`: what hostile partners do to learning, with the defences of `[trust]` and without.
 
 The rule: a quarter of the replicas is hostile. Every attack is fought on the same seed, tokens and pairs' draw as the run
-in which the same honest replicas are among themselves; each alone and all mixed, defended and not. A result follows
-from its settings alone, which are its key in the file of results: what was done is not done again.
+in which the same honest replicas are among themselves; each alone and all mixed, defended and not.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import statistics
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ import msgspec
 from nolocod import presets
 from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
+from nolocod.lab.results import Results
 from nolocod.manifest import Trust
 from nolocod.p2p.reputation import Deed, Reputation
 
@@ -30,9 +29,21 @@ if TYPE_CHECKING:
     from nolocod.errors import RejectedTensorError
     from nolocod.manifest import Manifest
 
+    Log = Results["Battle", "Fought"]
+
 NONE, MIXED = "none", "all mixed"
 OFF = Trust(clip=0, direction=0, accept=0, reputation=False, probation=0)
 """No defence but those of structure, which cannot be switched off."""
+EVERYTHING = Trust(direction=0.2, accept=0.02)
+DEFENCES = {
+    "none": OFF,
+    "clip": msgspec.structs.replace(OFF, clip=1.5),
+    "direction": msgspec.structs.replace(OFF, direction=EVERYTHING.direction),
+    "accept test": msgspec.structs.replace(OFF, accept=EVERYTHING.accept),
+    "as by default": Trust(),
+    "everything": EVERYTHING,
+}
+"""Reputation and probation are nothing alone: they follow from what the others refuse, and change the clip radius."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +51,17 @@ class Battle:
     """One run: `honest` replicas and `hostile` ones that do `attack`."""
 
     attack: str
-    defended: bool
+    trust: Trust = OFF
     honest: int = 24
     hostile: int = 8
     seed: int = 1
     head_start: int = 30
     """Outer steps that one replica takes alone before the others go on from its weights: a swarm in mid-run."""
-    rounds: int = 20
+    rounds: int = 30
     """Outer steps that all take from there."""
     phase: int = 20
     hidden: int = 32
     learning_rate: float = 4e-3
-    trust: Trust = field(default_factory=Trust)
-
-    @property
-    def key(self) -> str:
-        return msgspec.json.encode(self, order="deterministic").decode()
 
     def manifest(self) -> Manifest:
         run = presets.local_run(
@@ -69,18 +75,16 @@ class Battle:
         inner = change(
             run.inner, learning_rate=self.learning_rate, sequence=32, warmup_rounds=0.06 * (self.head_start + self.rounds)
         )
-        return change(
-            run, inner=inner, trust=self.trust if self.defended else OFF, evaluation=change(run.evaluation, batches=64)
-        )
+        return change(run, inner=inner, trust=self.trust, evaluation=change(run.evaluation, batches=64))
 
 
 @dataclass(frozen=True)
 class Fought:
-    """Held-out losses in nats per token at the end, of honest replicas; shares of exchanges that honest replicas refused;
-    the mean weight of partners' differences among honest replicas."""
+    """Held-out losses in nats per token at the end, of honest replicas, or None where weights are not finite any more; shares
+    of exchanges that honest replicas refused; the mean weight of partners' differences among honest replicas."""
 
-    mean: float
-    worst: float
+    mean: float | None
+    worst: float | None
     refused_hostile: float
     refused_honest: float
     weight: float
@@ -131,7 +135,7 @@ def fight(battle: Battle) -> Fought:
         except TrainerError:  # its weights are not finite any more
             end = Point(0, math.inf, math.inf, math.inf, math.inf)
     shares = {kind: siege.rejected[kind] / max(1, siege.met[kind]) for kind in siege.met}
-    mean, worst = (loss if math.isfinite(loss) else math.inf for loss in (end.mean, end.worst))
+    mean, worst = (loss if math.isfinite(loss) else None for loss in (end.mean, end.worst))
     return Fought(mean, worst, shares["hostile"], shares["honest"], statistics.mean(siege.weights))
 
 
@@ -142,8 +146,9 @@ messages, judgement, outer step, reputation. Attackers know more than real ones 
 they make theirs, know its clip radius, and act as one. How the defences work, and what goes through them:
 [security.md](security.md).
 
-Defended is a run with {trust}; undefended one without any. In both, messages of another size are refused, and so are values
-that are not finite: that cannot be switched off. A refused partner costs a try, and another one is asked.
+Defended is a run with {trust}, as runs are by default; undefended one without any. In both, messages of another size are
+refused, and so are values that are not finite: that cannot be switched off. A refused partner costs a try, and another one
+is asked. Everything is the default with `direction = {everything.direction}` and `accept = {everything.accept}`.
 
 | attack | what it is |
 |---|---|
@@ -157,74 +162,70 @@ def _settings(trust: Trust) -> str:
     return ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in msgspec.structs.asdict(trust).items())
 
 
-class Log:
-    """The results of battles, in the file `kept`, one JSON line each, and in memory."""
-
-    def __init__(self, kept: Path) -> None:
-        self._kept = kept
-        self._found: dict[str, Fought] = {}
-        if kept.exists():
-            for line in kept.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
-                battle = msgspec.convert(entry["battle"], Battle)
-                self._found[battle.key] = Fought(**entry["fought"])
-
-    def __getitem__(self, battle: Battle) -> Fought:
-        return self._found[battle.key]
-
-    def perform(self, battles: Iterable[Battle], workers: int, tell: Callable[[str], None]) -> None:
-        """Fight those that were not fought yet, `workers` at a time."""
-        left = list({battle.key: battle for battle in battles if battle.key not in self._found}.values())
-        if not left:
-            return
-        self._kept.parent.mkdir(parents=True, exist_ok=True)
-        with multiprocessing.get_context("spawn").Pool(workers) as pool, self._kept.open("a", encoding="utf-8") as handle:
-            for number, (battle, fought) in enumerate(pool.imap_unordered(_fought, left), 1):
-                self._found[battle.key] = fought
-                entry = {"battle": msgspec.to_builtins(battle), "fought": asdict(fought)}
-                handle.write(json.dumps(entry) + "\n")
-                handle.flush()
-                kind = "defended" if battle.defended else "undefended"
-                tell(f"{number} of {len(left)}: {battle.attack}, {kind}, seed {battle.seed}: {fought.mean:.4f}")
+def log(kept: Path) -> Log:
+    """The battles in the file `kept`."""
+    return Results(kept, (Battle, Fought))
 
 
-def _fought(battle: Battle) -> tuple[Battle, Fought]:
-    return battle, fight(battle)
+def fight_all(battles: Iterable[Battle], found: Log, workers: int, tell: Callable[[str], None]) -> None:
+    """Fight those that were not fought yet."""
+
+    def done(number: int, count: int, battle: Battle, fought: Fought) -> None:
+        defence = next(name for name, trust in DEFENCES.items() if trust == battle.trust)
+        loss = "not finite" if fought.mean is None else f"{fought.mean:.4f}"
+        tell(f"{number} of {count}: attack {battle.attack}, defence {defence}, seed {battle.seed}: {loss}")
+
+    found.perform(battles, fight, workers, done)
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is fought: every attack alone and all mixed, defended and not, on each seed."""
+    """What is fought on each seed: every attack alone and all mixed, defended and not; and, without attackers, what each
+    defence costs."""
 
     like: Battle
     seeds: tuple[int, ...]
 
     def battles(self) -> list[Battle]:
-        return [
-            self.battle(attack, defended, seed) for seed in self.seeds for attack in self.attacks for defended in (False, True)
-        ]
+        pairs = [(attack, trust) for attack in self.attacks for trust in (OFF, Trust())]
+        pairs += [(MIXED, EVERYTHING), *((NONE, trust) for trust in DEFENCES.values())]
+        return [self._battle(attack, trust, seed) for seed in self.seeds for attack, trust in pairs]
 
     @property
     def attacks(self) -> list[str]:
         from nolocod.trainer.siege import ATTACKS  # torch: the package is imported without it
 
-        return [NONE, *ATTACKS, MIXED]
+        return [*ATTACKS, MIXED]
 
-    def battle(self, attack: str, defended: bool, seed: int) -> Battle:
-        return replace(self.like, attack=attack, defended=defended, seed=seed)
+    def _battle(self, attack: str, trust: Trust, seed: int) -> Battle:
+        return replace(self.like, attack=attack, trust=trust, seed=seed)
 
     def to_text(self, log: Log) -> str:
-        """A table in Markdown."""
+        """Two tables in Markdown."""
         like = self.like
         seeds = ", ".join(map(str, self.seeds))
         lines = [
             f"{like.honest} honest replicas and {like.hostile} hostile ones, {like.rounds} outer steps of {like.phase} inner "
             f"ones, from weights that had {like.head_start} alone; seeds {seeds}.",
-            "Loss: the honest replicas' mean, in nats per token; against the same run without attack, the worst seed.\n",
-            "| attack | undefended | against none | defended | against none | hostile refused | honest refused |",
+            "Loss: the honest replicas' mean at the end, in nats per token, mean of the seeds; beside it how much more that is "
+            "than of the same replicas without attackers and without defences, on the worst seed.\n",
+            "| attack | undefended | | defended | | hostile refused | honest refused |",
             "|---|---|---|---|---|---|---|",
         ]
-        lines += [self._row(attack, log) for attack in self.attacks]
+        for attack in self.attacks:
+            cells = [*self._losses(attack, OFF, log), *self._losses(attack, Trust(), log), *self._refused(attack, Trust(), log)]
+            lines.append(f"| {' | '.join([attack, *cells])} |")
+        cells = ["", "", *self._losses(MIXED, EVERYTHING, log), *self._refused(MIXED, EVERYTHING, log)]
+        lines.append(f"| {' | '.join([f'{MIXED}, everything on', *cells])} |")
+        lines += [
+            "\nWithout attackers, what each defence costs:\n",
+            "| defence | loss | | honest refused | mean weight of a partner's difference |",
+            "|---|---|---|---|---|",
+        ]
+        for defence, trust in DEFENCES.items():
+            refused = self._refused(NONE, trust, log)[1]
+            weight = statistics.mean(one.weight for one in self._found(NONE, trust, log))
+            lines.append(f"| {' | '.join([defence, *self._losses(NONE, trust, log), refused, f'{weight:.3f}'])} |")
         return "\n".join(lines)
 
     def to_page(self, log: Log) -> str:
@@ -232,26 +233,32 @@ class Study:
         from nolocod.trainer.siege import ATTACKS  # as above
 
         kinds = "\n".join(f"| {name} | {what} |" for name, what in ATTACKS.items())
-        return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(self.like.trust))
+        return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(Trust()), everything=EVERYTHING)
 
-    def _row(self, attack: str, log: Log) -> str:
-        cells = [attack]
-        for defended in (False, True):
-            found = [log[self.battle(attack, defended, seed)].mean for seed in self.seeds]
-            calm = [log[self.battle(NONE, False, seed)].mean for seed in self.seeds]
-            if math.isfinite(sum(found)):
-                cells += [f"{statistics.mean(found):.4f}", f"{self._worse(found, calm):+.2f} %"]
-            else:
-                cells += ["not finite", "broken"]
-        last = [log[self.battle(attack, True, seed)] for seed in self.seeds]
-        refused = statistics.mean(one.refused_hostile for one in last)
-        cells += ["" if attack == NONE else f"{refused:.0%}", f"{statistics.mean(one.refused_honest for one in last):.1%}"]
-        return f"| {' | '.join(cells)} |"
+    def _found(self, attack: str, trust: Trust, log: Log) -> list[Fought]:
+        return [log[self._battle(attack, trust, seed)] for seed in self.seeds]
 
-    @staticmethod
-    def _worse(found: list[float], calm: list[float]) -> float:
-        return max(100 * (one / other - 1) for one, other in zip(found, calm, strict=True))
+    def _losses(self, attack: str, trust: Trust, log: Log) -> list[str]:
+        """The mean loss, and by how much it is worse than in peace, on the worst seed."""
+        calm = self._found(NONE, OFF, log)
+        pairs = [
+            (one.mean, other.mean)
+            for one, other in zip(self._found(attack, trust, log), calm, strict=True)
+            if one.mean is not None and other.mean is not None
+        ]
+        if len(pairs) < len(self.seeds):
+            return ["not finite", "broken"]
+        worst = max(100 * (one / other - 1) for one, other in pairs)
+        return [f"{statistics.mean(one for one, _ in pairs):.4f}", f"{worst:+.2f} %" if worst < RUINED else "broken"]
+
+    def _refused(self, attack: str, trust: Trust, log: Log) -> list[str]:
+        """Shares of the messages of hostile and of honest partners."""
+        found = self._found(attack, trust, log)
+        shares = ([one.refused_hostile for one in found], [one.refused_honest for one in found])
+        return [f"{statistics.mean(some):.1%}" for some in shares]
 
 
-FULL = Study(Battle(NONE, True), (1, 2))
-REDUCED = Study(Battle(NONE, True, honest=6, hostile=2, head_start=15, rounds=10), (1,))
+RUINED = 100.0
+"""Percent: beyond it the number says nothing any more."""
+FULL = Study(Battle(NONE), (1, 2))
+REDUCED = Study(Battle(NONE, honest=6, hostile=2, head_start=15, rounds=10), (1,))

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nolocod.lab.methods import BY_NAME, METHODS, VARIANTS, Method
-from nolocod.lab.trials import Book, Trial
+from nolocod.lab.trials import Trial, perform_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from nolocod.lab.trials import Book
     from nolocod.trainer.rehearsal import Point
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -127,11 +128,11 @@ class Comparison:
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
     """Do what is not done yet, and compare."""
-    book.perform((trial for method in METHODS for trial in _tuning(method, size)), workers, tell)
+    perform_all((trial for method in METHODS for trial in _tuning(method, size)), book, workers, tell)
     rates = {method.name: _best(method, size, book) for method in (*METHODS, *VARIANTS)}
     trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
-    book.perform((trial for some in trials.values() for trial in some), workers, tell)
-    ends = {key: [book.points(trial)[-1] for trial in some] for key, some in trials.items()}
+    perform_all((trial for some in trials.values() for trial in some), book, workers, tell)
+    ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items()}
     return Comparison(rates, ends, size)
 
 
@@ -152,7 +153,7 @@ def _tuning(method: Method, size: Size) -> Iterator[Trial]:
 
 
 def _best(method: Method, size: Size, book: Book) -> float:
-    return min(_tuning(method, size), key=lambda trial: book.points(trial)[-1].mean).learning_rate
+    return min(_tuning(method, size), key=lambda trial: book[trial][-1].mean).learning_rate
 
 
 def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> Iterator[Trial]:

@@ -13,6 +13,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from nolocod.lab.trials import perform_all
 from nolocod.lab.walks import COUNTS, STEPS, walks
 from nolocod.trainer.inner import learning_rate
 
@@ -133,12 +134,12 @@ def spread(size: Size, book: Book, workers: int, tell: Callable[[str], None]) ->
     watched = [replace(like, replicas=count, seed=seed, points=often) for count in size.replicas for seed in size.seeds]
     by_rate = [replace(like, learning_rate=rate, seed=seed, points=often) for seed in size.seeds for rate in RATES]
     by_gamma = {gamma: [replace(like, seed=seed, gamma=gamma) for seed in size.seeds] for gamma in GAMMAS}
-    book.perform([*watched, *by_rate, *(trial for some in by_gamma.values() for trial in some)], workers, tell)
+    perform_all([*watched, *by_rate, *(trial for some in by_gamma.values() for trial in some)], book, workers, tell)
 
     def runs(trials: list[Trial]) -> tuple[Run, ...]:
-        return tuple(_run(trial, book.points(trial)) for trial in trials)
+        return tuple(_run(trial, book[trial]) for trial in trials)
 
-    ends = {gamma: tuple(book.points(trial)[-1].spread for trial in some) for gamma, some in by_gamma.items()}
+    ends = {gamma: tuple(book[trial][-1].spread for trial in some) for gamma, some in by_gamma.items()}
     return Spread(walks(), runs(watched), runs(by_rate), ends)
 
 

@@ -1,15 +1,12 @@
-"""Single training runs, many of them: each is done once, and its result kept as one JSON line.
+"""Single training runs of replicas in one process, by whatever method.
 
-The rule: a trial's result follows from its settings alone, all of which are its key; so a command that was broken off
-goes on where it was, and one that was finished prints its table at once.
+The rule: the outer step, the codecs and the model are the product's own; a trial differs from a run by its settings only.
 """
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +14,15 @@ import msgspec
 
 from nolocod import presets
 from nolocod.lab.methods import BY_NAME, Method
+from nolocod.lab.results import Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nolocod.manifest import Manifest
     from nolocod.trainer.rehearsal import Point
+
+    Book = Results["Trial", list[Point]]
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": presets.MODELS["tiny"],
@@ -48,14 +48,8 @@ class Trial:
     """Micro-batches of text that nobody trains on, at every evaluation."""
     points: int = 6
     """How often it is evaluated, the end included."""
-    alpha: float | None = None
-    """These three take the place of the method's own."""
-    beta: float | None = None
     gamma: float | None = None
-
-    @property
-    def key(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+    """In place of the method's own."""
 
     @property
     def settings(self) -> Method:
@@ -74,8 +68,8 @@ class Trial:
         )  # fmt: skip
         outer = replace(
             run.outer,
-            alpha=method.alpha if self.alpha is None else self.alpha,
-            beta=method.beta if self.beta is None else self.beta,
+            alpha=method.alpha,
+            beta=method.beta,
             gamma=method.gamma if self.gamma is None else self.gamma,
         )
         # what trust costs is measured elsewhere (`nolocod lab attacks`)
@@ -97,45 +91,19 @@ def perform(trial: Trial) -> list[Point]:
     return rehearsal.points
 
 
-class Book:
-    """The results of trials, in the file `kept` and in memory."""
+def book(kept: Path) -> Book:
+    """The trials in the file `kept`; the last point of each is its end."""
+    from nolocod.trainer.rehearsal import Point  # as above
 
-    def __init__(self, kept: Path) -> None:
-        self._kept = kept
-        self._found: dict[str, list[Point]] = {}
-        if kept.exists():
-            from nolocod.trainer.rehearsal import Point  # as above
-
-            for line in kept.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
-                key = json.dumps(asdict(Trial(**entry["trial"])), sort_keys=True)
-                self._found[key] = [Point(**point) for point in entry["points"]]
-
-    def __contains__(self, trial: Trial) -> bool:
-        return trial.key in self._found
-
-    def points(self, trial: Trial) -> list[Point]:
-        """The last one is the end. KeyError for a trial that was not performed."""
-        return self._found[trial.key]
-
-    def perform(self, trials: Iterable[Trial], workers: int, tell: Callable[[str], None]) -> None:
-        """Do those that were not done yet, `workers` at a time, the longest first."""
-        left = sorted({trial for trial in trials if trial not in self}, key=lambda trial: -trial.replicas * trial.steps)
-        if not left:
-            return
-        self._kept.parent.mkdir(parents=True, exist_ok=True)
-        with multiprocessing.get_context("spawn").Pool(workers) as pool, self._kept.open("a", encoding="utf-8") as handle:
-            for number, (trial, points) in enumerate(pool.imap_unordered(_performed, left), 1):
-                self._found[trial.key] = points
-                entry = {"trial": asdict(trial), "points": [asdict(point) for point in points]}
-                handle.write(json.dumps(entry) + "\n")
-                handle.flush()
-                loss = points[-1].mean
-                tell(
-                    f"{number} of {len(left)}: {trial.method}, {trial.replicas} replicas, seed {trial.seed}, "
-                    f"learning rate {trial.learning_rate:g}: {loss:.4f}"
-                )
+    return Results(kept, (Trial, list[Point]))
 
 
-def _performed(trial: Trial) -> tuple[Trial, list[Point]]:
-    return trial, perform(trial)
+def perform_all(trials: Iterable[Trial], found: Book, workers: int, tell: Callable[[str], None]) -> None:
+    """Do those that were not done yet, the longest first."""
+
+    def done(number: int, count: int, trial: Trial, points: list[Point]) -> None:
+        what = f"{trial.method}, {trial.replicas} replicas, seed {trial.seed}, learning rate {trial.learning_rate:g}"
+        tell(f"{number} of {count}: {what}: {points[-1].mean:.4f}")
+
+    longest_first = sorted(set(trials), key=lambda trial: (-trial.replicas * trial.steps, repr(trial)))
+    found.perform(longest_first, perform, workers, done)

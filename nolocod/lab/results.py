@@ -1,0 +1,77 @@
+"""Results of long computations: each is done once, and kept as one JSON line.
+
+The rule: a result follows from its settings alone, all of which are its key; so a command that was broken off goes on
+where it was, and one that was finished prints its table at once. Half a line, as a kill leaves it, is done again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from nolocod.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+Settings = TypeVar("Settings")
+Result = TypeVar("Result")
+
+
+class Results(Generic[Settings, Result]):
+    """Those in the file `path`, and in memory. `kinds`: the types of settings and of results."""
+
+    def __init__(self, path: Path, kinds: tuple[type[Settings], type[Result]]) -> None:
+        """UsageError for a file that cannot be read, or that holds something else."""
+        self._path = path
+        self._found: dict[bytes, Result] = {}
+        try:
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror}).") from error
+        self._whole = sum(len(line) for line in lines if line.endswith(b"\n"))
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n"):
+                try:
+                    settings, result = msgspec.json.decode(line, type=tuple[kinds])  # type: ignore[valid-type]
+                except msgspec.DecodeError as error:
+                    raise UsageError(f"{path}, line {number}, is no result of this command: {error}.") from error
+                self._found[_key(settings)] = result
+
+    def __contains__(self, settings: Settings) -> bool:
+        return _key(settings) in self._found
+
+    def __getitem__(self, settings: Settings) -> Result:
+        return self._found[_key(settings)]
+
+    def perform(
+        self,
+        wanted: Iterable[Settings],
+        work: Callable[[Settings], Result],
+        workers: int,
+        tell: Callable[[int, int, Settings, Result], None],
+    ) -> None:
+        """Do those that were not done yet, `workers` at a time and in their order; `tell` how many of how many are done."""
+        left = list({_key(settings): settings for settings in wanted if settings not in self}.values())
+        if not left:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with multiprocessing.get_context("spawn").Pool(workers) as pool, self._path.open("ab") as handle:
+            handle.truncate(self._whole)
+            for number, (settings, result) in enumerate(pool.imap_unordered(partial(_done, work), left), 1):
+                self._found[_key(settings)] = result
+                self._whole += handle.write(msgspec.json.encode((settings, result)) + b"\n")
+                handle.flush()
+                tell(number, len(left), settings, result)
+
+
+def _key(settings: object) -> bytes:
+    return msgspec.json.encode(settings, order="deterministic")
+
+
+def _done(work: Callable[[Settings], Result], settings: Settings) -> tuple[Settings, Result]:
+    return settings, work(settings)
