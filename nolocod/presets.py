@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nolocod.errors import RunFileError
-from nolocod.manifest import Data, Evaluation, Inner, Manifest, Outer
+from nolocod.manifest import Data, Evaluation, Inner, Manifest, Outer, Trust
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "small": llama(128, 4, 4, 352),  # 0.8 M
     "10m": llama(384, 6, 6, 1024),  # 10.7 M
 }
+
+UNDEFENDED = Trust(clip=0, direction=0, accept=0, reputation=False, probation=0)
+"""No defence but those of structure, which cannot be switched off."""
+ALL_DEFENCES = Trust(direction=0.2, accept=0.02)
 
 
 def model(name_or_file: str, base: Path) -> dict[str, Any]:

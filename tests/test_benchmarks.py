@@ -14,6 +14,7 @@ import pytest
 from nolocod import cli
 from nolocod.benchmarks import Options, parse_parameters, probe
 from nolocod.benchmarks.base import BenchError, spread
+from nolocod.benchmarks.defences import DefencesResult
 from nolocod.benchmarks.exchange import exchange, model_of
 from nolocod.benchmarks.overlap import OverlapResult
 from nolocod.benchmarks.parties import Pair, pair, started
@@ -228,6 +229,12 @@ def test_each_way_to_overlap_has_its_share_of_inner_steps() -> None:
     )
     assert "overlapped               0.985 (0.980-0.990) (0.350 (0.300-0.400))" in result.to_text()
     assert json.loads(result.to_json())["computing"]["blocking"] == [0.75, 0.74]
+
+
+def test_defences_are_told_beside_none() -> None:
+    result = DefencesResult({"none": [0.5, 0.6], "everything": [0.51, 0.6]}, {"none": [0.99, 0.99], "everything": [0.98, 0.98]})
+    assert "everything     0.555 (0.510-0.600)  1.010 (1.000-1.020)  0.980 (0.980-0.980)" in result.to_text()
+    assert json.loads(result.to_json())["exchange"]["none"] == [0.5, 0.6]
 
 
 def test_what_is_started_in_the_block_isbound_to_its_cores() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nolocod.benchmarks.base import Options, Result
 from nolocod.benchmarks.codecs import codecs
+from nolocod.benchmarks.defences import defences
 from nolocod.benchmarks.exchange import exchange, parse_parameters
 from nolocod.benchmarks.node import node
 from nolocod.benchmarks.overlap import overlap
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "training": training,
     "overlap": overlap,
+    "defences": defences,
     "exchange": exchange,
     "transport": transport,
     "relay": relay,

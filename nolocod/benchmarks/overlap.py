@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nolocod.benchmarks.base import Options
 
-_SHARE = 1 / 3
+SHARE = 1 / 3
 """Of a phase, that an exchange of the whole model takes."""
 WAYS: dict[str, dict[str, Any]] = {
     "overlapped": {},
@@ -65,7 +65,7 @@ def overlap(options: Options, say: Callable[[str], None]) -> OverlapResult:
                 changed = msgspec.structs.replace(run, outer=msgspec.structs.replace(run.outer, **outer))
                 one = replace(setting, run_file=folder / f"run-{index}.toml")
                 one.run_file.write_text(presets.to_toml(changed), encoding="utf-8")
-                seen = paired_with(one, number * len(WAYS) + index, size / (_SHARE * phase))
+                seen = paired_with(one, number * len(WAYS) + index, size / (SHARE * phase))
                 result.computing[way].append(seen.computing)
                 result.busy[way].append(seen.busy)
                 say(f"{number}: {way}: {seen.computing:.3f}, {seen.paired} paired outer steps in {seen.seconds:.0f} s")

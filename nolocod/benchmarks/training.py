@@ -11,12 +11,14 @@ set such that one exchange takes about one phase of inner steps.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import statistics
 import subprocess
 import tempfile
 import time
+import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from nolocod import datadir, presets
 from nolocod.benchmarks.base import BenchError, spread
@@ -264,11 +267,14 @@ class Seen:
     seconds: float
     paired: int
     """Paired outer steps."""
+    exchange: float
+    """Seconds of an exchange that was committed, on average; nan without any."""
 
 
 def rate(paths: DataDir, seconds: float, *, paired: bool = False) -> Seen:
     """Watch the daemon from one (paired) outer step to the first one that ends after `seconds`."""
     began, first, _ = _next_outer_step(paths, paired)
+    taken, number = _exchanges(paths)
     looks: list[bool] = []
     while True:
         ended, last, seen = _next_outer_step(paths, paired)
@@ -277,7 +283,18 @@ def rate(paths: DataDir, seconds: float, *, paired: bool = False) -> Seen:
             span = last.uptime - first.uptime
             computing = (last.utilisation * last.uptime - first.utilisation * first.uptime) / span
             paired_steps = last.outer_paired - first.outer_paired
-            return Seen((last.tokens - first.tokens) / span, statistics.fmean(looks), computing, span, paired_steps)
+            now_taken, now_number = _exchanges(paths)
+            exchange = (now_taken - taken) / (now_number - number) if now_number > number else math.nan
+            return Seen((last.tokens - first.tokens) / span, statistics.fmean(looks), computing, span, paired_steps, exchange)
+
+
+def _exchanges(paths: DataDir) -> tuple[float, float]:
+    """The seconds of all exchanges that were committed, and how many there were, by the daemon's metrics."""
+    address = datadir.find_running(paths).http
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    samples = {sample.name: sample.value for family in text_string_to_metric_families(page) for sample in family.samples}
+    return samples["nolocod_exchange_duration_seconds_sum"], samples["nolocod_exchange_duration_seconds_count"]
 
 
 def _next_outer_step(paths: DataDir, paired: bool) -> tuple[float, StatusReport, list[bool]]:

@@ -75,7 +75,7 @@ def _testnet(options: argparse.Namespace) -> None:
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["training", "overlap", "exchange", "transport", "relay", "node", "codecs"])
+    add("what", choices=["training", "overlap", "defences", "exchange", "transport", "relay", "node", "codecs"])
     add("--model", default="small", metavar="NAME|FILE", help="of training and node")
     add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
     add("--pairs", type=int, default=5, help="how often each is measured, in turn")

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     Log = Results["Battle", "Fought"]
 
 NONE, MIXED = "none", "all mixed"
-OFF = Trust(clip=0, direction=0, accept=0, reputation=False, probation=0)
-"""No defence but those of structure, which cannot be switched off."""
-EVERYTHING = Trust(direction=0.2, accept=0.02)
+OFF, EVERYTHING = presets.UNDEFENDED, presets.ALL_DEFENCES
 DEFENCES = {
     "none": OFF,
     "clip": msgspec.structs.replace(OFF, clip=1.5),
