@@ -91,7 +91,7 @@ LAYERS = {
 }
 TOP = frozenset({"cli", "commands", "__main__", "terminal", "testnet", "benchmarks", "lab", "doctor", "soak"})
 """What people call: it may import anything of ours. Only `cli` and `commands` print."""
-TOP_PACKAGES = frozenset({"trio", "msgspec", "rich", "prometheus_client psutil"})
+TOP_PACKAGES = frozenset({"trio", "msgspec", "rich", "prometheus_client", "psutil"})
 
 
 @dataclass(frozen=True)
