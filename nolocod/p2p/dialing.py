@@ -30,7 +30,7 @@ from nolocod.errors import RemoteError
 from nolocod.p2p.addresses import tcp_parts, transport
 from nolocod.p2p.libp2p_streams import FOREIGN, already_gone, causes, shielded
 from nolocod.p2p.links import Link, Origin, TcpStream, plain
-from nolocod.p2p.strangers import DoorLimits, Doorway, Knocks
+from nolocod.p2p.strangers import PUNCHES, DoorLimits, Doorway, Knocks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ class Dialler:
         self._swarm = swarm
         self._most = most
         self.doorway = doorway or Doorway(DoorLimits())
-        self._knocks = Knocks()
+        self._knocks, self._punches = Knocks(), Knocks(PUNCHES)
         self._patience = patience
         self._sources = {_family(address.host): address for address in reversed(listening)}
         self.expected: dict[Endpoint, Expected] = {}
@@ -173,7 +173,8 @@ class Dialler:
                 del self.expected[target]
 
     async def punch(self, target: Endpoint) -> trio.socket.SocketType:
-        """Connect from the listening port, again and again until it works or the caller cancels.
+        """Connect from the listening port, again and again until it works or the caller cancels: as often as is allowed
+        where a peer says that it is.
 
         OSError where there is no such port for `target`.
         """
@@ -181,15 +182,18 @@ class Dialler:
         if source is None:
             raise OSError(errno.EADDRNOTAVAIL, "no listening port of this address family")
         while True:
-            try:
-                return await _open(target, source)
-            except OSError as error:
-                logger.debug("a punch to %s: %s", target, error)
+            if self._punches.may(target[0], trio.current_time()):
+                try:
+                    return await _open(target, source)
+                except OSError as error:
+                    logger.debug("a punch to %s: %s", target, error)
             await trio.sleep(_PAUSE)
 
     async def punched(self, connected: trio.socket.SocketType, peer: PeerId, *, client: bool) -> None:
         """Make a connection to `peer` of what `punch` returned. Raises as `dial` does."""
+        host = connected.getpeername()[0]
         await self._upgrade(connected, peer, Origin("punched", True, peer), client=client)
+        self._punches.answered(host, trio.current_time())
 
     # --- both -----------------------------------------------------------------------------------------
 

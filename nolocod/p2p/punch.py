@@ -3,7 +3,8 @@ packet for an answer. DCUtR over TCP (libp2p's specs/relay/DCUtR.md), the opener
 
 The rule: who was reached through the relay opens, and is the server of the connection that comes of it; whoever gets SYNC
 is the client, however the packets crossed. What a peer says of its addresses costs ten dials a second to each of a few of
-them, for some seconds and a few times, and none into a private network that is not ours.
+them, for some seconds and a few times, however many ports it names of one machine no more than that machine is knocked at
+(`strangers.PUNCHES`), and none into a private network that is not ours.
 """
 
 from __future__ import annotations

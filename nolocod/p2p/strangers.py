@@ -187,6 +187,10 @@ class Turnstile:
 # --- dialling ---------------------------------------------------------------------------------------------
 
 
+PUNCHES = Rate(1, 60)
+"""Punches to one address, which knock ten times a second until both ends meet, within a second or two as a rule."""
+
+
 class Knocks:
     """How often we may dial in vain where members say that they are: they may name a stranger's address.
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import trio
@@ -29,6 +30,7 @@ from nolocod.events import Event, Punched
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.addresses import through
 from nolocod.p2p.delimited import receive_message, send_message
+from nolocod.p2p.dialing import Dialler
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.libp2p_streams import FOREIGN
 from nolocod.p2p.punch import DCUTR, Puncher, PunchLimits
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from libp2p.abc import IHost
+    from libp2p.network.swarm import Swarm
 
     from nolocod.p2p.streams import Stream
 
@@ -361,3 +364,25 @@ async def test_nobody_has_us_dial_where_we_have_no_business() -> None:
         await send_message(stream, HolePunch(type=HolePunch.SYNC))
         await until(lambda: ann.punches())
         assert sorted(dialled) == [(f"203.0.113.{number}", 80) for number in range(1, 9)]
+
+
+async def test_one_machine_is_punched_to_so_often_whatever_ports_it_is_said_to_have(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    dialled: list[tuple[str, int]] = []
+
+    async def refused(target: tuple[str, int], _source: Address | None) -> trio.socket.SocketType:
+        await trio.lowlevel.checkpoint()
+        dialled.append(target)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("nolocod.p2p.dialing._open", refused)
+    dialler = Dialler(cast("Swarm", SimpleNamespace()), [Address("127.0.0.1", 4001)], 8, 1.0)
+    for host, most in (("127.0.0.77", 60 + 12), ("127.0.0.78", 60 + 4)):
+        dialled.clear()
+        for _ in range(3 if host == "127.0.0.77" else 1):
+            with trio.move_on_after(4.05):
+                async with trio.open_nursery() as nursery:
+                    for port in range(1, 9):
+                        nursery.start_soon(dialler.punch, (host, port))
+        assert most - 1 <= len(dialled) <= most + 1, "each has its own share"
