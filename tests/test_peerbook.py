@@ -94,3 +94,6 @@ def test_a_disk_that_does_not_take_it_is_told(tmp_path: Path) -> None:
     book.remember(PeerId("p"), (HERE,), 1.0)
     book.save()
     assert [type(event) for event in told] == [Troubled]
+    (tmp_path / "folder").unlink()
+    book.save()
+    assert Peerbook(tmp_path / "folder" / "peers.json", silent).addresses(PeerId("p")) == (HERE,), "it is tried again"

@@ -319,3 +319,8 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     scene.repeat(Deed.COMMITTED)
     records.save()
     assert [event.code for event in scene.events if isinstance(event, Troubled)][-1] == DataDirError.entry.code
+    blocked.unlink()
+    records.save()
+    after = Scene()
+    Records(blocked / "reputation.json", after.reputation, 1000.0)
+    assert len(after.reputation) == 1, "it is tried again"

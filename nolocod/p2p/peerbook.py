@@ -90,4 +90,5 @@ class Peerbook:
             with written_whole(self._path) as file:
                 file.write(msgspec.json.encode(list(self._peers.values())))
         except LocalError as error:
+            self._dirty = True  # the next save tries again
             self._emit(Troubled(error.code, error.cause))

@@ -235,6 +235,7 @@ class Records:
             with written_whole(self._path) as file:
                 file.write(self._reputation.dump())
         except LocalError as error:
+            self._reputation.dirty = True  # the next save tries again
             self._reputation.emit(Troubled(error.code, error.cause))
 
 
