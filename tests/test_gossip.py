@@ -6,15 +6,24 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import pytest
 import trio
+from memory_net import Net
 
-from nolocod.errors import BannedError, PeerUnavailableError
+from nolocod.errors import BannedError, ClonedIdentityError, PeerUnavailableError, ProtocolError
+from nolocod.events import Troubled
 from nolocod.identity import Identity, PeerId
+from nolocod.manifest import RunId
 from nolocod.p2p.discovery import Contact, Discovery
 from nolocod.p2p.gossip import Gossip
 from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.membership import Membership, Open
+from nolocod.p2p.reputation import Deed
+from nolocod.p2p.requests import Terms, answer
+from nolocod.p2p.streams import GOSSIP
 from nolocod.p2p.timing import Timing
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import seal
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
@@ -22,8 +31,11 @@ if TYPE_CHECKING:
 
     from nolocod.events import Emit, Event
     from nolocod.p2p.host import Host
+    from nolocod.p2p.streams import Stream
 
 OWN = Identity.from_secret(bytes(32))
+OURS = 5 << 32
+"""Our life."""
 BOOTSTRAP: Contact = (PeerId("bootstrap"), ("/ip4/192.0.2.1/tcp/1",))
 REMEMBERED: list[Contact] = [(PeerId(f"peer {n}"), (f"/ip4/192.0.2.2/tcp/{n}",)) for n in range(1, 201)]
 
@@ -85,6 +97,48 @@ async def test_a_banned_member_is_left_alone_without_a_word_at_every_heartbeat(a
         nursery.cancel_scope.cancel()
     assert gossip._table.among([other.peer_id]) == {other.peer_id}
     assert (host.asked, events) == ([], [])
+
+
+def of_friend(number: int) -> pb.Gossip:
+    """What a friend tells of a node with our key that began after us, as its `number`-th life."""
+    heartbeat = pb.Heartbeat(count=number, life=OURS + number, other=OURS, standing=pb.Standing(round=1), state="training")
+    return pb.Gossip(heartbeats=[seal(pb.Body(run_id="run", heartbeat=heartbeat), OWN)])
+
+
+async def test_each_clone_that_comes_later_is_told_once(autojump_clock: object) -> None:
+    events: list[Event] = []
+    gossip = gossip_over(EmptyHost(), events.append)
+    gossip._voice.life = OURS
+    friend = PeerId("friend")
+    for number in (1, 1, 2, 2):
+        gossip._take(friend, gossip._hearsay.learn(friend, of_friend(number), trio.current_time()))
+    assert [event.code for event in events if isinstance(event, Troubled)] == [ClonedIdentityError.entry.code] * 2
+    assert not gossip.cloned.is_set()
+
+
+async def test_who_answers_gossip_with_something_else_is_judged(autojump_clock: object) -> None:
+    other = Identity.generate()
+    judged: list[tuple[PeerId, Deed]] = []
+    async with trio.open_nursery() as nursery:
+        net = Net(nursery, [])
+        gossip = gossip_over(EmptyHost())
+        gossip.judge = lambda peer, deed: judged.append((peer, deed))
+        dial = net.dial(OWN.peer_id)
+
+        async def open_stream(peer: PeerId, protocol: str, _addresses: Sequence[str] = ()) -> Stream:
+            return await dial(peer, protocol)
+
+        gossip._host.open_stream = open_stream  # type: ignore[method-assign]
+        terms = Terms(other, RunId("run"), 5.0)
+
+        async def evil(stream: Stream) -> None:
+            await answer(stream, terms, lambda _: pb.Body(info_request=pb.InfoRequest()))
+
+        net.handlers[other.peer_id, GOSSIP] = evil
+        with pytest.raises(ProtocolError, match="something else"):
+            await gossip.contact(other.peer_id, ())
+        nursery.cancel_scope.cancel()
+    assert judged == [(other.peer_id, Deed.BROKE_PROTOCOL)]
 
 
 async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object) -> None:

@@ -57,7 +57,8 @@ class Gossip:
         self._emit = emit
         self.cloned = trio.Event()
         """Set once another node, that began before us, is known to speak with our key."""
-        self._warned = False
+        self._warned_of = 0
+        """The life of the clone that was told last: each is told once."""
         self._terms = Terms(voice.identity, voice.run_id, timing.request)
         self._under_way: set[PeerId] = set()
         self._nursery: trio.Nursery | None = None
@@ -109,14 +110,14 @@ class Gossip:
             stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
             question = self._hearsay.question(trio.current_time())
             body = await ask(stream, pb.Body(gossip=question), self._terms)
+            if not body.HasField("gossip"):
+                raise ProtocolError("gossip was answered with something else.")
         except RemoteError as error:
             if (deed := deed_of(error)) is not None:
                 self.judge(peer, deed)
             raise
         finally:
             self._under_way.discard(peer)
-        if not body.HasField("gossip"):
-            raise ProtocolError("gossip was answered with something else.")
         self._take(peer, self._hearsay.learn(peer, body.gossip, trio.current_time()))
         if (objection := self._table.access.objection(peer)) is not None:
             raise AdmissionError(objection.cause)
@@ -162,9 +163,9 @@ class Gossip:
     def _mind_clone(self) -> None:
         """Of two nodes with one identity the one that began later stops; the other goes on, and says so."""
         voice = self._voice
-        if not voice.clone or self._warned:
+        if voice.clone in (0, self._warned_of):
             return
-        self._warned = True
+        self._warned_of = voice.clone
         if voice.clone < voice.life:
             self.cloned.set()
         else:
