@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ import trio.testing
 
 from nolocod.config import Address
 from nolocod.datadir import Running
-from nolocod.errors import HttpTokenError
+from nolocod.errors import DiskFullError, HttpTokenError
 from nolocod.events import StateChanged
 from nolocod.metrics import Metrics
 from nolocod.status import client, http
@@ -76,6 +78,21 @@ def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     token = make_token(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert make_token(path) == token == read_token(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_token_that_could_not_be_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file in its place would keep the node from starting until somebody removed it."""
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskFullError):
+            make_token(tmp_path / "http.token")
+    assert not list(tmp_path.iterdir())
+    assert make_token(tmp_path / "http.token")
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"two words in one line\n", b"\xff" * 40, b"x" * 5000])

@@ -57,7 +57,7 @@ LAYERS = {
     "codec": layer("errors manifest", "torch blake3"),
     "metrics": layer("errors events identity", "prometheus_client"),
     "logs": layer("events identity"),
-    "status": layer("config datadir errors events identity logs", "h11 msgspec rich trio trio_typing"),
+    "status": layer("config datadir disk errors events identity logs", "h11 msgspec rich trio trio_typing"),
     "proto": layer("errors identity terms", "google cryptography blake3", SANS_IO),
     "rounds": layer("events terms errors identity", "trio", "socket time random"),
     "p2p": layer(

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, quote
 
 import msgspec
 
+from nolocod.disk import written_whole
 from nolocod.errors import HttpTokenError
 from nolocod.status.http import Reply, Request
 
@@ -99,15 +100,14 @@ def read_token(path: Path) -> str:
 
 
 def make_token(path: Path) -> str:
-    """The token that `path` holds; a new one, readable by its owner alone, if there is no such file."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return read_token(path)
-    except OSError as error:
-        raise HttpTokenError(f"{path}: {error.strerror}.") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
+    """The token that `path` holds; a new one, readable by its owner alone, if there is no such file.
+
+    Raises HttpTokenError, DiskFullError or DataDirError.
+    """
+    if not path.exists():
+        with written_whole(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(secrets.token_urlsafe(32).encode() + b"\n")
     return read_token(path)
 
 
