@@ -25,7 +25,9 @@ _EVERY = 15.0
 async def survey(folder: Path, clock_offset: Callable[[], float], emit: Emit) -> None:
     """Emit Surveyed at once and every 15 s, until cancelled. `clock_offset` is in seconds, others' minus ours."""
     while True:
-        emit(Surveyed(clock_offset(), _free(folder)))
+        # in a thread: a network file system that hangs must not hold up the node, nor its end
+        free = await trio.to_thread.run_sync(_free, folder, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs of an older trio
+        emit(Surveyed(clock_offset(), free))
         await trio.sleep(_EVERY)
 
 
