@@ -30,9 +30,7 @@ async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timi
     heard: dict[PeerId, float] = {}
 
     async def check(peer: PeerId) -> None:
-        if await _answers(host, peer, timing.pong):
-            heard[peer] = trio.current_time()
-        elif trio.current_time() - host.heard_at(peer) >= timing.pong / 2:  # on a slow line answers wait behind other bytes
+        if await fell_silent(host, peer, timing.pong):
             table.suspect(peer, trio.current_time())
             await host.disconnect(peer)
 
@@ -60,6 +58,11 @@ async def drop_the_dead(host: Host, seconds: float) -> None:
     async with trio.open_nursery() as nursery:
         for peer in host.peers():
             nursery.start_soon(check, peer)
+
+
+async def fell_silent(host: Host, peer: PeerId, seconds: float) -> bool:
+    """Whether no ping is answered within `seconds`, and nothing came in their latter half: a pong may wait behind bulk."""
+    return not await _answers(host, peer, seconds) and trio.current_time() - host.heard_at(peer) >= seconds / 2
 
 
 async def _answers(host: Host, peer: PeerId, seconds: float) -> bool:

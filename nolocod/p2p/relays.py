@@ -17,7 +17,7 @@ from nolocod.errors import NoRelayError, PeerUnavailableError, RemoteError
 from nolocod.events import RelayHeld, RelayLost, Troubled
 from nolocod.identity import short
 from nolocod.p2p.addresses import straight, through
-from nolocod.p2p.keepalive import ping
+from nolocod.p2p.keepalive import fell_silent
 from nolocod.p2p.wire import deadline
 
 if TYPE_CHECKING:
@@ -238,12 +238,7 @@ class RelayKeeper:
 
     async def _check(self, relay: PeerId) -> None:
         """End a connection that died without a word: nobody would reach us through it."""
-        try:
-            with deadline(self._limits.pong, "the pong"):
-                await ping(self._host, relay)
-        except RemoteError:
-            if trio.current_time() - self._host.heard_at(relay) < self._limits.pong:
-                return  # the pong waits behind what it carries
+        if await fell_silent(self._host, relay, self._limits.pong):
             await self._host.disconnect(relay)
             if relay in self._held:
                 self._lose(relay, "it does not answer")

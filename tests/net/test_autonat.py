@@ -18,7 +18,7 @@ from libp2p.host.autonat.pb.autonat_pb2 import Message
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
-from wires import until
+from wires import ENOUGH, until
 
 from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import PeerUnavailableError, RefusedError
@@ -103,7 +103,7 @@ async def test_only_the_host_that_asks_is_dialled() -> None:
             assert answer.dialResponse.status == Message.E_DIAL_REFUSED, addresses
         assert await ask(ann, bob.own, victim.local) is None
         assert met == []
-        with pytest.raises(PeerUnavailableError), trio.fail_after(3):
+        with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
             await ann.probe(victim.own, victim.local[0])
         assert met, "it would have been seen"
 

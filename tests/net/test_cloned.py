@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
+from wires import ENOUGH, until
 
 from nolocod import datadir
 from nolocod.config import Address, DataDir, NodeConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-QUICK = Timing(heartbeat=0.2, live=5.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0)
+QUICK = Timing(heartbeat=0.2, live=10.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0)
 SEALED = seal(Manifest(name="test", model={"model_type": "llama"}), Identity.generate())
 
 
@@ -47,11 +48,10 @@ async def test_of_two_nodes_with_one_identity_one_goes_and_the_other_says_so(tmp
         async with member(tmp_path / "first", copied, first_saw, address) as first:
             await trio.sleep(1.1)  # lives are ordered by the second in which they began
             async with member(tmp_path / "second", copied, second_saw, address) as second:
-                with trio.fail_after(20):
+                with trio.fail_after(ENOUGH):
                     await second.cloned.wait()
-                    while not told(first_saw):  # noqa: ASYNC110  # it comes with the other's next heartbeat
-                        await trio.sleep(0.05)
-                    await second.leave()
+                await until(lambda: told(first_saw))  # it comes with the other's next heartbeat
+                await second.leave()
             assert not first.cloned.is_set()
             assert not told(second_saw), "it stops with the error instead"
             await trio.sleep(1.0)

@@ -50,7 +50,7 @@ SIZE = 64 << 20
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PIECE = 100_000
 """Below the 128 KiB that js-libp2p carries on a circuit as it is shipped."""
-QUICK = Timing(heartbeat=0.2, live=3.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0)
+QUICK = Timing(heartbeat=0.2, live=10.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0)
 
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="js-libp2p is fetched by npm, which is not installed")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
-from wires import until
+from wires import ENOUGH, until
 
 from nolocod.config import Address
 from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RefusedError, RemoteError, UsageError
@@ -143,7 +144,7 @@ async def test_names_that_nobody_answers_for_take_no_threads_from_others(monkeyp
     release = threading.Event()
 
     def tarpit(*_: object) -> None:
-        release.wait(20)
+        release.wait(2 * ENOUGH)
         raise socket.gaierror("nobody")
 
     monkeypatch.setattr(socket, "getaddrinfo", tarpit)
@@ -152,7 +153,7 @@ async def test_names_that_nobody_answers_for_take_no_threads_from_others(monkeyp
             for number in range(60):  # more than trio's threads
                 nursery.start_soon(dialing.resolve, f"/dns4/{number}.invalid/tcp/1")
             await trio.testing.wait_all_tasks_blocked()
-            with trio.fail_after(2):
+            with trio.fail_after(ENOUGH):
                 await trio.to_thread.run_sync(lambda: None)
             nursery.cancel_scope.cancel()
     finally:
@@ -354,7 +355,8 @@ async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer()
             deaf.bind(("127.0.0.1", 0))
             deaf.listen()
             silent = f"/ip4/127.0.0.1/tcp/{deaf.getsockname()[1]}"
-            with trio.fail_after(5):
+            ann.limits = replace(ann.limits, connect=2 * ENOUGH)
+            with trio.fail_after(ENOUGH):
                 await ann.connect(bob.own, [silent, *bob.circuits])
         assert ann.peers()[bob.own] == "relayed"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import trio
-from wires import until
+from wires import ENOUGH, until
 
 from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from nolocod.p2p.streams import Stream
 
-QUICK = Timing(heartbeat=0.2, live=3.0, request=8.0, bootstrap=8.0, search=0.5, widen=1.0, ping=15.0, pong=5.0)
+QUICK = Timing(heartbeat=0.2, live=10.0, request=8.0, bootstrap=2 * ENOUGH, search=0.5, widen=1.0, ping=15.0, pong=5.0)
 STILL = replace(QUICK, heartbeat=60.0, live=600.0)
 
 
@@ -194,7 +194,7 @@ async def test_the_manifest_is_checked_and_comes_from_whoever_answers_first(tmp_
     dead = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
     first = Node(tmp_path / "a")
     async with first.member(sealed) as mesh, Node(tmp_path / "b", bootstrap=(dead, *mesh.addresses)).open() as newcomer:
-        with trio.fail_after(QUICK.bootstrap / 2):
+        with trio.fail_after(ENOUGH):
             assert await newcomer.find_run() == sealed
 
 
@@ -293,7 +293,7 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed = a_run()
-    timing = replace(STILL, ping=0.6, pong=0.3)
+    timing = replace(STILL, ping=0.6, pong=1.5)
     # its own pings would be signs of life
     first, second = Node(tmp_path / "a", timing=timing), Node(tmp_path / "b", timing=replace(STILL, ping=60.0))
     async with first.member(sealed) as ann:
@@ -320,7 +320,7 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
 
 async def test_a_peer_whose_pong_waits_behind_its_bulk_is_not_taken_for_dead(tmp_path: Path) -> None:
     sealed = a_run()
-    first = Node(tmp_path / "a", timing=replace(STILL, ping=0.3, pong=0.4))
+    first = Node(tmp_path / "a", timing=replace(STILL, ping=0.3, pong=1.0))
     second = Node(tmp_path / "b", timing=replace(STILL, ping=60.0))
     async with first.member(sealed) as ann:
         second.bootstrap = ann.addresses
@@ -340,13 +340,12 @@ async def test_a_peer_whose_pong_waits_behind_its_bulk_is_not_taken_for_dead(tmp
             bob.serve(PING, silent)
             ann.serve("/test/bulk", drop)
             stream = await bob.dial(first.peer_id, "/test/bulk")
-            with trio.move_on_after(2.0):  # longer than it takes to ping and give up
-                while True:
+            with trio.fail_after(ENOUGH):
+                while unanswered < 3:  # two were waited for in vain
                     await stream.write(b"a slow line's worth")
                     await trio.sleep(0.05)
             assert len(ann.connections()) == 1
             await until(lambda: not ann.connections())  # silence is death again
-            assert unanswered
 
 
 async def test_the_dht_names_members_that_one_was_never_told_of() -> None:
@@ -465,7 +464,7 @@ async def test_when_the_relay_dies_another_one_carries(tmp_path: Path) -> None:
             life.cancel()
             await until(lambda: held(first) == held(second) == 1)
 
-            with trio.fail_after(10):
+            with trio.fail_after(ENOUGH):
                 answer = b""
                 while not answer:
                     try:

@@ -21,7 +21,7 @@ from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.patterns import PatternXX
 from libp2p.security.noise.pb import noise_pb2
-from wires import OURS, PROGRESS, STOCK, Stack, channels, raw, socket_pair, transport
+from wires import ENOUGH, OURS, PROGRESS, STOCK, Stack, channels, raw, socket_pair, transport
 
 from nolocod.p2p.buffers import BATCH, SIZE
 from nolocod.p2p.libp2p_streams import FOREIGN
@@ -129,7 +129,7 @@ async def test_bytes_in_any_pieces_both_ways(dialler: Stack, listener: Stack) ->
             assert await read_exactly(channel, size) == content[at : at + size]
             at += size
 
-    with trio.fail_after(10):
+    with trio.fail_after(ENOUGH):
         async with trio.open_nursery() as nursery:
             for here, there, content in ((ann, bob, contents[0]), (bob, ann, contents[1])):
                 nursery.start_soon(send, here.channel, content)

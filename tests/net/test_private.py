@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from wires import ENOUGH, until
 
 from nolocod.config import Address
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, PeerUnavailableError, RemoteError
@@ -42,7 +43,7 @@ async def a_host(gate: Gate | None = None, identity: Identity | None = None) -> 
 
 async def talk(asker: Host, other: Host) -> None:
     """RemoteError unless a stream works."""
-    with trio.fail_after(10):
+    with trio.fail_after(ENOUGH):
         stream = await asker.open_stream(other.own, ECHO, other.announced)
         await stream.write(b"hello")
         assert await stream.read_exactly(5) == b"hello"
@@ -64,7 +65,7 @@ async def test_the_same_key_on_both_sides_connects() -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [(KEY, OTHER), (None, KEY), (KEY, None)], ids=["another", "none", "needless"])
 async def test_another_key_or_none_is_told_at_once(ours: bytes | None, theirs: bytes | None) -> None:
     async with a_host(keyed(ours)) as ann, a_host(keyed(theirs)) as bob:
-        with trio.fail_after(3), pytest.raises(PeerNetworkKeyError, match="network key"):
+        with trio.fail_after(ENOUGH), pytest.raises(PeerNetworkKeyError, match="network key"):
             await talk(ann, bob)
         assert not ann.peers()
         assert not bob.peers()
@@ -94,7 +95,7 @@ async def test_who_is_not_on_the_list_is_told_so_before_any_stream() -> None:
         async with a_host(identity=friend) as ann:
             await talk(ann, bob)
         async with a_host(identity=stranger) as eve:
-            with trio.fail_after(3), pytest.raises(PeerNotAllowedError, match="not on the allow list of"):
+            with trio.fail_after(ENOUGH), pytest.raises(PeerNotAllowedError, match="not on the allow list of"):
                 await talk(eve, bob)
             assert not bob.peers().keys() & {stranger.peer_id}
 
@@ -123,14 +124,12 @@ async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monk
         assert gate.lets(ann)
         await trio.testing.wait_all_tasks_blocked()
         file.write_text("nonsense and more than one line has room for, so that the size differs\n")
-        with trio.fail_after(5):
-            while not events:  # noqa: ASYNC110  # the file is what is waited for
-                await trio.sleep(0.01)
+        await until(lambda: events)
         assert isinstance(events[0], Troubled)
         assert "line 1" in events[0].message
         assert gate.lets(ann), "a list that is none changes nothing"
         file.write_text(f"{bob}\n")
-        with trio.fail_after(5):
+        with trio.fail_after(ENOUGH):
             await dropped.wait()
         assert not gate.lets(ann)
         assert gate.lets(bob)
@@ -148,7 +147,7 @@ async def test_a_change_between_the_first_reading_and_the_first_look_is_seen(tmp
         assert gate.lets(bob)
         nursery.cancel_scope.cancel()
 
-    with trio.fail_after(1):
+    with trio.fail_after(ENOUGH):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gate.follow, file, drop, lambda _: None)
     assert gate.lets(bob)
@@ -184,7 +183,7 @@ async def test_who_was_half_way_in_when_the_list_changed_is_dropped_too(
 
         bob.basic.get_network().upgrader.upgrade_connection = slow
         nursery.start_soon(gate.follow, file, drop, lambda _: None)
-        with trio.fail_after(5):
+        with trio.fail_after(ENOUGH):
             with suppress(RemoteError):
                 await host.connect(bob.own, bob.announced)
             await put_out.wait()
@@ -213,7 +212,7 @@ async def test_a_circuit_is_let_through_by_the_same_key_and_list() -> None:
         await clients[bob.own].reserve(relay.own)
         await clients[ann.own].connect(relay.own, bob.own)
         assert ann.peers()[bob.own] == "relayed"
-        with trio.fail_after(5), pytest.raises(PeerNotAllowedError, match="not on the allow list of"):
+        with trio.fail_after(ENOUGH), pytest.raises(PeerNotAllowedError, match="not on the allow list of"):
             await clients[eve.own].connect(relay.own, bob.own)
         assert eve.own not in bob.peers()
 
@@ -230,5 +229,5 @@ async def test_the_ends_of_a_circuit_need_the_same_key_whatever_the_relay_has() 
                 await host.connect(relay.own, relay.announced)
             await clients[bob.own].reserve(relay.own)
             theirs.prologue = prologue(OTHER)
-            with trio.fail_after(5), pytest.raises(PeerNetworkKeyError):
+            with trio.fail_after(ENOUGH), pytest.raises(PeerNetworkKeyError):
                 await clients[ann.own].connect(relay.own, bob.own)

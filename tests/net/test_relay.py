@@ -12,6 +12,7 @@ import trio
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import OK, HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
+from wires import ENOUGH, until
 
 from nolocod.config import Address
 from nolocod.errors import PeerUnavailableError, RefusedError
@@ -85,7 +86,7 @@ async def test_a_circuit_carries_streams_both_ways_sealed_between_its_ends() -> 
         stream = await alice.host.open_stream(bob.host.own, SINK)
         await stream.write(content)
         await stream.close()
-        with trio.fail_after(20):
+        with trio.fail_after(ENOUGH):
             await bob.fed.wait()
         assert bob.received == [hashlib.sha256(content).digest()]
         back = await bob.host.open_stream(alice.host.own, ECHO)
@@ -111,9 +112,7 @@ async def test_a_reservation_ends_with_its_holders_connection_and_makes_room(lim
             await alice.client.reserve(middle.own)
         await bob.client.reserve(middle.own)  # its own again: renewed
         await bob.host.disconnect(middle.own)
-        with trio.fail_after(5):
-            while middle.connected(bob.host.own):  # noqa: ASYNC110 - libp2p tells nobody
-                await trio.sleep(0.01)
+        await until(lambda: not middle.connected(bob.host.own))
         assert await alice.client.reserve(middle.own) > 0
 
 
@@ -143,7 +142,7 @@ async def test_a_circuit_over_its_bytes_ends_and_the_connection_to_the_relay_sta
         await bob.client.reserve(middle.own)
         await alice.client.connect(middle.own, bob.host.own)
         stream = await alice.host.open_stream(bob.host.own, SINK)
-        with pytest.raises(PeerUnavailableError), trio.fail_after(20):
+        with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
             await stream.write(bytes(64 * PIECE))
         assert bob.received == []
         assert alice.host.connected(middle.own)
@@ -169,7 +168,7 @@ async def test_garbage_costs_a_stream_and_no_more(garbage: bytes) -> None:
     async with three() as (_, middle, alice, _):
         stream = await alice.host.open_stream(middle.own, HOP)
         await stream.write(garbage)
-        with pytest.raises(PeerUnavailableError), trio.fail_after(10):
+        with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
             await stream.read_exactly(1)
         assert middle.faults == 1
         assert await alice.client.reserve(middle.own) > 0
@@ -181,7 +180,7 @@ async def test_a_circuit_from_what_is_no_peer_costs_a_stream_and_no_more(name: b
         stream = await middle.open_stream(bob.host.own, STOP)
         message = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=name)).SerializeToString()
         await stream.write(bytes([len(message)]) + message)
-        with pytest.raises(PeerUnavailableError), trio.fail_after(10):
+        with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
             await stream.read_exactly(1)
         assert bob.host.faults == 1
         assert await bob.client.reserve(middle.own) > 0
@@ -203,7 +202,7 @@ async def test_a_target_that_never_answers_costs_the_relay_no_stream() -> None:
         with pytest.raises(RefusedError, match="CONNECTION_FAILED"):
             await alice.client.connect(middle.own, bob.host.own)
         assert pending.is_set()
-        with trio.fail_after(2):
+        with trio.fail_after(ENOUGH):
             await gone.wait()
 
 
@@ -238,7 +237,7 @@ async def test_an_end_that_breaks_off_is_no_clean_end_for_one_that_has_said_all(
         assert await stream.read_available()
         await stream.write(b"all")
         await stream.close()
-        with pytest.raises(PeerUnavailableError), trio.fail_after(5):
+        with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
             await stream.read_exactly(5)  # it may have four
 
 
@@ -289,9 +288,7 @@ async def test_a_relay_gives_while_it_is_willing_and_tells_what() -> None:
             await alice.client.reserve(middle.own)
         relay.willing = lambda: True
         await alice.client.reserve(middle.own)
-        with trio.fail_after(10):
-            while not told:  # noqa: ASYNC110 - told every few seconds
-                await trio.sleep(0.05)
+        await until(lambda: told)
         assert told == [Relaying(reservations=2, open=0, circuits=0, bytes=0)]
         nursery.cancel_scope.cancel()
 
@@ -327,13 +324,9 @@ async def test_a_circuit_that_is_not_used_makes_room_for_another_one() -> None:
         with pytest.raises(RefusedError, match="RESOURCE_LIMIT_EXCEEDED"):
             await carol.client.connect(middle.own, bob.host.own)  # a megabyte a moment ago is no idleness
         await alice.host.disconnect(bob.host.own)
-        with trio.fail_after(5):
-            while bob.host.connected(alice.host.own):  # noqa: ASYNC110 - libp2p tells nobody
-                await trio.sleep(0.01)
+        await until(lambda: not bob.host.connected(alice.host.own))
         await carol.client.connect(middle.own, bob.host.own)
         await trio.sleep(0.3)
         await alice.client.connect(middle.own, bob.host.own)
-        with trio.fail_after(5):
-            while carol.host.connected(bob.host.own):  # noqa: ASYNC110 - libp2p tells nobody
-                await trio.sleep(0.01)
+        await until(lambda: not carol.host.connected(bob.host.own))
         assert alice.host.peers()[bob.host.own] == "relayed"

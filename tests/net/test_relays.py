@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.host import Host
     from nolocod.p2p.streams import Stream
 
-QUICK = KeeperLimits(look=0.05, answer=2.0, ping=60.0, pong=0.3, back_off=0.2, longest_back_off=0.4, patience=0.3)
+QUICK = KeeperLimits(look=0.05, ping=60.0, back_off=0.2, longest_back_off=0.4, patience=0.3)
 
 
 @dataclass
@@ -146,7 +146,7 @@ async def test_a_relay_that_is_gone_is_replaced_at_once() -> None:
 async def test_a_relay_that_goes_silent_is_found_by_a_ping() -> None:
     async with scene() as here:
         silent = await here.place()
-        limits = KeeperLimits(look=0.05, answer=2.0, ping=0.3, pong=0.2, back_off=60.0)
+        limits = KeeperLimits(look=0.05, ping=0.3, pong=1.0, back_off=60.0)
 
         async def never(_: Stream) -> None:
             await trio.sleep_forever()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from wires import ENOUGH
 
 from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import RelayBudgetError
@@ -87,8 +88,8 @@ async def test_bulk_waits_for_a_straight_connection_while_one_may_come(tmp_path:
         found = ways(near, tmp_path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(near.dial_straight, far.own, far.announced, 5.0)
-            with trio.fail_after(5):
-                await found.straighten(far.own, member(far, "cone"), 60.0)
+            with trio.fail_after(ENOUGH):
+                await found.straighten(far.own, member(far, "cone"), 2 * ENOUGH)
             assert near.straight(far.own)
 
 
@@ -104,8 +105,8 @@ async def test_bulk_does_not_wait_where_a_punch_cannot_succeed_or_has_just_faile
             assert events == [Punched(far.own, False, 9.0, "no answer")]
         if how == "waited":
             await found.straighten(far.own, member(far, nat), 0.1)
-        with trio.fail_after(5):
-            await found.straighten(far.own, member(far, nat), 60.0)
+        with trio.fail_after(ENOUGH):
+            await found.straighten(far.own, member(far, nat), 2 * ENOUGH)
         assert near.peers()[far.own] == "relayed"
         elsewhere = replace(member(far, "cone"), reach=None)
         assert found.carried([elsewhere]) == (set() if how == "symmetric" else {far.own})

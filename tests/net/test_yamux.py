@@ -21,7 +21,7 @@ from libp2p.stream_muxer.exceptions import (
     MuxedStreamError,
     MuxedStreamReset,
 )
-from wires import OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
+from wires import ENOUGH, OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
 
 from nolocod.p2p import buffers
 from nolocod.p2p.buffers import SIZE, Pool, Unread
@@ -92,7 +92,7 @@ async def test_every_pairing_carries_streams_both_ways_at_once(dialler: Stack, l
         await write_in_pieces(stream, content, seed=1)
         answered.append(hashlib.sha256(await read_all(stream)).digest())
 
-    with trio.fail_after(20):
+    with trio.fail_after(ENOUGH):
         async with connections(dialler, listener) as (ann, bob), trio.open_nursery() as nursery:
             for number, content in enumerate(contents):
                 here, there = (ann, bob) if number % 2 else (bob, ann)
@@ -424,7 +424,7 @@ async def test_a_write_cancelled_when_the_socket_is_full_is_finished_by_others()
         deframer = Deframer()
         sizes = []
         pong = None
-        with trio.fail_after(5):
+        with trio.fail_after(ENOUGH):
             while pong is None:
                 for item in deframer.feed(memoryview(await other.read())):
                     if isinstance(item, Frame) and item.kind == Kind.DATA:
@@ -517,7 +517,7 @@ async def test_a_circuit_whose_other_end_stays_silent_is_closed_all_the_same(
 
 async def expect_away(other: SecureChannel, reason: Away) -> None:
     deframer = Deframer()
-    with trio.fail_after(5):
+    with trio.fail_after(ENOUGH):
         while True:
             for item in deframer.feed(memoryview(await other.read())):
                 if isinstance(item, Frame) and item.kind == Kind.GO_AWAY:
@@ -579,7 +579,7 @@ async def test_a_flood_of_streams_is_refused_and_harms_no_other() -> None:
         count = 1000
         await other.write(b"".join(pack(Kind.WINDOW, Flag.SYN, 2 * number + 1, 0) for number in range(count)))
         deframer, refused, taken = Deframer(), set[int](), set[int]()
-        with trio.fail_after(5):
+        with trio.fail_after(ENOUGH):
             while len(refused) + len(taken) < count:
                 for item in deframer.feed(memoryview(await other.read())):
                     assert isinstance(item, Frame)
@@ -612,7 +612,7 @@ async def test_streams_open_at_once_have_a_limit() -> None:
 async def test_a_peer_that_asks_and_never_reads_the_answers_is_cut_off(at_once: int) -> None:
     async with against_frames() as (ours, other):
         ping = pack(Kind.PING, Flag.SYN, 0, 1) * at_once
-        with trio.fail_after(10), suppress(OSError):
+        with trio.fail_after(ENOUGH), suppress(OSError):
             while True:
                 await other.write(ping)
         await ours.event_closed.wait()
