@@ -21,9 +21,9 @@ PARAMETERS = 28_832
 def test_two_daemons_pair_by_any_codec(swarm: Swarm, codec: str, outer: str, least: float, most: float) -> None:
     """The smallest message of each has so many bytes per parameter."""
     first = swarm.found(codec, outer, steps=500)
-    swarm.wait("the first node tells its address", lambda: ready(first), 30)
+    swarm.wait("the first node tells its address", lambda: ready(first))
     second = swarm.daemon().run("join", "--bootstrap", first.address)
-    swarm.wait_paired([first, second], 3, 60)
+    swarm.wait_paired([first, second], 3)
     for daemon in (first, second):
         report = daemon.report
         assert report is not None

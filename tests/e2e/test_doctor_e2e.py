@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from swarm import ENOUGH
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit status, and findings by code."""
     line = [sys.executable, "-m", "nolocod", "doctor", "--json", "--no-upnp", "--device", "cpu", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=ENOUGH, check=False)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert (done.returncode == 0) == report["ok"]
@@ -32,7 +34,7 @@ def facts(root: Path) -> dict[str, int]:
 
 def test_beside_a_running_node_and_before_one(swarm: Swarm) -> None:
     first = swarm.found()
-    swarm.wait("the first node trains", lambda: first.report is not None and first.report.state == "training", 60)
+    swarm.wait("the first node trains", lambda: first.report is not None and first.report.state == "training")
     assert first.report is not None
     before, run_id = facts(first.paths.root), first.report.run_id
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from swarm import Daemon, Swarm, ready, trainer_of
+from swarm import ENOUGH, Daemon, Swarm, ready, trainer_of
 
 from nolocod.errors import LostStepsError, UnacknowledgedError
 from nolocod.p2p.receipts import ReceiptStore
@@ -26,8 +26,6 @@ STOPPED = 0.5
 """Seconds for which a stopped daemon stands still."""
 UNFORCED = {State.ABORTED, State.CLOSED}
 """Reached only where something else went on: see the tests of an offer without an answer, and of one to a busy node."""
-ENOUGH = 120
-"""Seconds that a busy machine may take for anything here."""
 WHOLE = bool(os.environ.get("NOLOCOD_FAULTS"))
 """Kill in every state, not in two: about five minutes more."""
 
@@ -40,9 +38,9 @@ class FaultySwarm(Swarm):
 
     def pair(self) -> tuple[Daemon, Daemon]:
         first = self.found()
-        self.wait("the first node tells its address", lambda: ready(first), ENOUGH)
+        self.wait("the first node tells its address", lambda: ready(first))
         second = self.daemon().run("join", "--bootstrap", first.address)
-        self.wait_paired([first, second], 1, ENOUGH)
+        self.wait_paired([first, second], 1)
         return first, second
 
     def outlive(self, done: Callable[[], bool]) -> None:
@@ -108,7 +106,7 @@ def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
     exchanging = [(side, state.name) for side, states in TABLE.items() for state in states if state not in UNFORCED]
     order(first, "SIGSTOP", exchanging)
     faulty.outlive(lambda: not orders_left(first))
-    faulty.wait_paired([first, second], 1, ENOUGH)
+    faulty.wait_paired([first, second], 1)
     serving = [state.name for state in Serving if state is not Serving.CLOSED]
     newcomer = faulty.daemon()
     for daemon in (first, second):
@@ -118,7 +116,7 @@ def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
     faulty.outlive(lambda: not orders_left(newcomer) and not (orders_left(first) and orders_left(second)))
     for daemon in (first, second):
         orders_of(daemon).unlink(missing_ok=True)
-    faulty.wait_paired([newcomer], 1, ENOUGH)
+    faulty.wait_paired([newcomer], 1)
     for daemon in (first, second, newcomer):
         assert daemon.signal(signal.SIGTERM) == 0
     assert same_receipts(first, second)
@@ -130,26 +128,26 @@ def test_stopped_where_a_node_is_too_busy_for_an_offer(faulty: FaultySwarm) -> N
     order(second, "SIGSTOP", [(side, State.COMMITTED.name) for side in TABLE])
     process = second.process
     assert process is not None
-    faulty.wait("the second node stops", lambda: is_stopped(process), ENOUGH)
+    faulty.wait("the second node stops", lambda: is_stopped(process))
     trainer = trainer_of(second)
     trainer.suspend()
     order(second, "SIGSTOP", [("answerer", State.CLOSED.name)])
     order(first, "SIGSTOP", [("offerer", State.CLOSED.name)])
     faulty.outlive(lambda: not orders_left(first) and not orders_left(second))
     trainer.resume()
-    faulty.wait_paired([first, second], 1, ENOUGH)
+    faulty.wait_paired([first, second], 1)
 
 
 def test_an_offer_that_a_stopped_node_answers_too_late_is_aborted_by_both(faulty: FaultySwarm) -> None:
     """Stopped for longer than an answer may take; both stop once more where they find that it came to nothing."""
     first, second = faulty.pair()
     order(first, "SIGSTOP", [("answerer", "OFFERED")])
-    faulty.wait("the first node stops", lambda: not orders_left(first), ENOUGH)
+    faulty.wait("the first node stops", lambda: not orders_left(first))
     order(first, "SIGSTOP", [("answerer", "ABORTED")])
     order(second, "SIGSTOP", [("offerer", "ABORTED")])
-    faulty.wait("the second node gives its offer up", lambda: not orders_left(second), ENOUGH)
+    faulty.wait("the second node gives its offer up", lambda: not orders_left(second))
     faulty.outlive(lambda: not orders_left(first))
-    faulty.wait_paired([first, second], 1, ENOUGH)
+    faulty.wait_paired([first, second], 1)
 
 
 DECISIVE = [("offerer", State.DECIDED), ("answerer", State.COMMITTED)]
@@ -165,16 +163,16 @@ def test_killed_in_a_state_and_started_again(faulty: FaultySwarm, cells: list[tu
             continue
         for daemon in pair:
             order(daemon, "SIGKILL", [(side, state.name)])
-        faulty.wait(f"one of them is {side} and {state.name}", lambda: any(has_ended(daemon) for daemon in pair), ENOUGH)
+        faulty.wait(f"one of them is {side} and {state.name}", lambda: any(has_ended(daemon) for daemon in pair))
         killed, other = pair if has_ended(pair[0]) else pair[::-1]
         orders_of(other).unlink(missing_ok=True)
         killed.run("join", "--bootstrap", other.address)
-        faulty.wait("it trains again", lambda one=killed: bool((r := one.report) and r.state == "training"), ENOUGH)
+        faulty.wait("it trains again", lambda one=killed: bool((r := one.report) and r.state == "training"))
         if (side, state) == DECISIVE[0]:
             assert killed.report is not None
             assert LostStepsError.entry.code in [error.code for error in killed.report.errors]
         if (side, state) == DECISIVE[1]:
             assert other.report is not None
             assert UnacknowledgedError.entry.code in [row.error for row in other.report.exchanges]
-        faulty.wait_paired(pair, 1, ENOUGH)
+        faulty.wait_paired(pair, 1)
     assert same_receipts(*pair)

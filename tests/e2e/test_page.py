@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from swarm import ready, trainer_of
+from swarm import ENOUGH, ready, trainer_of
 
 from nolocod import datadir
 from nolocod.identity import short
@@ -34,19 +34,18 @@ def figure(name: str) -> str:
 
 
 def test_the_page_follows_real_nodes_through_faults(swarm: Swarm, chromium: Browser) -> None:
-    # so small a model soon points anywhere, and outruns a partner that is being started again
-    first = swarm.found(outer="staleness = 1000", steps=50, more="[trust]\ndirection = 0.0\n")
-    swarm.wait("the first node's address", lambda: ready(first), 60)
+    first = swarm.found(steps=50)
+    swarm.wait("the first node's address", lambda: ready(first))
     http = datadir.find_running(first.paths).http
     page = chromium.page(1280, 800)
     page.open(f"http://{http}/")
-    page.wait(LIVE, 20)
+    page.wait(LIVE, ENOUGH)
     page.run("document.body.dataset.same = 'page'")
 
     second = swarm.daemon().run("join", "--bootstrap", first.address, "--http", "0.0.0.0:0")
-    swarm.wait("the second node's address", lambda: ready(second), 60)
-    page.wait(row(second, "training"), 60)
-    page.wait(f"{figure('Paired / solo')} > 1 && document.querySelectorAll('.arc.done').length === 1", 60)
+    swarm.wait("the second node's address", lambda: ready(second))
+    page.wait(row(second, "training"), ENOUGH)
+    page.wait(f"{figure('Paired / solo')} > 1 && document.querySelectorAll('.arc.done').length === 1", ENOUGH)
 
     # whoever holds the token sees the page of an open address, and the token stays in no history
     port = datadir.find_running(second.paths).http.rpartition(":")[2]
@@ -54,30 +53,30 @@ def test_the_page_follows_real_nodes_through_faults(swarm: Swarm, chromium: Brow
     other.open(f"http://127.0.0.1:{port}/")
     assert "needs a token" in other.text("body")
     other.open(f"http://127.0.0.1:{port}/?token={(second.paths.root / 'http.token').read_text().strip()}")
-    other.wait(f"{LIVE} && {row(first, 'training')}", 20)
+    other.wait(f"{LIVE} && {row(first, 'training')}", ENOUGH)
     assert other.run("location.href") == f"http://127.0.0.1:{port}/"
 
     # a partner dies and comes back
     connected = f"{row(second, 'by us')} || {row(second, 'by the peer')}"
-    page.wait(connected, 20)
+    page.wait(connected, ENOUGH)
     here = row(second, "training")
     second.signal(signal.SIGKILL)
-    page.wait(f"!({connected})", 30)
-    other.wait("document.getElementById('link').textContent.startsWith('no answer')", 20)
+    page.wait(f"!({connected})", ENOUGH)
+    other.wait("document.getElementById('link').textContent.startsWith('no answer')", ENOUGH)
     before = page.run(figure("Paired / solo"))
     second.run("join", "--bootstrap", first.address)
-    page.wait(f"{here} && {figure('Paired / solo')} > {before}", 60)
+    page.wait(f"{here} && {figure('Paired / solo')} > {before}", ENOUGH)
 
     # the trainer dies and is started again
     before = page.run(figure("Inner steps"))
     assert page.run("document.getElementById('warnings').hidden")
     trainer_of(first).kill()
-    page.wait("document.getElementById('warnings').innerText.includes('NLC-125')", 20)
+    page.wait("document.getElementById('warnings').innerText.includes('NLC-125')", ENOUGH)
     assert "What to do: " in page.text("#warnings")
-    page.wait(f"document.querySelector('#state strong').innerText === 'training' && {figure('Inner steps')} > {before}", 60)
+    page.wait(f"document.querySelector('#state strong').innerText === 'training' && {figure('Inner steps')} > {before}", ENOUGH)
 
     assert page.complaints == []
     assert all(one.startswith(f"http://{http}/") for one in page.asked_for), page.asked_for
     assert page.run("document.body.dataset.same") == "page", "all that without loading the page again"
     first.signal(signal.SIGTERM)
-    page.wait("document.getElementById('link').textContent.startsWith('no answer')", 20)
+    page.wait("document.getElementById('link').textContent.startsWith('no answer')", ENOUGH)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 from page_states import STATES, peer, ten_peers
+from swarm import ENOUGH
 
 from nolocod.config import Address
 from nolocod.events import InnerSteps, PeerSeen, Troubled
@@ -70,7 +71,7 @@ async def in_browser(state: StatusState, look: Callable[[str], None]) -> None:
 def opened(chromium: Browser, address: str, size: str, *, dark: bool = False) -> Page:
     page = chromium.page(*SIZES[size], dark=dark)
     page.open(address)
-    page.wait(LIVE, 20)
+    page.wait(LIVE, ENOUGH)
     return page
 
 
@@ -164,15 +165,17 @@ async def test_a_lost_node_is_said_and_found_again(chromium: Browser) -> None:
         nonlocal where
         where = Address.parse(address.removeprefix("http://").rstrip("/"), "")
         page.open(address)
-        page.wait(LIVE, 20)
+        page.wait(LIVE, ENOUGH)
 
     await in_browser(state, first)
-    await trio.to_thread.run_sync(page.wait, "document.getElementById('link').textContent.startsWith('no answer')", 10)
+    await trio.to_thread.run_sync(page.wait, "document.getElementById('link').textContent.startsWith('no answer')", ENOUGH)
     assert "old" in page.run("document.getElementById('main').className")
     state.follow(InnerSteps(1_000_000, 1, 1.25, 1e-3, 0.1))
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_http, where, Pages(state, Metrics()))
-        await trio.to_thread.run_sync(page.wait, f"{LIVE} && document.getElementById('figures').innerText.includes('1.25')", 20)
+        await trio.to_thread.run_sync(
+            page.wait, f"{LIVE} && document.getElementById('figures').innerText.includes('1.25')", ENOUGH
+        )
         assert await trio.to_thread.run_sync(page.run, "document.getElementById('main').className") == ""
         page.close()
         nursery.cancel_scope.cancel()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from swarm import RUN_FILE, ready
+from swarm import ENOUGH, RUN_FILE, ready
 
 from nolocod import datadir
 from nolocod.errors import InvitationError, InvitationOverError, NetworkKeyError, NotInvitedError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def nolocod(*arguments: str) -> str:
     """What a command prints; it must succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", "nolocod", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "nolocod", *arguments], capture_output=True, text=True, timeout=ENOUGH, check=False
     )
     assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -30,7 +30,7 @@ def refusal(swarm: Swarm, *arguments: str) -> str:
     """The code and cause with which a joining node ends."""
     daemon = swarm.daemon().run("join", *arguments)
     assert daemon.process is not None
-    assert daemon.process.wait(60) != 0
+    assert daemon.process.wait(ENOUGH) != 0
     return next(line for line in daemon.log.read_text().splitlines() if line.startswith("error "))
 
 
@@ -41,12 +41,12 @@ def test_a_private_run_from_its_founding_to_a_revocation(swarm: Swarm, tmp_path:
     owner = swarm.daemon()
     datadir.found(owner.paths, run_file)
     owner.run("start", "--network-key", str(key))
-    swarm.wait("the owner tells its address", lambda: ready(owner), 30)
+    swarm.wait("the owner tells its address", lambda: ready(owner))
 
     home = ("--data-dir", str(owner.paths.root))
     token = nolocod("invite", *home).strip()
     member = swarm.daemon().run("join", "--invite", token)
-    swarm.wait_paired([owner, member], 2, 90)
+    swarm.wait_paired([owner, member], 2)
     [issued] = nolocod("invite", "--list", *home).splitlines()
 
     assert NetworkKeyError.entry.code in refusal(swarm, "--bootstrap", owner.address)
@@ -59,6 +59,5 @@ def test_a_private_run_from_its_founding_to_a_revocation(swarm: Swarm, tmp_path:
     swarm.wait(
         "the owner drops the member",
         lambda: (report := owner.report) is not None and peer not in {row.peer_id for row in report.peers if row.state},
-        30,
     )
     assert InvitationOverError.entry.code in refusal(swarm, "--invite", token)

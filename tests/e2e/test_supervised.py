@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from swarm import ENOUGH
+
 from nolocod.identity import Identity
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ def test_a_daemon_says_when_it_is_up_and_that_it_is_alive(tmp_path: Path) -> Non
     environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(tmp_path / "notify"))
-        ear.settimeout(60)
+        ear.settimeout(ENOUGH)
         daemon = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             heard = {ear.recv(4096).decode()}
@@ -28,4 +30,4 @@ def test_a_daemon_says_when_it_is_up_and_that_it_is_alive(tmp_path: Path) -> Non
                 heard.add(ear.recv(4096).decode())
         finally:
             daemon.kill()
-            daemon.wait(10)
+            daemon.wait(ENOUGH)

@@ -20,27 +20,27 @@ def knows(daemon: Daemon) -> int:
 
 def test_eight_daemons_outlive_their_first(swarm: Swarm) -> None:
     first = swarm.found()
-    swarm.wait("the first node tells its address", lambda: ready(first), 30)
+    swarm.wait("the first node tells its address", lambda: ready(first))
     others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(7)]
     everyone = [first, *others]
-    swarm.wait_paired(everyone, 1, 120)
-    swarm.wait("everyone knows everyone", lambda: all(knows(daemon) == 7 for daemon in everyone), 30)
+    swarm.wait_paired(everyone, 1)
+    swarm.wait("everyone knows everyone", lambda: all(knows(daemon) == 7 for daemon in everyone))
     assert all(stat.S_IMODE(daemon.paths.identity.stat().st_mode) == 0o600 for daemon in everyone)
 
     before = first.report
     assert before is not None
     assert first.signal(signal.SIGKILL) == -signal.SIGKILL
-    swarm.wait_paired(others, 2, 60)  # the rest keep pairing
+    swarm.wait_paired(others, 2)  # the rest keep pairing
 
     first.run("start")  # no bootstrap: it remembers its peers
-    swarm.wait_paired([first], 1, 60)
+    swarm.wait_paired([first], 1)
     after = first.report
     assert after is not None
     assert after.peer_id == before.peer_id
     assert after.round >= before.round, "it went on from its checkpoint, or from fresher weights"
 
     ninth = swarm.daemon().run("join", "--bootstrap", others[3].address)
-    swarm.wait_paired([ninth], 1, 60)
+    swarm.wait_paired([ninth], 1)
     assert "weights from" in ninth.log.read_text()
     for daemon in [*everyone, ninth]:
         assert daemon.signal(signal.SIGTERM) == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from swarm import ready
+from swarm import ENOUGH, ready
 
 from nolocod import datadir
 
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debi
 
 
 def test_every_panel_and_rule_has_data_in_a_healthy_swarm(swarm: Swarm, tmp_path: Path) -> None:
-    first = swarm.found(outer="staleness = 1000", steps=20)  # as near as two nodes of any speed are to each other
-    swarm.wait("the first node's address", lambda: ready(first), 60)
+    first = swarm.found(steps=20)
+    swarm.wait("the first node's address", lambda: ready(first))
     second = swarm.daemon().run("join", "--bootstrap", first.address)
-    swarm.wait("the second node's address", lambda: ready(second), 60)
-    swarm.wait_paired([first, second], 1, 120)
+    swarm.wait("the second node's address", lambda: ready(second))
+    swarm.wait_paired([first, second], 1)
     targets = [datadir.find_running(one.paths).http for one in (first, second)]
     config = tmp_path / "prometheus.yml"
     config.write_text(CONFIG.format(rules=ROOT / "deploy" / "prometheus" / "rules", targets=targets))
@@ -48,13 +48,13 @@ def test_every_panel_and_rule_has_data_in_a_healthy_swarm(swarm: Swarm, tmp_path
     with (tmp_path / "prometheus.log").open("wb") as log:
         prometheus = subprocess.Popen([*line, f"--web.listen-address={address}"], stdout=log, stderr=log)
     try:
-        command = [sys.executable, "-m", "tools.panels", "--prometheus", f"http://{address}", "--wait", "90"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+        command = [sys.executable, "-m", "tools.panels", "--prometheus", f"http://{address}", "--wait", str(ENOUGH)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * ENOUGH, check=False)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{first.tail()}"
         with urllib.request.urlopen(f"http://{targets[0]}/metrics", timeout=10) as answer:
             page = answer.read()
-        said = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=30, check=False)
+        said = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=ENOUGH, check=False)
         assert (said.returncode, said.stdout, said.stderr) == (0, b"", b""), "promtool has something to say of a live page"
     finally:
         prometheus.kill()
-        prometheus.wait(10)
+        prometheus.wait(ENOUGH)
