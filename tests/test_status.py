@@ -440,7 +440,7 @@ async def test_cancelling_stops_at_once_and_frees_the_port(node: Node) -> None:
         assert (await get(where, "/healthz"))[0] == 200
         began = time.perf_counter()
         nursery.cancel_scope.cancel()
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 5, "half of what a client may take over its request"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address.host, address.port), timeout=5)
     for client in clients:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WORKERS = Path(__file__).resolve().parent / "workers"
 _PREPARE_SECONDS = 120.0
-_CONNECT_SECONDS = 60.0
+_CONNECT_SECONDS = 180.0
 _GO_SECONDS = 180.0
 
 

@@ -1,0 +1,13 @@
+"""How the tests share two processes (`./test`): those with daemons one after the other in one, since a swarm of them takes
+what cores there are; all others in either.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in ("e2e", "lab"):
+            item.add_marker(pytest.mark.xdist_group("daemons"))
