@@ -23,7 +23,7 @@ from nolocod.p2p.requests import Terms, answer
 from nolocod.p2p.streams import GOSSIP
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.envelope import seal
+from nolocod.proto.envelope import open_envelope, seal
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
@@ -165,3 +165,14 @@ async def test_a_node_that_loses_all_members_looks_for_them_at_once(autojump_clo
         await trio.sleep(2.0)
         assert len(host.asked) > before
         nursery.cancel_scope.cancel()
+
+
+async def test_who_leaves_says_so_until_it_is_gone() -> None:
+    voice = voice_of(OWN)
+    gossip = Gossip(
+        cast("Host", EmptyHost()), Membership(OWN.peer_id, "run", Timing()), voice, random.Random(1), Timing(), print
+    )
+    await gossip.leave(1.0)
+    gossip._hearsay.beat(trio.current_time())  # the next is due before it is gone
+    (said,) = gossip._hearsay.question(trio.current_time()).heartbeats
+    assert open_envelope(said, run_id="run", receiver="").heartbeat.state == "leaving"

@@ -40,7 +40,8 @@ class Node:
         )
 
     def beat(self, *, leaving: bool = False) -> bytes:
-        return self.voice.heartbeat(leaving=leaving)
+        self.voice.leaving = leaving
+        return self.voice.heartbeat()
 
 
 def table(timing: Timing | None = None) -> Membership:

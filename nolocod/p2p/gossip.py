@@ -191,7 +191,9 @@ class Gossip:
     async def leave(self, seconds: float) -> None:
         """Tell a few members, best effort, that we go."""
         now = trio.current_time()
-        self._tell(self._hearsay.beat(now, leaving=True))
+        self._voice.leaving = True
+        self._tell(self._hearsay.beat(now))
+        self._under_way.clear()  # what is on its way does not say so
         told = [member.peer_id for member in self._table.live(now) if member.peer_id in self._host.peers()]
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:

@@ -59,11 +59,13 @@ class Voice:
     """When this process began, in seconds, and 32 random bits below (`new_life`); 0 is not told."""
     clone: int = 0
     """The life of another node that speaks with our key now, once that is proved."""
+    leaving: bool = False
+    """From now on nothing else is said."""
     _count: int = field(default=0)
     _other: tuple[int, int] = (0, 0)
     """The count of what we last heard in our own name that we did not say, and whose life it was."""
 
-    def heartbeat(self, *, leaving: bool = False) -> bytes:
+    def heartbeat(self) -> bytes:
         """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
         standing, state = self.own()
         now_ms = int(self.clock() * 1000)
@@ -71,7 +73,7 @@ class Voice:
         heartbeat = pb.Heartbeat(
             count=self._count,
             standing=standing_to_wire(standing),
-            state="leaving" if leaving else state,
+            state="leaving" if self.leaving else state,
             addresses=list(self.addresses())[:8],
             version=__version__,
             time_ms=now_ms,
@@ -137,9 +139,9 @@ class Hearsay:
         self._greeted = 0
         self._connected: frozenset[PeerId] = frozenset()
 
-    def beat(self, now: float, *, leaving: bool = False) -> list[PeerLost]:
+    def beat(self, now: float) -> list[PeerLost]:
         """Seal a new heartbeat; return who is no member any more."""
-        self._beat, self._beat_at = self._voice.heartbeat(leaving=leaving), now
+        self._beat, self._beat_at = self._voice.heartbeat(), now
         self._listened.clear()
         self._brought.clear()
         own_round = self._voice.own()[0].round
