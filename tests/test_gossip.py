@@ -168,10 +168,9 @@ async def test_a_node_that_loses_all_members_looks_for_them_at_once(autojump_clo
 
 
 async def test_who_leaves_says_so_until_it_is_gone() -> None:
-    voice = voice_of(OWN)
-    gossip = Gossip(
-        cast("Host", EmptyHost()), Membership(OWN.peer_id, "run", Timing()), voice, random.Random(1), Timing(), print
-    )
+    timing = Timing()
+    table = Membership(OWN.peer_id, "run", timing)
+    gossip = Gossip(cast("Host", EmptyHost()), table, voice_of(OWN), random.Random(1), timing, lambda _: None)
     await gossip.leave(1.0)
     gossip._hearsay.beat(trio.current_time())  # the next is due before it is gone
     (said,) = gossip._hearsay.question(trio.current_time()).heartbeats

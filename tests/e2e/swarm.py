@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nolocod.status.state import StatusReport
 
-ENOUGH = 180
+ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
 RUN_FILE = """
 name = "e2e"

@@ -244,7 +244,8 @@ async def test_a_membership_ends_while_the_node_runs(tmp_path: Path, monkeypatch
             await until(lambda: ann.peer_id in members(run.mesh))
             for mesh in (run.mesh, joined):
                 assert mesh._guard is not None
-                mesh._guard._clock = lambda: time.time() + 601.0
+                assert mesh._gossip is not None
+                mesh._guard._clock = mesh._gossip._voice.clock = lambda: time.time() + 601.0
             await until(lambda: ann.peer_id not in members(run.mesh))
             await until(lambda: InvitationOverError.entry.code in ann.troubles())
 
