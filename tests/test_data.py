@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import datasets
+import huggingface_hub.errors
 import numpy as np
 import pyarrow
 import pytest
@@ -14,7 +15,7 @@ from pyarrow import parquet
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
-from nolocod.errors import DataError, RunFileError
+from nolocod.errors import DataError, RunFileError, TrainerError
 from nolocod.manifest import Data, Inner, Manifest
 from nolocod.trainer.data import JsonTokenizer, local_tokens, make_tokenizer
 from nolocod.trainer.hub import Stream, open_hub
@@ -221,6 +222,54 @@ def test_a_stream_that_holds_out_less_than_is_asked_for_is_looked_through_once(t
     assert np.array_equal(alice.held_out(10**4), all_there_is)
     assert np.array_equal(alice.held_out(2), all_there_is[:2])
     assert looks == 1
+
+
+class Broken:
+    """A data set whose stream breaks `times` times, after five more documents each, and can be shuffled."""
+
+    def __init__(self, dataset: datasets.IterableDataset, error: Exception, times: int) -> None:
+        self.dataset, self.error, self.left = dataset, error, [times]
+
+    def shuffle(self, **settings: int) -> Broken:
+        shuffled = Broken(self.dataset.shuffle(**settings), self.error, 0)
+        shuffled.left = self.left
+        return shuffled
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        for number, record in enumerate(self.dataset):
+            if self.left[0] and number % 5 == 4:
+                self.left[0] -= 1
+                raise self.error
+            yield record
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("reset by peer"), huggingface_hub.errors.HTTPError("timed out"), EOFError()]
+)
+def test_a_stream_that_breaks_goes_on_where_it_was(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    whole, broken = stream(tmp_path), stream(tmp_path)
+    broken._dataset = Broken(broken._dataset, error, 2)
+    assert np.array_equal(broken.held_out(5), whole.held_out(5))
+    broken._dataset.left[0] = 3
+    assert np.array_equal(broken.take(100), whole.take(100))
+    assert broken.position == whole.position
+    assert pauses == [1.0, 4.0, 1.0, 4.0, 16.0], "as often as it broke, in either"
+
+
+def test_a_stream_that_stays_broken_ends_the_trainer_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the node: a trainer starts again from its checkpoint."""
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    broken = stream(tmp_path)
+    broken._dataset = Broken(broken._dataset, ConnectionResetError("reset by peer"), 99)
+    with pytest.raises(TrainerError, match="'a/b' cannot be read: reset by peer"):
+        broken.held_out(5)
+    assert pauses == [1.0, 4.0, 16.0]
 
 
 def test_a_stream_holds_documents_out_and_goes_through_the_rest(tmp_path: Path) -> None:

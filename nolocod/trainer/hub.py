@@ -2,31 +2,37 @@
 
 The rule: every node shuffles the stream in an order of its own, and holds out the documents whose own hash
 says so, so that all nodes agree without having seen the same part. A position is the epoch, the documents
-read in it and the tokens left over, so resuming skips and does not train anything twice.
+read in it and the tokens left over, so resuming skips and does not train anything twice. A stream that breaks is opened
+again where it was, a few times.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import blake3
 import numpy as np
 
-from nolocod.errors import DataError
+from nolocod.errors import DataError, TrainerError
 from nolocod.trainer.data import missing_packages
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from nolocod.manifest import Data, Manifest
     from nolocod.trainer.data import Tokenizer
 
+T = TypeVar("T")
+
+_PAUSES = (1.0, 4.0, 16.0)
+"""Seconds before a broken stream is opened again."""
 _SHUFFLE = 1000
 """Documents among which the next one is drawn."""
 _LOOK_FOR_HELD_OUT = 100_000
@@ -47,13 +53,27 @@ def open_hub(settings: Data) -> Any:  # noqa: ANN401 - `datasets` has no types; 
     datasets.utils.logging.disable_progress_bar()
     try:
         found = datasets.load_dataset(name, settings.subset, split=settings.split, streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise DataError(f"data set {name!r}: {cause}.", remedy="Check the network; else ask the run's owner.") from error
+    except _failures() as error:
+        raise DataError(
+            f"data set {name!r}: {_cause(error)}.", remedy="Check the network; else ask the run's owner."
+        ) from error
     columns = found.column_names
     if columns is not None and settings.field not in columns:
         raise DataError(f"data set {name!r} has no column {settings.field!r} (columns: {', '.join(columns)}).")
     return found
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What the libraries let through where the network fails, or a piece of the data set is damaged."""
+    import datasets
+    from huggingface_hub import errors
+
+    # HTTPError: httpx's or requests', as the hub's library has it
+    return OSError, ValueError, EOFError, datasets.exceptions.DatasetsError, errors.HTTPError  # type: ignore[attr-defined]
+
+
+def _cause(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class Stream:
@@ -86,7 +106,7 @@ class Stream:
         needed = count * self._length
         parts, have = [self._carry], len(self._carry)
         while have < needed:
-            parts.append(self._tokens(self._next_text()))
+            parts.append(self._tokens(self._through(self._next_text)))
             have += len(parts[-1])
         joined = np.concatenate(parts)
         self._carry = joined[needed:]
@@ -94,21 +114,36 @@ class Stream:
 
     def held_out(self, count: int) -> NDArray[np.int64]:
         if count > self._sought:
-            texts = (self._text(record) for record in itertools.islice(self._dataset, _LOOK_FOR_HELD_OUT))
-            parts: list[NDArray[np.int64]] = []
-            have = 0
-            for text in texts:
-                if self._is_held_out(text):
-                    parts.append(self._tokens(text))
-                    have += len(parts[-1])
-                    if have >= count * self._length:
-                        break
-            windows = min(count, have // self._length)
-            if not windows:
-                raise DataError(f"data set {self._settings.dataset!r} is too short to hold text out for evaluation.")
-            self._held = np.concatenate(parts)[: windows * self._length].reshape(windows, self._length)
+            self._held = self._through(lambda: self._look_for_held_out(count))
             self._sought = count
         return self._held[:count]
+
+    def _look_for_held_out(self, count: int) -> NDArray[np.int64]:
+        texts = (self._text(record) for record in itertools.islice(self._dataset, _LOOK_FOR_HELD_OUT))
+        parts: list[NDArray[np.int64]] = []
+        have = 0
+        for text in texts:
+            if self._is_held_out(text):
+                parts.append(self._tokens(text))
+                have += len(parts[-1])
+                if have >= count * self._length:
+                    break
+        windows = min(count, have // self._length)
+        if not windows:
+            raise DataError(f"data set {self._settings.dataset!r} is too short to hold text out for evaluation.")
+        return np.concatenate(parts)[: windows * self._length].reshape(windows, self._length)
+
+    def _through(self, work: Callable[[], T]) -> T:
+        """What `work` reads, begun again after each of the pauses where the stream breaks; TrainerError if it stays broken."""
+        for pause in (*_PAUSES, None):
+            try:
+                return work()
+            except _failures() as error:
+                self._texts = None  # opened again behind the last document that was read
+                if pause is None:
+                    raise TrainerError(f"data set {self._settings.dataset!r} cannot be read: {_cause(error)}.") from error
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
 
     def _next_text(self) -> str:
         """The next document to train on, of the next epoch when this one ends."""
