@@ -15,6 +15,7 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError, Multiselect
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from libp2p.tools.anyio_service import LifecycleError
 
 from nolocod.config import Address
 from nolocod.errors import (
@@ -38,8 +39,17 @@ if TYPE_CHECKING:
     from nolocod.p2p.links import Origin
     from nolocod.p2p.yamux_stream import YamuxStream
 
-FOREIGN = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, EOFError, ValueError)
-"""What libp2p lets through for a failure of the other side (ValueError: a frame that makes no sense)."""
+FOREIGN = (
+    BaseLibp2pError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    OSError,
+    EOFError,
+    ValueError,
+    LifecycleError,
+)
+"""What libp2p lets through for a failure of the other side (ValueError: a frame that makes no sense), or because our own host
+is closing meanwhile (LifecycleError)."""
 
 
 _RESET = 1.0

@@ -397,3 +397,22 @@ def test_a_bootstrap_address_that_is_none(text: str) -> None:
 def test_a_bootstrap_address() -> None:
     peer = Identity.generate().peer_id
     assert split(f"/dns4/example.org/tcp/5/p2p/{peer}") == (PeerId(peer), "/dns4/example.org/tcp/5")
+
+
+async def test_a_dial_of_a_host_that_is_closing_is_an_error_of_ours() -> None:
+    """libp2p's service starts nothing any more once it ends, and says so in an exception of its own."""
+    async with hosts(2) as (alice, bob):
+        stopping = False
+        swarm = alice.basic.get_network()
+        connect = alice.dialler._swarm.upgrade_outbound_raw_conn
+
+        async def upgrade_and_stop(*arguments: object) -> object:
+            nonlocal stopping
+            swarm.manager.cancel()  # as closing does, between the handshake and the muxer
+            stopping = True
+            return await connect(*arguments)  # type: ignore[arg-type]  # its own
+
+        alice.dialler._swarm.upgrade_outbound_raw_conn = upgrade_and_stop  # type: ignore[method-assign,assignment]
+        with pytest.raises(PeerUnavailableError):
+            await alice.connect(bob.own, bob.announced)
+        assert stopping
