@@ -224,15 +224,17 @@ def test_the_stored_run(paths: DataDir) -> None:
 def test_the_port() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         number = taken.getsockname()[1]
-        finding = local.port([Address("127.0.0.1", number)], None)
+        finding = local.port([Address("127.0.0.1", number)], local.Here())
         assert (finding.status, finding.error) == ("fail", "NLC-109")
         ours = datadir.Running(1, "", "", "", (f"/ip4/127.0.0.1/tcp/{number}/p2p/{OWNER.peer_id}",))
-        assert local.port([Address("127.0.0.1", number)], ours) == ok(
+        assert local.port([Address("127.0.0.1", number)], local.Here(ours, pid="1")) == ok(
             "D11", f"127.0.0.1:{number} is this directory's own node."
         )
-    assert local.port([Address("127.0.0.1", number)], None) == ok("D11", f"127.0.0.1:{number} is free.")
-    assert local.port([Address("127.0.0.1", 0)], None).status == "ok"
-    assert local.port([Address("203.0.113.7", 0)], None).error == UsageError.entry.code
+        starting = local.port([Address("127.0.0.1", number)], local.Here(pid="77"))
+        assert (starting.status, "process 77" in starting.found) == ("warn", True), "this directory's node, just restarted"
+    assert local.port([Address("127.0.0.1", number)], local.Here()) == ok("D11", f"127.0.0.1:{number} is free.")
+    assert local.port([Address("127.0.0.1", 0)], local.Here()).status == "ok"
+    assert local.port([Address("203.0.113.7", 0)], local.Here(pid="77")).error == UsageError.entry.code
 
 
 def test_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

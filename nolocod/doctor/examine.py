@@ -162,7 +162,7 @@ class _Doctor:
         known.sealed = await self._here("D09", partial(local.stored_run, paths))
         if known.sealed is not None:
             known.run_settled.set()
-        await self._here("D11", partial(local.port, config.listen, known.here.running))
+        await self._here("D11", partial(local.port, config.listen, known.here))
         await self._here("D12", partial(local.own_addresses, config.listen, config.announce, known.here.running))
         own = known.identity.peer_id if known.identity else None
         in_order = partial(local.papers_in_order, config, own, known.sealed, time.time())

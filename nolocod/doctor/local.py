@@ -162,15 +162,18 @@ def stored_run(paths: DataDir) -> tuple[Finding, Sealed | None]:
     return ok("D09", f"{sealed.manifest.name} ({sealed.run_id[:12]})."), sealed
 
 
-def port(listen: Sequence[Address], running: Running | None) -> Finding:
+def port(listen: Sequence[Address], here: Here) -> Finding:
     """D11."""
-    told = " and ".join(map(str, listen))
+    told, running = " and ".join(map(str, listen)), here.running
     own = {found[1] for address in running.addresses if (found := endpoint(_transport(address)))} if running else set()
     if any(address.port in own for address in listen):
         return ok("D11", f"{told} is this directory's own node.")
     try:
         bound = claim(listen)
     except (PortTakenError, UsageError) as error:
+        if isinstance(error, PortTakenError) and here.held and running is None:
+            taken = f"{told} is in use, as it seems by process {here.pid}, which holds this directory and is not up yet."
+            return warn("D11", taken, "Ask again when it is up, or has ended.")
         return failed("D11", error)
     if all(address.port == 0 for address in listen):
         return ok("D11", f"{told}: there are free ports.")
