@@ -100,11 +100,11 @@ def test_a_clock_that_ran_ahead_is_not_held_against_the_next_life() -> None:
     after = Life(WALL)
     friend.hears(after.beat())
     assert friend.table.live(friend.wall)[0].version
-    assert friend.table._entries[OURS.peer_id].raw == echo, "its count is below what its peers have"
+    assert friend.table._entries[OURS.peer_id].said.raw == echo, "its count is below what its peers have"
     after.hears(echo)
     beat = after.beat()
     friend.hears(beat)
-    assert friend.table._entries[OURS.peer_id].raw == beat
+    assert friend.table._entries[OURS.peer_id].said.raw == beat
 
 
 @pytest.mark.parametrize("count", [MAX_NUMBER - 1, MAX_NUMBER // 2])

@@ -14,7 +14,8 @@ from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureE
 from nolocod.events import PeerLost, PeerSeen
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.hearsay import Voice
-from nolocod.p2p.membership import MAX_HEARTBEAT, Membership
+from nolocod.p2p.heartbeat import MAX_HEARTBEAT
+from nolocod.p2p.membership import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal
@@ -364,3 +365,24 @@ def test_a_member_is_known_with_its_lead_at_the_time_of_its_heartbeat() -> None:
     members.heard(node.beat(), 0.0, WALL, own_round=5)
     (member,) = members.live(1.0)
     assert member.lead == member.standing.round - 5
+
+
+def test_a_full_table_gives_up_the_stalest_however_often_the_others_were_heard() -> None:
+    rng, members = random.Random(1), table(Timing(capacity=8, live=1e6))
+    nodes = {node.identity.peer_id: node for node in (Node() for _ in range(24))}
+    sealed_at: dict[str, float] = {}
+    for now in range(1000):
+        peer, age = rng.choice([*nodes]), rng.uniform(0.0, 50.0)
+        nodes[peer].wall = WALL + now
+        heard, full = now - age, len(members) == 8
+        stalest = min(sealed_at, key=lambda one: sealed_at[one]) if full else None
+        members.heard(nodes[peer].beat(), float(now), WALL + now, age=age)
+        if peer in sealed_at:
+            sealed_at[peer] = max(sealed_at[peer], heard)
+        elif stalest is None:
+            sealed_at[peer] = heard
+        elif heard > sealed_at[stalest]:
+            del sealed_at[stalest]
+            sealed_at[peer] = heard
+        assert {member.peer_id for member in members.live(float(now))} == set(sealed_at)
+    assert len(members._by_age) <= 4 * 8 + 1

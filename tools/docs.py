@@ -24,8 +24,8 @@ from nolocod.identity import PeerId
 from nolocod.metrics import Metrics
 from nolocod.p2p.autonat import AutoNatLimits
 from nolocod.p2p.buffers import Unread
+from nolocod.p2p.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.host import HostLimits
-from nolocod.p2p.membership import MAX_HEARTBEAT
 from nolocod.p2p.peerbook import CAPACITY
 from nolocod.p2p.receipts import ReceiptStore
 from nolocod.p2p.relay import RelayLimits

@@ -29,20 +29,21 @@ from nolocod.errors import (
     UsageError,
     VersionError,
 )
-from nolocod.identity import PeerId, short
-from nolocod.p2p import sample
+from nolocod.identity import short
+from nolocod.p2p import heartbeat, sample
 from nolocod.p2p.addresses import split, tcp_parts, via
 from nolocod.p2p.dht import look_up
 from nolocod.p2p.info import fetch_info
 from nolocod.p2p.requests import Terms, ask
 from nolocod.p2p.streams import GOSSIP
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.envelope import MAJOR, open_envelope
+from nolocod.proto.envelope import MAJOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nolocod.identity import Identity
+    from nolocod.events import NatClass
+    from nolocod.identity import Identity, PeerId
     from nolocod.manifest import Sealed
     from nolocod.p2p.host import Host
 
@@ -77,7 +78,7 @@ class Told:
 
     peer: PeerId
     addresses: tuple[str, ...]
-    reach: str
+    reach: NatClass | None
     offset: float
 
 
@@ -224,13 +225,11 @@ async def members(host: Host, peer: PeerId, sealed: Sealed, identity: Identity) 
     told: list[Told] = []
     for raw in body.gossip.heartbeats:
         try:
-            one = open_envelope(raw, run_id=sealed.run_id, receiver="")
+            one = heartbeat.read(raw, sealed.run_id)
         except RemoteError:
             continue
-        beat = one.heartbeat
-        if one.WhichOneof("content") == "heartbeat" and one.sender != identity.peer_id:
-            addresses = tuple(beat.addresses)[:8]
-            told.append(Told(PeerId(one.sender), addresses, beat.reach, beat.time_ms / 1000 - now))
+        if one.peer != identity.peer_id:
+            told.append(Told(one.peer, one.addresses, one.nat, one.time - now))
     return sorted(told, key=lambda member: member.peer != peer)
 
 

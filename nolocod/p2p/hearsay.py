@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nolocod.events import NatClass
     from nolocod.identity import Identity, PeerId
+    from nolocod.p2p.heartbeat import Heartbeat
     from nolocod.p2p.membership import Membership
     from nolocod.terms import Standing
 
@@ -85,7 +86,7 @@ class Voice:
         )
         return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
 
-    def hear(self, heartbeat: pb.Heartbeat) -> None:
+    def hear(self, heartbeat: Heartbeat) -> None:
         """Something signed with our own key, by an earlier life of ours or by a clone of this node.
 
         An earlier life's echoes go about for minutes, and anybody can replay them; but only one that lives can name our
@@ -203,6 +204,7 @@ class Hearsay:
         """Take in what `source` told; heartbeats that are not valid are dropped, one by one."""
         heard, table, wall = Heard(), self._table, self._voice.clock()
         before, settled, looked_at = len(table), table.settled(now), 0
+        own_round = self._voice.own()[0].round
         ages = [*message.ages, *[0] * len(message.heartbeats)]
         for raw, told in zip(message.heartbeats[: self._timing.view + 1], ages, strict=False):
             if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
@@ -211,7 +213,7 @@ class Hearsay:
             age, met = min(told / 1000, _MAX_AGE), table.strangers
             welcome = self._brought[source] <= self._timing.view // 2
             try:
-                change = table.heard(raw, now, wall, self._round_at(now - age), age=age, newcomer=welcome)
+                change = table.heard(raw, now, wall, self._round_at(now - age, own_round), age=age, newcomer=welcome)
             except RemoteError:
                 heard.faults += 1
                 continue
@@ -252,9 +254,8 @@ class Hearsay:
             return 1
         return 0
 
-    def _round_at(self, then: float) -> int:
-        """Our own round at a time that is not long ago."""
-        own = self._voice.own()[0].round
-        if own != self._rounds[-1][1] and (self._beat_at is None or then >= self._beat_at):
-            return own
+    def _round_at(self, then: float, own_round: int) -> int:
+        """Our own round, now `own_round`, at a time that is not long ago."""
+        if own_round != self._rounds[-1][1] and (self._beat_at is None or then >= self._beat_at):
+            return own_round
         return next((number for since, number in reversed(self._rounds) if since <= then), self._rounds[0][1])

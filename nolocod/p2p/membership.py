@@ -9,59 +9,43 @@ seconds, both passed in.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-import re
 import statistics
 from dataclasses import dataclass, field
-from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Protocol
 
-from nolocod.errors import ProtocolError
-from nolocod.events import MADE_ROOM, NatClass, PeerLost, PeerSeen
-from nolocod.identity import PeerId
-from nolocod.p2p.addresses import MAX_ADDRESS, dialable
+from nolocod.events import MADE_ROOM, PeerLost, PeerSeen
+from nolocod.p2p import heartbeat
 from nolocod.p2p.timing import Timing
-from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, standing_from_wire
-from nolocod.terms import Member, Standing
+from nolocod.terms import Member
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from nolocod.errors import RefusedError
     from nolocod.events import Reach
-    from nolocod.proto import nolocod_pb2 as pb
+    from nolocod.identity import PeerId
+    from nolocod.p2p.heartbeat import Heartbeat
 
-_STATE = re.compile(r"[a-z]{1,16}")
-"""What a state looks like. One that we do not know is a later release's: such a member is shown, and not chosen."""
-MAX_HEARTBEAT = 4096
-"""Bytes of one sealed heartbeat."""
-_MAX_ADDRESSES = 8
 _MEMORY = 4096
 """Peers that are gone, or had to make room, of whom the last count is kept."""
 _BACK_OFF = 10.0
 _LONGEST_BACK_OFF = 300.0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
-    """What is known of one member; `heard` is the time at which its last accepted heartbeat was sealed."""
+    """One member by its last accepted heartbeat, which was sealed at `heard`; `offset` is its clock minus ours, `lead`
+    its round minus ours at that time."""
 
-    peer: PeerId
-    raw: bytes
-    count: int
-    standing: Standing
-    state: str
-    addresses: tuple[str, ...]
-    version: str
-    offset: float
+    said: Heartbeat
     heard: float
+    offset: float
     lead: int
-    nat: NatClass | None
-    relays: bool
-    admission: bytes
-    life: int
 
 
 _HEARD = attrgetter("heard")
@@ -136,12 +120,16 @@ class Membership:
     access: Access = field(default_factory=Open)
     strangers: int = 0
     """How many members came of whom nothing was known."""
-    in_our_name: Callable[[pb.Heartbeat], None] = lambda _heartbeat: None
+    in_our_name: Callable[[Heartbeat], None] = lambda _heartbeat: None
     """Told every valid heartbeat that carries our own signature."""
     _entries: dict[PeerId, _Entry] = field(default_factory=dict)
     _memories: dict[PeerId, _Memory] = field(default_factory=dict)  # so that echoes do not revive those that are gone
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _made_room: list[PeerId] = field(default_factory=list)
+    _by_age: list[tuple[float, int, _Entry]] = field(
+        default_factory=list
+    )  # a heap; members that were heard again or are gone too
+    _admitted: Iterator[int] = field(default_factory=itertools.count)
     _began: float | None = None
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -168,37 +156,37 @@ class Membership:
         """
         if self._began is None:
             self._began = now
-        if len(raw) > MAX_HEARTBEAT:
-            raise ProtocolError(f"a heartbeat of {len(raw)} bytes is above the limit of {MAX_HEARTBEAT}.")
-        if self._is_unwanted(raw, newcomer=newcomer):
+        if len(raw) <= heartbeat.MAX_HEARTBEAT and self._is_unwanted(raw, newcomer=newcomer):
             return None
-        body = open_envelope(raw, run_id=self.run_id, receiver="")
-        if body.WhichOneof("content") != "heartbeat":
-            raise ProtocolError("gossip carries something that is no heartbeat.")
-        entry = _entry(raw, body, (now - max(age, 0.0), wall - max(age, 0.0)), own_round)
-        peer = entry.peer
+        said = heartbeat.read(raw, self.run_id)
+        peer = said.peer
         if peer == self.own:
-            self.in_our_name(body.heartbeat)
+            self.in_our_name(said)
             return None
-        if not self.access.admits(peer, entry.admission, wall):
+        if not self.access.admits(peer, said.admission, wall):
             return None
-        if entry.state == "leaving":
+        if said.state == "leaving":
             known = self._drop(peer)
-            self._remember(peer, _Memory(entry.count, now))
+            self._remember(peer, _Memory(said.count, now))
             return PeerLost(peer, "it left") if known else None
-        return self._admit(peer, entry, now)
+        age = max(age, 0.0)
+        return self._admit(peer, _Entry(said, now - age, said.time - wall + age, said.standing.round - own_round), now)
 
     def _is_unwanted(self, raw: bytes, *, newcomer: bool) -> bool:
         """Tell cheaply, without a look at the signature, that a heartbeat is no newer than what we have."""
-        try:
-            body = peek(raw)
-        except ProtocolError:
-            return False  # open_envelope says it better
-        peer = PeerId(body.sender)
-        last = self._entries.get(peer) or self._memories.get(peer)
-        if body.HasField("heartbeat") and last is not None and body.heartbeat.count <= last.count:
+        glance = heartbeat.glance(raw)
+        if glance is None:
+            return False
+        peer, count = glance
+        if count <= self._last_count(peer):
             return True
         return not newcomer and peer != self.own and peer not in self._entries and len(self._entries) >= self.timing.capacity
+
+    def _last_count(self, peer: PeerId) -> int:
+        if (entry := self._entries.get(peer)) is not None:
+            return entry.said.count
+        memory = self._memories.get(peer)
+        return -1 if memory is None else memory.count
 
     def _admit(self, peer: PeerId, entry: _Entry, now: float) -> PeerSeen | None:
         if now - entry.heard > self.lasts(now):
@@ -207,23 +195,42 @@ class Membership:
         if memory is not None and entry.heard <= memory.unreached:
             return None
         if before is None and len(self._entries) >= self.timing.capacity:
-            stalest = min(self._entries.values(), key=_HEARD)
+            stalest = self._stalest()
             if entry.heard <= stalest.heard:
                 return None
-            self._drop(stalest.peer)
-            self._made_room.append(stalest.peer)
+            self._drop(stalest.said.peer)
+            self._made_room.append(stalest.said.peer)
         self.strangers += before is None and memory is None
         if before is not None:
             entry.heard = max(entry.heard, before.heard)
         self._entries[peer] = entry
+        self._note_age(entry)
         self._memories.pop(peer, None)
         suspicion = self._suspicions.get(peer)
         if suspicion is not None and entry.heard > suspicion.since:  # what was on its way before says nothing
             suspicion.heard_again = True
-        if before is not None and (before.standing, before.state, before.nat) == (entry.standing, entry.state, entry.nat):
+        said = entry.said
+        if before is not None and (before.said.standing, before.said.state, before.said.nat) == (
+            said.standing,
+            said.state,
+            said.nat,
+        ):
             return None
-        standing = entry.standing
-        return PeerSeen(peer, standing.round, standing.tokens, standing.loss, entry.state, entry.nat)
+        return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
+
+    def _note_age(self, entry: _Entry) -> None:
+        if len(self._by_age) > 4 * self.timing.capacity:
+            self._by_age = [one for one in self._by_age if self._entries.get(one[2].said.peer) is one[2]]
+            heapq.heapify(self._by_age)
+        heapq.heappush(self._by_age, (entry.heard, next(self._admitted), entry))
+
+    def _stalest(self) -> _Entry:
+        """The member that was heard the longest ago."""
+        while True:
+            entry = self._by_age[0][2]
+            if self._entries.get(entry.said.peer) is entry:
+                return entry
+            heapq.heappop(self._by_age)
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -249,7 +256,7 @@ class Membership:
 
     def review(self, wall: float) -> list[PeerLost]:
         """Drop the members that may be none any more: an admission ended, or was revoked."""
-        refused = [peer for peer, entry in self._entries.items() if not self.access.admits(peer, entry.admission, wall)]
+        refused = [peer for peer, entry in self._entries.items() if not self.access.admits(peer, entry.said.admission, wall)]
         for peer in refused:
             self._drop(peer)
         return [PeerLost(peer, "it may not be a member any more") for peer in refused]
@@ -258,7 +265,7 @@ class Membership:
         entry, suspicion = self._entries.pop(peer, None), self._suspicions.pop(peer, None)
         if entry is None:
             return False
-        self._remember(peer, _Memory(entry.count, entry.heard, suspicion.since if suspicion else -math.inf))
+        self._remember(peer, _Memory(entry.said.count, entry.heard, suspicion.since if suspicion else -math.inf))
         return True
 
     def _remember(self, peer: PeerId, memory: _Memory) -> None:
@@ -298,19 +305,19 @@ class Membership:
 
     def live(self, now: float, reach: Mapping[PeerId, Reach] | None = None) -> list[Member]:
         """All live members, in the order in which they were learned; `reach` says who is connected how."""
-        seconds = self.lasts(now)
+        seconds, reach = self.lasts(now), reach or {}
         return [
             Member(
-                peer_id=peer,
-                standing=entry.standing,
-                state=entry.state,
-                addresses=entry.addresses,
-                version=entry.version,
-                age=now - entry.heard,
-                reach=(reach or {}).get(peer),
-                lead=entry.lead,
-                nat=entry.nat,
-                relays=entry.relays,
+                peer,
+                (said := entry.said).standing,
+                said.state,
+                said.addresses,
+                said.version,
+                now - entry.heard,
+                reach.get(peer),
+                entry.lead,
+                said.nat,
+                said.relays,
             )
             for peer, entry in self._entries.items()
             if now - entry.heard <= seconds
@@ -319,11 +326,11 @@ class Membership:
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:
         """The last heartbeat of `peer` as it came, its life, and when it was sealed; empty for one that is no member."""
         entry = self._entries.get(peer)
-        return (entry.raw, entry.life, entry.heard) if entry else (b"", 0, 0.0)
+        return (entry.said.raw, entry.said.life, entry.heard) if entry else (b"", 0, 0.0)
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         entry = self._entries.get(peer)
-        return entry.addresses if entry else ()
+        return entry.said.addresses if entry else ()
 
     def sample(self, rng: random.Random, count: int, now: float) -> list[PeerId]:
         """Up to `count` live members, uniformly at random; suspected ones too, or they would never be cleared."""
@@ -335,54 +342,19 @@ class Membership:
         """Sealed heartbeats for others, each with its age in seconds, within `timing.view` and `timing.view_bytes`:
         half of them the freshest, half drawn from the rest. `without` are those that the other side has."""
         seconds = self.lasts(now)
-        entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.raw not in without]
+        entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.said.raw not in without]
         entries.sort(key=_HEARD, reverse=True)
         half = (self.timing.view + 1) // 2
         rest = entries[half:]
         chosen, size = [], 0
         for entry in entries[:half] + rng.sample(rest, min(len(rest), self.timing.view - half)):
-            if size + len(entry.raw) <= self.timing.view_bytes:
-                size += len(entry.raw)
-                chosen.append((entry.raw, now - entry.heard))
+            raw = entry.said.raw
+            if size + len(raw) <= self.timing.view_bytes:
+                size += len(raw)
+                chosen.append((raw, now - entry.heard))
         return chosen
 
     def clock_offset(self) -> float:
         """The median of the members' clocks minus ours, in seconds; 0 without members."""
         offsets = [entry.offset for entry in self._entries.values()]
         return statistics.median(offsets) if offsets else 0.0
-
-
-@lru_cache(maxsize=1024)
-def _usable(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that can be dialled. Parsing costs more than the signature, and a member mostly tells the same ones again."""
-    return tuple(address for address in addresses if dialable(address))
-
-
-def _entry(raw: bytes, body: pb.Body, times: tuple[float, float], own_round: int) -> _Entry:
-    """Check a heartbeat's content; ProtocolError for what no honest node sends."""
-    heartbeat, (now, wall) = body.heartbeat, times
-    nat = cast("NatClass", heartbeat.reach) if heartbeat.reach in get_args(NatClass) else None
-    standing = standing_from_wire(heartbeat.standing)
-    if not _STATE.fullmatch(heartbeat.state):
-        raise ProtocolError(f"a heartbeat tells of a state {readable(heartbeat.state, 20)!r}.")
-    if max(heartbeat.count, heartbeat.time_ms) >= MAX_NUMBER:
-        raise ProtocolError("a heartbeat's numbers are beyond all measure.")
-    if len(heartbeat.addresses) > _MAX_ADDRESSES or len(heartbeat.version) > 32:
-        raise ProtocolError("a heartbeat has too many addresses or too long a version.")
-    addresses = _usable(tuple(address[: MAX_ADDRESS + 1] for address in heartbeat.addresses))
-    return _Entry(
-        peer=PeerId(body.sender),
-        raw=raw,
-        count=heartbeat.count,
-        standing=standing,
-        state=heartbeat.state,
-        addresses=addresses,
-        version=readable(heartbeat.version),
-        offset=heartbeat.time_ms / 1000 - wall,
-        heard=now,
-        lead=standing.round - own_round,
-        nat=nat,
-        relays=heartbeat.relays,
-        admission=heartbeat.admission,
-        life=heartbeat.life,
-    )
