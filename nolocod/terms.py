@@ -11,6 +11,7 @@ from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run ti
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import blake3
+import msgspec
 
 if TYPE_CHECKING:
     from nolocod.events import NatClass, Reach
@@ -32,8 +33,7 @@ class Standing:
     loss: float
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for each choice of a partner
     """A live node of our run, as membership knows it. `age` is seconds since its last heartbeat."""
 
     peer_id: PeerId

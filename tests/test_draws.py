@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ def test_about_so_many_are_drawn_for_each_and_all_in_turn() -> None:
 def test_among_few_or_where_the_run_draws_nobody_all_may_offer() -> None:
     for own, count in ((draw("me", 8), 8), (draw("me", 0), 500)):
         assert own.undrawn(members(count), 3) == set()
-        assert own.objection(PeerId("stranger"), 3, members(count)) is None
+        assert own.objection(PeerId("stranger"), 3, partial(members, count)) is None
 
 
 def test_only_those_who_train_are_counted() -> None:
@@ -59,11 +60,11 @@ def test_who_is_drawn_by_one_side_is_let_pass_by_the_other_though_it_knows_twice
     for round in range(200):
         for member in members(30):
             if member.peer_id not in own.undrawn(members(30), round):
-                assert draw(member.peer_id).objection(PeerId("me"), round, members(60)) is None
+                assert draw(member.peer_id).objection(PeerId("me"), round, partial(members, 60)) is None
 
 
 def test_a_stranger_may_offer_in_few_rounds_and_is_told_so_in_the_others() -> None:
-    found = [draw("victim").objection(PeerId("attacker"), round, members(128)) for round in range(2000)]
+    found = [draw("victim").objection(PeerId("attacker"), round, partial(members, 128)) for round in range(2000)]
     refused = [objection for objection in found if objection is not None]
     assert all(isinstance(objection, NotDrawnError) for objection in refused)
     assert "round" in refused[0].cause
@@ -72,9 +73,9 @@ def test_a_stranger_may_offer_in_few_rounds_and_is_told_so_in_the_others() -> No
 
 def test_a_lucky_round_is_used_once_and_rounds_do_not_go_back() -> None:
     victim, attacker = draw("victim"), PeerId("attacker")
-    lucky = [round for round in range(500) if victim.objection(attacker, round, members(128)) is None]
+    lucky = [round for round in range(500) if victim.objection(attacker, round, partial(members, 128)) is None]
     victim.accepted(attacker, lucky[3])
-    assert [victim.objection(attacker, round, members(128)) is None for round in lucky[:6]] == [False] * 4 + [True] * 2
+    assert [victim.objection(attacker, round, partial(members, 128)) is None for round in lucky[:6]] == [False] * 4 + [True] * 2
 
 
 def test_what_was_used_is_remembered_in_bounds() -> None:

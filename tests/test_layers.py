@@ -42,7 +42,7 @@ LAYERS = {
     "errors": layer(),
     "identity": layer("errors", "base58 cryptography"),
     "events": layer("identity"),
-    "terms": layer("events identity", "blake3"),
+    "terms": layer("events identity", "blake3 msgspec"),
     "manifest": layer("errors identity", "msgspec blake3"),
     "config": layer("errors identity"),
     "presets": layer("errors manifest", "msgspec"),

@@ -117,7 +117,7 @@ class Swarm:
         """For how many seconds `other` is not to be asked again; None if it accepts."""
         if self.rng.random() < UNREACHABLE:
             return 30.0
-        if other.draw.objection(node.name, node.round, self.others) is not None:
+        if other.draw.objection(node.name, node.round, lambda: self.others) is not None:
             return 30.0
         if abs(other.round - node.round) > STALENESS:
             return 30.0
@@ -147,7 +147,7 @@ class Swarm:
         victim = self.nodes[0]
         for number in range(max(0, victim.round - STALENESS), victim.round + STALENESS + 1):
             node.round = number
-            if victim.draw.objection(node.name, number, self.others) is None:
+            if victim.draw.objection(node.name, number, lambda: self.others) is None:
                 if self._refuses(node, victim) is None:
                     self._exchange(node, victim)
                 break

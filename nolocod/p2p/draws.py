@@ -19,7 +19,7 @@ from nolocod.errors import NotDrawnError
 from nolocod.identity import short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from nolocod.identity import PeerId
     from nolocod.terms import Member
@@ -48,15 +48,19 @@ class Draw:
 
     def undrawn(self, members: Iterable[Member], round: int) -> set[PeerId]:
         """Those of the live `members` to whom we may not offer in our `round`."""
+        if not self.draws:
+            return set()
         known = [member.peer_id for member in members if member.state == "training"]
         share = self._share(len(known))
         if share >= 1:
             return set()
         return {peer for peer in known if luck(self.run_id, round, self.own, peer) >= share}
 
-    def objection(self, peer: PeerId, round: int, members: Iterable[Member]) -> NotDrawnError | None:
-        """Why `peer` may not offer to us in its `round`; None if it may. `members` are the live ones that we know."""
-        share = _SLACK * self._share(sum(member.state == "training" for member in members))
+    def objection(self, peer: PeerId, round: int, members: Callable[[], Iterable[Member]]) -> NotDrawnError | None:
+        """Why `peer` may not offer to us in its `round`; None if it may. `members` gives the live ones that we know."""
+        if not self.draws:
+            return None
+        share = _SLACK * self._share(sum(member.state == "training" for member in members()))
         if share >= 1:
             return None
         if luck(self.run_id, round, self.own, peer) >= share:
@@ -75,4 +79,4 @@ class Draw:
 
     def _share(self, members: int) -> float:
         """Of all pairs, how many are drawn."""
-        return self.draws / members if 0 < self.draws < members else 1.0
+        return self.draws / members if self.draws < members else 1.0

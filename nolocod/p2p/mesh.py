@@ -317,7 +317,7 @@ class Mesh:
 
     def undrawn(self, offer: Offer) -> NotDrawnError | None:
         """Why this offer to us is not to be answered: the run's draw does not pair us (manifest: `trust.draws`)."""
-        return self._draw.objection(offer.partner, offer.standing.round, self.live())
+        return self._draw.objection(offer.partner, offer.standing.round, self.live)
 
     def accepted(self, offer: Offer) -> None:
         """We said yes to this offer."""

@@ -42,7 +42,9 @@ def choose(
     fit = [
         member.peer_id
         for member in members
-        if member.state == "training" and member.peer_id not in avoid and _distance(member, own) <= staleness
+        if member.state == "training"
+        and member.peer_id not in avoid
+        and (abs(member.standing.round - own.round) <= staleness or abs(member.lead) <= staleness)
     ]
     if not fit:
         return None
@@ -64,7 +66,3 @@ def relayed(member: Member, own: NatClass | None, unpunched: Collection[PeerId])
     if None in (own, member.nat):
         return member.reach == "relayed"
     return "symmetric" in (own, member.nat)
-
-
-def _distance(member: Member, own: Standing) -> int:
-    return min(abs(member.standing.round - own.round), abs(member.lead))

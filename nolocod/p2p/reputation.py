@@ -180,7 +180,7 @@ class Reputation:
 
     def shunned(self, now: float) -> set[PeerId]:
         """All that are banned now."""
-        return {peer for peer in self._records if self.banned(peer, now)}
+        return {peer for peer, record in self._records.items() if record.until and self.banned(peer, now)}
 
     def _keep(self, peer: PeerId, record: Record, now: float) -> None:
         self.dirty = True

@@ -244,7 +244,7 @@ class SimNode:
     def decide(self, offer: Offer) -> Answer:
         if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):
             return Busy(1.0, "another exchange comes first")
-        objection = self._draw.objection(offer.partner, offer.standing.round, self.members())
+        objection = self._draw.objection(offer.partner, offer.standing.round, self.members)
         if objection is not None:
             return Refuse(objection.code, objection.cause)
         answer = self.rounds.decide(offer)

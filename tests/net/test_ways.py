@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from msgspec.structs import replace
 from wires import ENOUGH
 
 from nolocod.config import Address, NodeConfig, Relaying
