@@ -15,17 +15,20 @@ import pytest
 import trio
 
 from nolocod import cli
-from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
+from nolocod.errors import OtherRunError, PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
+from nolocod.p2p import heartbeat
+from nolocod.p2p.hearsay import Voice
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.proto import envelope
 from nolocod.sim import schedule
-from nolocod.sim.clock import run
+from nolocod.sim.clock import Bell, run, sleep, sleep_until
 from nolocod.sim.network import PROGRESS, End, Fault, Network, Weather
 from nolocod.sim.oracle import Oracle
 from nolocod.sim.replica import Course, SimReplica, State
 from nolocod.sim.scenarios import SCENARIOS
 from nolocod.sim.signing import Signing
 from nolocod.sim.swarm import Plan, Swarm, paced, simulate
+from nolocod.terms import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -154,6 +157,60 @@ def test_a_cheap_signature_is_checked_like_a_real_one() -> None:
         envelope.verify(one.peer_id, b"message", one.sign(b"message"))
 
 
+def test_a_heartbeat_is_read_once_for_all_who_hear_it() -> None:
+    signing = Signing(1, cheap=False)
+    voice = Voice(signing.identity(0), "run", lambda: (Standing(1, 2, 3.0), "training"), list)
+    raw = voice.heartbeat()
+    with signing.checked():
+        said = heartbeat.read(raw, "run")
+        assert heartbeat.read(bytes(bytearray(raw)), "run") is said
+        with pytest.raises(OtherRunError):
+            heartbeat.read(raw, "another")
+        with pytest.raises(SignatureError):
+            heartbeat.read(raw[:-1] + bytes([raw[-1] ^ 1]), "run")
+    again = heartbeat.read(raw, "run")
+    assert again == said
+    assert again is not said
+
+
+# --- the clock ----------------------------------------------------------------------------------------
+
+
+def test_naps_end_in_their_order_and_together_with_trio_s_own_deadlines() -> None:
+    ends: list[tuple[str, float]] = []
+
+    async def nap(name: str, until: float) -> None:
+        await sleep_until(until)
+        ends.append((name, trio.current_time()))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for name, until in (("late", 3.0), ("early", 1.0), ("past", -1.0)):
+                nursery.start_soon(nap, name, until)
+            await trio.sleep_until(2.0)
+            ends.append(("trio", trio.current_time()))
+
+    run(main, 0)
+    assert ends == [("past", 0.0), ("early", 1.0), ("trio", 2.0), ("late", 3.0)]
+
+
+def test_who_is_woken_or_cancelled_does_not_hold_the_clock() -> None:
+    async def main() -> None:
+        bell = Bell()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bell.wait, 100.0)
+            await sleep(1.0)
+            bell.ring()
+            bell.ring()  # to nobody
+        with trio.move_on_after(1.0):
+            await bell.wait(100.0)
+        assert trio.current_time() == 2.0
+        await sleep(3.0)
+        assert trio.current_time() == 5.0
+
+    run(main, 0)
+
+
 # --- the network --------------------------------------------------------------------------------------
 
 
@@ -161,12 +218,11 @@ def talk(
     say: Callable[[Stream], Awaitable[None]],
     hear: Callable[[Stream], Awaitable[None]],
     *faults: Fault,
-    weather: Weather | None = None,
 ) -> Network:
     """Run both ends of one stream; `faults` befall what the dialler writes."""
 
     async def main() -> Network:
-        network = Network(weather or Weather(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))
+        network = Network(Weather(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))
         one, two = network.add(_peer("one")), network.add(_peer("two"))
 
         def hang_in(end: End) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError
+from nolocod.sim.clock import Bell, sleep, sleep_until
 
 if TYPE_CHECKING:
     import random
@@ -115,7 +116,7 @@ class End:
         """All that was written from here, where somebody wants to say it again."""
         self._queue: deque[tuple[float, bytes | int]] = deque()  # (when it arrives, bytes or how it ends)
         self._rest = memoryview(b"")
-        self._news = trio.Event()
+        self._news = Bell()
         self._closed = False
         self._broken = False
         self._deaf = False  # nothing that is written from here arrives any more
@@ -152,17 +153,21 @@ class End:
 
     async def _more(self) -> None:
         """Take what arrives next into `_rest`; leaves it empty at the end of the stream."""
-        await trio.lowlevel.checkpoint()
-        with trio.move_on_after(PROGRESS) as scope:
-            while True:
-                if self._broken:
-                    raise PeerUnavailableError("the stream broke.")
-                due = max(self._queue[0][0], self._own.frozen_until) if self._queue else math.inf
-                if due <= trio.current_time():
-                    break
-                await self._until(due)
-        if scope.cancelled_caught:
-            raise PeerTooSlowError("nothing came.")
+        give_up = trio.current_time() + PROGRESS
+        waited = False
+        while True:
+            if self._broken:
+                raise PeerUnavailableError("the stream broke.")
+            now = trio.current_time()
+            due = max(self._queue[0][0], self._own.frozen_until) if self._queue else math.inf
+            if due <= now:
+                break
+            if now >= give_up:
+                raise PeerTooSlowError("nothing came.")
+            await self._news.wait(min(due, give_up))
+            waited = True
+        if not waited:
+            await trio.lowlevel.checkpoint()
         _, what = self._queue.popleft()
         if what == _RESET:
             self._broken = True
@@ -172,12 +177,6 @@ class End:
             return
         if isinstance(what, bytes):
             self._rest = memoryview(what)
-
-    async def _until(self, due: float) -> None:
-        """Wait for `due`, or for something that may be due before."""
-        self._news = trio.Event()
-        with trio.move_on_at(due):
-            await self._news.wait()
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ class End:
         self._last_arrival = max(self._last_arrival, arrival)  # in order
         end = self.peer_end
         end._queue.append((self._last_arrival, what))
-        end._news.set()
+        end._news.ring()
 
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -248,7 +247,7 @@ class End:
         if not self._broken:
             self._arrive(_RESET, trio.current_time())
         self._closed = self._broken = True
-        self._news.set()
+        self._news.ring()
         self._let_go()
 
     def cut(self) -> None:
@@ -257,7 +256,7 @@ class End:
             if not end._broken:
                 end._queue.append((trio.current_time(), _RESET))
                 end._deaf = end._closed = True
-                end._news.set()
+                end._news.ring()
                 end._let_go()
 
     def _let_go(self) -> None:
@@ -315,14 +314,16 @@ class Network:
 
         async def dial(peer: PeerId, protocol: str) -> End:
             other = self.ports.get(peer)
-            await trio.sleep_until(max(trio.current_time(), own.frozen_until))
-            await trio.sleep(self.delay(0, relayed=other is not None and self.relayed(own, other)))
+            if own.frozen_until > trio.current_time():
+                await sleep_until(own.frozen_until)
+            await sleep(self.delay(0, relayed=other is not None and self.relayed(own, other)))
             if other is None or not self.joined(own, other) or protocol not in other.handlers:
                 raise PeerUnavailableError("nobody answers.")
             if other.frozen_until > trio.current_time() + PROGRESS:
-                await trio.sleep(PROGRESS)
+                await sleep(PROGRESS)
                 raise PeerTooSlowError("the dial took too long.")
-            await trio.sleep_until(max(trio.current_time(), other.frozen_until))
+            if other.frozen_until > trio.current_time():
+                await sleep_until(other.frozen_until)
             if not self.joined(own, other) or other.spawn is None:
                 raise PeerUnavailableError("nobody answers.")
             relayed = self.relayed(own, other)

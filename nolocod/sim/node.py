@@ -22,7 +22,7 @@ from nolocod.p2p.reputation import Reputation
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Context
 from nolocod.rounds import Pace, Rounds
-from nolocod.sim.clock import at_once
+from nolocod.sim.clock import at_once, sleep, sleep_until
 from nolocod.terms import Accept, Busy, Ended, Refuse
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class SimNode:
 
     async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """wire.Aside, to which a stopped process does not get."""
-        await trio.sleep_until(max(trio.current_time(), self.port.frozen_until))
+        if self.port.frozen_until > trio.current_time():
+            await sleep_until(self.port.frozen_until)
         return await at_once(work, *arguments)
 
     def outliving(self, handle: Handler) -> Handler:
@@ -135,11 +136,14 @@ class SimNode:
         return WALL + trio.current_time() + self.clock_ahead
 
     def emit(self, event: Event) -> None:
-        """As the daemon's: told to rounds, to the log and to the oracle."""
-        if hasattr(self, "rounds"):
-            self.rounds.follow(event)
+        """As the daemon's: told to the log and to the oracle."""
         if self.port.up and not isinstance(event, StateChanged):
             self._swarm.told(self, event)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is in no exchange."""
+        return self.rounds._desk is None
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class SimNode:
         async with trio.open_nursery() as self._nursery:
             self.port.spawn = self._nursery.start_soon
             self._nursery.start_soon(self._gossip)
-            await trio.sleep(self._rng.uniform(0.0, self._hearsay.pause()))
+            await sleep(self._rng.uniform(0.0, self._hearsay.pause()))
             await self.rounds.run()
             self.state = "finished"
             self._swarm.finished(self)
@@ -169,14 +173,14 @@ class SimNode:
                 self.emit(change)
             for peer in self._hearsay.targets(now, [*self._connected]):
                 await self.swap(peer)
-            await trio.sleep(self._hearsay.pause())
+            await sleep(self._hearsay.pause())
 
     async def swap(self, peer: PeerId) -> bool:
         """Swap views with `peer`; whether it could be reached."""
         swarm, now = self._swarm, trio.current_time
         other = swarm.by_peer[peer]
         way = swarm.network.delay(1000, relayed=swarm.network.relayed(self.port, other.port))
-        await trio.sleep(max(way, self.port.frozen_until - now()))
+        await sleep(max(way, self.port.frozen_until - now()))
         if not swarm.network.joined(self.port, other.port) or other.port.frozen_until > now():
             self._connected.pop(peer, None)
             self._table.suspect(peer, now())

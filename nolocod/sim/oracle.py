@@ -11,10 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod.events import ExchangeEnded
-
 if TYPE_CHECKING:
-    from nolocod.events import Event
+    from nolocod.events import ExchangeEnded
     from nolocod.identity import PeerId
     from nolocod.sim.replica import Course, State
 
@@ -53,6 +51,13 @@ class Oracle:
         if len(self.violations) < _NOTED:
             self.violations.append(what)
 
+    @property
+    def waits(self) -> bool:
+        """Whether an exchange ended for one side, and the other has yet to tell."""
+        return any(
+            exchange.partners.get(peer) not in self._ended for exchange in self._open.values() for peer in exchange.applied
+        )
+
     # --- outer steps ------------------------------------------------------------------------------------
 
     def solo(self, peer: PeerId, before: State, after: State) -> None:
@@ -87,9 +92,9 @@ class Oracle:
 
     # --- exchanges --------------------------------------------------------------------------------------
 
-    def follow(self, peer: PeerId, event: Event) -> None:
+    def follow(self, peer: PeerId, event: ExchangeEnded) -> None:
         """Take note of how an exchange ended at `peer`."""
-        if not isinstance(event, ExchangeEnded) or not event.session:
+        if not event.session:
             return
         exchange = self._open.setdefault(event.session, Exchange())
         if peer in exchange.outcomes:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import RejectedTensorError
+from nolocod.sim.clock import sleep, sleep_until
 from nolocod.terms import CHUNK_SIZE, Applied, Inspection, Standing, Subject, describe
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ class SimReplica:
 
     async def wait_boundary(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self.steps_since_outer < self.course.inner_steps or self.waits():  # noqa: ASYNC110 - a function of the clock
-            await trio.sleep_until(max(self._began + self.course.inner_steps * self.speed, trio.current_time() + self.speed))
+        while self.steps_since_outer < self.course.inner_steps or self.waits():
+            await sleep_until(max(self._began + self.course.inner_steps * self.speed, trio.current_time() + self.speed))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
@@ -125,7 +126,8 @@ class SimReplica:
         self.round, self.tokens = number, tokens
 
     async def _heard(self) -> None:
-        await trio.sleep_until(max(trio.current_time(), self.unheard_until))
+        if self.unheard_until > trio.current_time():
+            await sleep_until(self.unheard_until)
 
     # --- outer steps ------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class SimReplica:
     async def snapshot(self, subject: Subject) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
         async with self._commands:
-            await trio.sleep(self.speed / 2)
+            await sleep(self.speed / 2)
         self._train()
         self.snapshot_out = State(tuple(self.phi), tuple(self.delta), tuple(self.theta))
         self._snapshot_steps = self._trained
@@ -155,7 +157,7 @@ class SimReplica:
 
     async def inspect(self, *, probation: bool) -> Inspection:
         async with self._commands:
-            await trio.sleep(self.speed / 4)
+            await sleep(self.speed / 4)
         await self._heard()
         found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
         if not all(map(math.isfinite, found)):

@@ -7,7 +7,8 @@ real ones; a report says which were used.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import blake3
@@ -15,6 +16,7 @@ import blake3
 from nolocod import identity as identities
 from nolocod.errors import SignatureError
 from nolocod.identity import Identity, PeerId, peer_id_of
+from nolocod.p2p import heartbeat
 from nolocod.proto import envelope, receipt
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 REAL_UP_TO = 64
 """Nodes; with more, signatures are cheap unless asked otherwise."""
+_READ = 1 << 16
+"""Heartbeats that are kept as read: more than are about among 4,096 nodes."""
 
 
 class CheapIdentity(Identity):
@@ -50,18 +54,18 @@ class Signing:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Envelopes and receipts are checked as they were signed, until the end of the block."""
-        if not self.cheap:
+        """Until the end of the block envelopes and receipts are checked as they were signed, and a heartbeat is read once
+        for all who hear it."""
+        stand_ins: list[tuple[object, str, object]] = [
+            (heartbeat, name, lru_cache(maxsize=_READ)(getattr(heartbeat, name))) for name in ("read", "glance")
+        ]
+        if self.cheap:
+            stand_ins += [(module, "verify", self._verify) for module in (envelope, receipt)]
+        with ExitStack() as stack:
+            for module, name, stand_in in stand_ins:
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, stand_in)
             yield
-            return
-        modules = (envelope, receipt)
-        for module in modules:
-            module.verify = self._verify  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.verify = identities.verify  # type: ignore[attr-defined]
 
     def _verify(self, peer_id: str, message: bytes, signature: bytes) -> None:
         secret = self._secrets.get(PeerId(peer_id))

@@ -168,10 +168,6 @@ class Subject(SimNode):
         """Whether an exchange that began after `since` was committed."""
         return any(ended.outcome == "committed" and self.began[name] > since for name, ended in self.told.items())
 
-    @property
-    def idle(self) -> bool:
-        return self.rounds._desk is None
-
     def left(self) -> dict[str, int]:
         """What an idle node must have none of."""
         exchanger = self.exchanger

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 import blake3
 import trio
 
-from nolocod.events import ExchangeEnded, OuterStep, PartitionHealed, PeerBanned
+from nolocod.events import ExchangeEnded, OuterStep, PartitionHealed, PeerBanned, PeerLost, PeerSeen
 from nolocod.p2p.timing import Timing
 from nolocod.proto.limits import Limits
 from nolocod.sim import clock
@@ -86,8 +86,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a simulation. Times in virtual seconds, but for `took`, which is the only thing in it that another
-    machine would find different."""
+    """What came of a simulation. Times in virtual seconds, but for `took` and `busy`, which are all in it that another
+    machine would find different: seconds of its clock, and of one of its cores."""
 
     plan: Plan
     digest: str
@@ -105,6 +105,7 @@ class Report:
     healed: int
     bans: int
     took: float
+    busy: float
     violations: tuple[str, ...] = ()
     broken: int = 0
 
@@ -179,12 +180,19 @@ class Swarm:
         if not self._left:
             self.done.set()
 
+    async def quiet(self) -> None:
+        """Wait until no exchange is under way."""
+        while self.oracle.waits or not all(node.idle for node in self.live()):  # noqa: ASYNC110 - asked of hundreds of parts
+            await trio.sleep(1.0)
+
     def told(self, node: SimNode, event: Event) -> None:
         """Every event of every node."""
         self.journal.note(trio.current_time(), node.number, event)
-        self.oracle.follow(node.peer_id, event)
         match event:
+            case PeerSeen() | PeerLost():  # most are
+                pass
             case ExchangeEnded():
+                self.oracle.follow(node.peer_id, event)
                 self.outcomes[event.outcome] += event.initiator
                 if event.outcome == "committed" and event.initiator:
                     self.durations.append(event.seconds)
@@ -219,7 +227,7 @@ class Swarm:
         for node in self.nodes:
             node.port.side = 0
 
-    def report(self, took: float) -> Report:
+    def report(self, took: float, busy: float) -> Report:
         kept = [node.replica.phi for node in self.live()]
         variances = [statistics.pvariance(weights) for weights in zip(*kept, strict=True)] if kept else [0.0]
         return Report(
@@ -237,6 +245,7 @@ class Swarm:
             healed=self.others[PartitionHealed],
             bans=self.others[PeerBanned],
             took=took,
+            busy=busy,
             violations=tuple(self.oracle.violations),
             broken=self.oracle.broken,
         )
@@ -250,7 +259,7 @@ def simulate(
 
 
 async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: Callable[[Swarm], None]) -> Report:
-    began = time.perf_counter()
+    began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
         swarm = Swarm(plan, settings, nursery, journal)
         with swarm.signing.checked():
@@ -267,9 +276,10 @@ async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: 
                 await swarm.done.wait()
             if scope.cancelled_caught:
                 swarm.oracle.blame(f"{len(swarm._left)} nodes never reached round {plan.rounds}")
-            await trio.sleep(2 * swarm.limits.doubt_seconds)  # for exchanges that the last ones accepted
+            with trio.move_on_after(2 * swarm.limits.doubt_seconds):  # for exchanges that the last ones accepted
+                await swarm.quiet()
             swarm.oracle.end()
-            report = swarm.report(time.perf_counter() - began)
+            report = swarm.report(time.perf_counter() - began, time.process_time() - busy_before)
             nursery.cancel_scope.cancel()
     return report
 
