@@ -24,8 +24,7 @@ def add_to(commands: Commands) -> None:
     """simulate."""
     simulate = commands.add("simulate", _simulate, "Simulate a swarm: the product's own decisions, made-up time and network.")
     add = simulate.add_argument
-    names = "calm (the default), wan, nat, partition, churn, unlike, rough"
-    add("scenario", nargs="?", default="calm", metavar="SCENARIO", help=names)
+    add("scenario", nargs="?", default="calm", metavar="SCENARIO", help="calm if not given; a wrong name lists all")
     add("--nodes", type=int, default=16, metavar="N")
     add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished")
     add("--seed", type=int, default=0, help="decides everything")
@@ -112,6 +111,6 @@ def _text(report: Report) -> str:
         f"  spread         {report.spread:.4f}",
         f"  partitions     {report.healed} told as healed; {report.bans} bans",
         f"  log            {report.events} events, {report.digest}",
-        f"  took           {report.took:.1f} s ({1000 * report.took / max(1, steps):.1f} ms per outer step)",
+        f"  took           {report.took:.1f} s ({1000 * report.busy / max(1, steps):.1f} ms of one core per outer step)",
     ]
     return "\n".join([*lines, *(f"  BROKEN         {what}" for what in report.violations)])

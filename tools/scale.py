@@ -1,0 +1,69 @@
+"""Write the table of docs/simulator.md: what `nolocod simulate` costs, from a few nodes to thousands.
+
+    python -m tools.scale [NODESxROUNDS ...]
+
+The rule: each row is a process of its own, so that its time and its memory are its own; the time is that of the one
+core that a simulation has, whatever else the machine does. Rows that are not asked for stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from nolocod.lab.report import filled
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulator.md"
+_ROW = re.compile(r"^(\| ([\d,]+) \| (\d+) \|.*\|)$", re.MULTILINE)
+HEAD = (
+    "| nodes | to round | outer steps | alone | seconds of a core | ms per outer step | KiB per node | broken |",
+    "|---:|---:|---:|---:|---:|---:|---:|---:|",
+)
+ROWS = ("64x20", "256x20", "1024x20", "1000x100", "4096x3")
+_FEW = 4
+"""Nodes of a run that tells what Python and its modules take."""
+
+
+def measure(nodes: int, rounds: int) -> tuple[dict[str, object], int]:
+    """A run's report, and the most memory that its process had, in bytes."""
+    command = [sys.executable, "-m", "nolocod", "simulate", "--json", "--nodes", str(nodes), "--rounds", str(rounds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        if child.stdout is None:
+            raise AssertionError("asked for a pipe")
+        out = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
+    return msgspec.json.decode(out, type=dict[str, object]), usage.ru_maxrss << 10
+
+
+def row(nodes: int, rounds: int, base: int) -> str:
+    report, memory = measure(nodes, rounds)
+    busy, steps = float(str(report["busy"])), int(str(report["paired"])) + int(str(report["solo"]))
+    share = int(str(report["solo"])) / steps
+    return (
+        f"| {nodes:,} | {rounds} | {steps:,} | {share:.1%} | {busy:.0f} | {1000 * busy / steps:.1f} "
+        f"| {(memory - base) / nodes / 1024:.0f} | {report['broken']} |"
+    )
+
+
+def main(wanted: list[str]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    _, base = measure(_FEW, 1)
+    rows = {(int(nodes.replace(",", "")), int(rounds)): line for line, nodes, rounds in _ROW.findall(page)}
+    for one in wanted or ROWS:
+        nodes, rounds = map(int, one.split("x"))
+        rows[nodes, rounds] = line = row(nodes, rounds, base)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    PAGE.write_text(filled(page, "scale", "\n".join([*HEAD, *(rows[size] for size in sorted(rows))])), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
