@@ -256,7 +256,7 @@ class Node:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
         self._reception.mesh = mesh
-        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, self._receipts, mesh.judge)
+        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, self._receipts, mesh.judge, self.emit)
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
         mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))

@@ -91,6 +91,15 @@ class ExchangeEnded:
 
 
 @dataclass(frozen=True)
+class DoubtSettled:
+    """A partner that was heard of again told what it decided in an exchange that had ended in doubt here."""
+
+    partner: PeerId
+    session: str
+    committed: bool
+
+
+@dataclass(frozen=True)
 class OuterStep:
     """One outer step. `spread` is the L2 norm of the two partners' difference in fast weights (paired only)."""
 
@@ -303,6 +312,7 @@ Event = (
     | Evaluated
     | ExchangeStarted
     | ExchangeEnded
+    | DoubtSettled
     | OuterStep
     | PeerJudged
     | PeerBanned

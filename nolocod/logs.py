@@ -20,6 +20,7 @@ from nolocod.events import (
     MADE_ROOM,
     Allowed,
     Checkpointed,
+    DoubtSettled,
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
@@ -259,6 +260,9 @@ class LogFollower:
                 self._log.debug("exchange with …%s %s", short(event.partner), "offered" if event.initiator else "accepted")
             case ExchangeEnded():
                 self._follow_exchange(event)
+            case DoubtSettled():
+                decided = "its partner applied it, this node did not" if event.committed else "nobody applied it"
+                self._log.info("exchange with …%s is in doubt no more: %s", short(event.partner), decided)
             case Troubled():
                 self._log.warning("%s %s", event.code, event.message)
             case Paused() | Resumed():

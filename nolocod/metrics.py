@@ -19,6 +19,7 @@ from nolocod.events import (
     MADE_ROOM,
     Allowed,
     Checkpointed,
+    DoubtSettled,
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
@@ -138,6 +139,9 @@ class Metrics:
         self._failures = Counter(
             "nolocod_exchange_failures", "Exchanges that were not committed, by error code.", ["code"], registry=to
         )
+        self._settled = Counter(
+            "nolocod_doubts_settled", "Exchanges that ended in doubt, and whose end the partner told later.", registry=to
+        )
         self._exchange_seconds = Histogram(
             "nolocod_exchange_duration_seconds", "Duration of the committed exchanges.", buckets=_SECONDS, registry=to
         )
@@ -242,6 +246,8 @@ class Metrics:
                 pass
             case ExchangeEnded():
                 self._follow_exchange(event)
+            case DoubtSettled():
+                self._settled.inc()
             case WeightsServed():
                 self._served.inc(event.size)
                 self._spent("serving", event.seconds)

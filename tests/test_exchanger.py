@@ -20,6 +20,7 @@ from nolocod.errors import (
     TrainerError,
     UnacknowledgedError,
 )
+from nolocod.events import DoubtSettled
 from nolocod.identity import Identity
 from nolocod.manifest import Manifest, Outer, seal
 from nolocod.p2p.exchanger import GLARE, Exchanger
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from nolocod.events import Event
     from nolocod.identity import PeerId
     from nolocod.p2p.session import Session
     from nolocod.terms import Answer, Offer
@@ -133,10 +135,13 @@ class Node:
         self.desk = FakeDesk(identity.secret[0], size)
         self.reception = FakeReception(self.desk)
         self.receipts = ReceiptStore(folder / identity.peer_id)
+        self.events: list[Event] = []
         rng = random.Random(identity.secret[0])
         context = Context(identity, "run", "float32", size, limits, staleness=3, rng=rng)
         self.judged: list[tuple[PeerId, Deed]] = []
-        self.exchanger = Exchanger(context, net.dial(self.peer_id), self.reception, self.receipts, self.judge)
+        self.exchanger = Exchanger(
+            context, net.dial(self.peer_id), self.reception, self.receipts, self.judge, self.events.append
+        )
         net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
 
     def judge(self, peer: PeerId, deed: Deed) -> None:
@@ -434,6 +439,33 @@ async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path
         await bob.reception.told.wait()
     assert [over.outcome for over in bob.reception.over] == ["committed"]
     assert bob.receipts.find(ended.session) == alice.receipts.find(ended.session)
+
+
+@pytest.mark.parametrize("asks", ["the one in doubt", "its partner"])
+@pytest.mark.parametrize("decided", [True, False])
+async def test_a_doubt_is_settled_once_the_partner_is_heard_of_again(
+    tmp_path: Path, autojump_clock: object, asks: str, *, decided: bool
+) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        before_commit = commit_starts(bytes(net.lines[0].log["out"]))
+    async with pair(tmp_path / "cut", cuts=(Cut(0, "out", before_commit + 1),)) as (alice, bob, net):
+        net.down = lambda _: bool(net.lines)
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "in_doubt")
+        if not decided:  # alice's daemon started again, and its disk was lost with the decision
+            alice = Node(net, LOW, tmp_path / "another disk")
+        net.down = lambda _: False
+        one, other = (alice, bob) if asks == "its partner" else (bob, alice)
+        for _ in range(2):  # it is asked once
+            await one.offer(other)
+        await trio.sleep(1)
+    assert bob.events == [DoubtSettled(alice.peer_id, ended.session.hex(), committed=decided)]
+    assert bob.receipts.find(ended.session) == alice.receipts.find(ended.session)
+    assert (bob.receipts.find(ended.session) is not None) == decided
+    told = [over.outcome for over in bob.reception.over if over.session == ended.session]
+    assert told == ["in_doubt"], "nothing is applied late"
 
 
 def commit_starts(log: bytes) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
+from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.session import Session
 from nolocod.proto.serving import SERVING
 from nolocod.proto.states import TABLE, State
@@ -57,6 +59,17 @@ def test_a_product_that_applies_in_doubt_fails_the_matrix(monkeypatch: pytest.Mo
     results = [matrix.strike("offerer", "CONFIRMED", way) for way in WAYS if way.fault in ("killed", "silence")]
     assert any(result.verdict.violations for result in results)
     assert "**FAILED**" in matrix.table(results)
+
+
+def test_a_product_that_leaves_a_doubt_fails_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def indifferent(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Exchanger, "_settle", indifferent)
+    way = next(way for way in WAYS if (way.fault, way.name) == ("silence", "200 s"))
+    verdict = matrix.strike("offerer", "DECIDED", way).verdict
+    assert verdict.fate == "doubt"
+    assert "is in doubt still" in verdict.violations[0]
 
 
 def test_the_page_keeps_what_is_around_the_table() -> None:

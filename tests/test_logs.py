@@ -15,6 +15,7 @@ import pytest
 from nolocod import logs
 from nolocod.events import (
     Checkpointed,
+    DoubtSettled,
     Evaluated,
     Event,
     ExchangeEnded,
@@ -139,6 +140,11 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
         (Punched(BOB, succeeded=True, seconds=1.62), "info straight connection to …abcd1234 punched in 1.6 s"),
         (Punched(BOB, succeeded=False, seconds=9.0, reason="no SYN"), "info no straight connection to …abcd1234: no SYN"),
         (PartitionHealed(BOB, 7), "info another part of the run found through …abcd1234: 7 members"),
+        (
+            DoubtSettled(BOB, "s", committed=True),
+            "info exchange with …abcd1234 is in doubt no more: its partner applied it, this node did not",
+        ),
+        (DoubtSettled(BOB, "s", committed=False), "info exchange with …abcd1234 is in doubt no more: nobody applied it"),
         (
             ExchangeEnded(BOB, "s", True, "in_doubt", 1, 1, 0.1, error="NLC-201", reason="stream lost"),
             "warning exchange with …abcd1234 in doubt: NLC-201 stream lost",

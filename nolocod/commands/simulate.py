@@ -77,18 +77,27 @@ def _faults(options: argparse.Namespace) -> None:
         raise UsageError(f"{unknown[0]!r} is no side, state or fault.", remedy=f"Faults are {', '.join(FAULTS)}.")
     if options.into is not None and options.faults:
         raise UsageError("--into is for the whole matrix.")
+    page = "" if options.into is None else _read_page(options.into)
     results = []
     for one in matrix.run(options.faults, options.seed):
         results.append(one)
         for violation in one.verdict.violations:
             print(f"BROKEN  {one.name}: {violation}", flush=True)
     if options.into is not None:
-        datadir.write_whole(options.into, matrix.write(options.into.read_text(encoding="utf-8"), results).encode())
+        datadir.write_whole(options.into, matrix.write(page, results).encode())
     print(matrix.table(results), matrix.summary(results), sep="\n\n")
     failed = [one for one in results if one.verdict.violations]
     if failed:
         cause = f"{len(failed)} strikes left something broken, the first: {failed[0].name}."
         raise SimulationError(cause, remedy=f"Replay it with `{failed[0].replay}`, and report it.")
+
+
+def _read_page(path: Path) -> str:
+    """UsageError now, rather than after minutes of work."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).", remedy="Name a page that has the table.") from error
 
 
 def _opened(path: Path) -> BufferedWriter:

@@ -2,7 +2,8 @@
 
 The rule: a remote fault is an outcome, never an exception of `offer`; an accepted offer is always
 reported as ended, once. When two nodes offer to each other at once, the offer of the lower peer id
-stands. Who asks about an exchange that is over is told what was decided, or that it never will be.
+stands. Who asks about an exchange that is over is told what was decided, or that it never will be; and this node asks
+so about its own that ended in doubt, as soon as it hears of the partner again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nolocod.errors import (
     RefusedError,
     RemoteError,
 )
+from nolocod.events import DoubtSettled
 from nolocod.p2p.reputation import Deed, deed_in, deed_of
 from nolocod.p2p.session import Session
 from nolocod.p2p.streams import EXCHANGE
@@ -37,6 +39,7 @@ from nolocod.terms import Accept, Answer, Busy, Ended, Offer, Refuse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nolocod.events import Emit
     from nolocod.identity import PeerId
     from nolocod.p2p.receipts import ReceiptStore
     from nolocod.p2p.streams import Dial, Stream
@@ -49,6 +52,7 @@ GLARE = "glare"
 _GLARE_SECONDS = 1.0
 _STARTING_SECONDS = 5.0
 _REMEMBERED = 1024
+_DOUBTS = 16
 _AFTERWARDS = 1 << 32  # numbers answers about a session whose own count is gone; above any count
 
 
@@ -65,15 +69,18 @@ class Exchanger:
         reception: Reception,
         receipts: ReceiptStore,
         judge: Callable[[PeerId, Deed], None] = lambda _, __: None,
+        emit: Emit = lambda _: None,
     ) -> None:
         self._context = context
         self._dial = dial
         self._reception = reception
         self._receipts = receipts
         self._judge = judge
+        self._emit = emit
         self._outstanding: dict[PeerId, trio.CancelScope] = {}  # our offers that are not answered
         self._running: dict[tuple[PeerId, bytes], Session] = {}
         self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
+        self._doubts: OrderedDict[tuple[PeerId, bytes], Session] = OrderedDict()  # ended so, until the partner tells more
         self._lookup = trio.CapacityLimiter(1)  # a question about an old session reads a file
 
     @property
@@ -98,6 +105,7 @@ class Exchanger:
         """
         if partner in self._outstanding:
             raise AssertionError("two offers at once to one partner")
+        await self._settle(partner)
         machine = self._machine(partner, self._context.rng.randbytes(16), offerer=True)
         outstanding = self._outstanding[partner] = trio.CancelScope()
         try:
@@ -173,6 +181,7 @@ class Exchanger:
             match body.WhichOneof("content"):
                 case "offer":
                     await self._answer(channel, body)
+                    await self._settle(channel.remote)
                 case "resume":
                     await self._resume(channel, body)
                 case name:
@@ -283,9 +292,29 @@ class Exchanger:
         finally:
             del self._running[name]
         ended, failure = session.ended(), session.failure
+        if ended.outcome == "in_doubt":
+            self._doubt(name, session)
         found = failure if isinstance(failure, RemoteError) else None
         self._blame(session.machine.partner, deed_in(ended, found, self._context.box_size))
         return ended
+
+    def _doubt(self, name: tuple[PeerId, bytes], session: Session) -> None:
+        self._doubts[name] = session
+        if len(self._doubts) > _DOUBTS:
+            self._doubts.popitem(last=False)
+
+    async def _settle(self, partner: PeerId) -> None:
+        """Ask a partner that we hear of again what it decided in exchanges that ended in doubt here.
+
+        What it applied is not applied here, the snapshot has gone; but both hold the receipt then, and the doubt is over.
+        """
+        for name in [name for name in self._doubts if name[0] == partner]:
+            session = self._doubts.pop(name)
+            await session.ask()
+            if session.machine.state is State.IN_DOUBT:
+                self._doubt(name, session)
+            else:
+                self._emit(DoubtSettled(partner, name[1].hex(), session.machine.state is State.COMMITTED))
 
     def _blame(self, partner: PeerId, deed: Deed | None) -> None:
         if deed is not None:

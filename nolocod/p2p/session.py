@@ -389,20 +389,23 @@ class Session:
                 pass
         return name
 
+    async def ask(self) -> None:
+        """The answerer in doubt asks the offerer once; it may be none the wiser then."""
+        try:
+            if await self._exchange_resumes() == "commit":
+                await self._keep_receipt()
+                await self._channel.send_envelope(self.machine.acknowledge())
+        except RemoteError:
+            await self._channel.reset()
+        else:
+            await self._channel.close()
+
     async def _ask_until_told(self) -> None:
         """The answerer in doubt asks the offerer, for a bounded time."""
         pause = _FIRST_PAUSE
         with trio.move_on_after(self._limits.doubt_seconds):
             while self.machine.state is State.IN_DOUBT:
-                try:
-                    name = await self._exchange_resumes()
-                    if name == "commit":
-                        await self._keep_receipt()
-                        await self._channel.send_envelope(self.machine.acknowledge())
-                except RemoteError:
-                    await self._channel.reset()
-                else:
-                    await self._channel.close()
+                await self.ask()
                 if self.machine.state is State.IN_DOUBT:
                     await trio.sleep(pause)
                     pause *= 2

@@ -105,7 +105,7 @@ class SimNode:
         )  # fmt: skip
         pace = Pace(settings.course.inner_steps, settings.staleness, settings.patience, goal)
         self.rounds = Rounds(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
-        self.exchanger = Exchanger(context, self.dial, self, self.receipts, self.judge)  # type: ignore[arg-type] # see SimReceipts
+        self.exchanger = Exchanger(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
         port.handlers[EXCHANGE] = self.outliving(self.exchanger.handle)
         replica.applied = self._applied
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import DiskFullError, LostStepsError, RejectedTensorError
-from nolocod.events import Event, ExchangeEnded, OuterStep, Troubled
+from nolocod.events import DoubtSettled, Event, ExchangeEnded, OuterStep, Troubled
 from nolocod.p2p.receipts import sessions_since
 from nolocod.sim.node import SimNode, T, Ts
 from nolocod.sim.replica import SimReplica, State
@@ -68,6 +68,8 @@ class Subject(SimNode):
         self.told: dict[str, ExchangeEnded] = {}
         """How its exchanges ended, by session."""
         self.began: dict[str, float] = {}
+        self.settled: set[str] = set()
+        """Exchanges that are in doubt no more."""
         self.steps: dict[str, bytes] = {}
         """Our message of each exchange that was applied."""
         self.troubles: list[str] = []
@@ -143,6 +145,8 @@ class Subject(SimNode):
         if not self.port.up:
             return
         match event:
+            case DoubtSettled():
+                self.settled.add(event.session)
             case ExchangeEnded(session=str(session)) if session:
                 self.told[session] = event
                 self.began[session] = trio.current_time() - event.seconds

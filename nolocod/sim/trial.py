@@ -101,6 +101,8 @@ class Trial(Stage):
         if told is not None:
             if told.outcome != "in_doubt":
                 self.violations.append(f"{session[:8]} was applied by one side, and is {told.outcome} for the other")
+            elif not any(life.killed for life in self.lives) and not any(session in life.settled for life in other):
+                self.violations.append(f"{session[:8]} is in doubt still, though the two have met since")
             return "doubt"
         if not any(life.killed for life in other):
             self.violations.append(f"{session[:8]} was applied by one side, and the other never told its end")
