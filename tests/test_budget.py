@@ -321,7 +321,7 @@ async def test_what_is_due_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     await scene.budget.down(17 << 20)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.budget.run)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await saved.wait()
         nursery.cancel_scope.cancel()
     assert Ledger(scene.path, scene.wall).used == (0, 17 << 20)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from nolocod.manifest import Sealed
 
-DEADLINE = 60
+DEADLINE = 300
 
 
 @asynccontextmanager

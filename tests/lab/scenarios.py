@@ -31,9 +31,10 @@ Accident = Literal["forgotten", "moved", "readdressed", "cut"]
 
 MEETING = 10.0
 """Within which two nodes that met are to have a straight connection."""
-START = 90.0
+START = 300.0
 """What a node may take from its start to a training member: torch is slow to import where many do at once."""
-PAIRING = 120.0
+PAIRING = 300.0
+"""What anything that nodes do with each other may take on a busy machine: scenarios give up then."""
 
 
 def pairs(node: Node, other: Node) -> list[ExchangeRow]:
@@ -114,7 +115,7 @@ def _meet(nodes: Swarm, host: Node, guest: Node, straight: bool) -> Meeting:
     nodes.wait("the two nodes meet", lambda: any(reach(*pair) is not None for pair in both), START)
     seconds = None
     if straight:
-        seconds = nodes.within(lambda: all(reach(*pair) not in (None, "relayed") for pair in both), 3 * MEETING)
+        seconds = nodes.within(lambda: all(reach(*pair) not in (None, "relayed") for pair in both), PAIRING)
     paired = nodes.within(lambda: bool(pairs(host, guest) and pairs(guest, host)), PAIRING)
     nodes.within(lambda: all((report := node.report) and report.reach.kind for node in (host, guest)), START)
     reports = [node.report for node in (host, guest)]
@@ -173,9 +174,9 @@ def relay_killed(root: Path, load: Load | None = None) -> RelayKilled:
         dead = victim[0] if victim else relays[1]
         before = len(one.receipts(other))
         dead.kill()
-        elsewhere = nodes.within(lambda: all(len(_held(end)) >= 2 and dead.peer_id not in _held(end) for end in ends), 60.0)
+        elsewhere = nodes.within(lambda: all(len(_held(end)) >= 2 and dead.peer_id not in _held(end) for end in ends), PAIRING)
         paired = nodes.within(lambda: len(one.receipts(other)) > before, PAIRING)
-        agreed = nodes.within(lambda: _agree(one, other), 30.0) is not None
+        agreed = nodes.within(lambda: _agree(one, other), PAIRING) is not None
         return RelayKilled(elsewhere, paired, agreed, during)
 
 
@@ -342,11 +343,11 @@ def churn(
 def _let_start(nodes: Swarm, live: Sequence[Node]) -> None:
     """Wait until all train. One that trains already and has not stepped back would keep the others from starting."""
     for _ in range(10):
-        if nodes.within(lambda: training(*live), START / 2) is not None:
+        if nodes.within(lambda: training(*live), 45.0) is not None:
             return
         for node in live:
             node.step_back()
-    nodes.wait("all nodes train", lambda: training(*live), 5 * START)
+    nodes.wait("all nodes train", lambda: training(*live), START)
 
 
 def _medians(lines: Sequence[Sequence[tuple[float, float]]]) -> list[float]:

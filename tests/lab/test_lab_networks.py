@@ -32,7 +32,8 @@ CLIENT = """
 import json, socket, sys, time
 began = time.monotonic()
 try:
-    connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1.0, source_address=("", int(sys.argv[3])))
+    host, port, source, patience = sys.argv[1], *map(float, sys.argv[2:])
+    connection = socket.create_connection((host, int(port)), timeout=patience, source_address=("", int(source)))
     seconds = time.monotonic() - began
     print(json.dumps({"seen": json.loads(connection.recv(100)), "seconds": seconds}))
 except OSError as error:
@@ -54,9 +55,12 @@ except OSError as error:
 """
 
 
-def dial(place: Place, address: str, port: int = PORT, source: int = 0) -> dict[str, Any]:
+def dial(place: Place, address: str, port: int = PORT, source: int = 0, patience: float = 30.0) -> dict[str, Any]:
     done = subprocess.run(
-        place.command(sys.executable, "-c", CLIENT, address, str(port), str(source)), capture_output=True, text=True, check=True
+        place.command(sys.executable, "-c", CLIENT, address, str(port), str(source), str(patience)),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -111,7 +115,7 @@ def test_a_cone_keeps_its_port_a_symmetric_router_does_not_and_both_drop_what_no
         assert seen[1][1] != HERE
         assert seen[2] == [plain.hosts[0].addresses[0], HERE]
         for home, answer in zip(homes, ("TimeoutError", "TimeoutError", "ConnectionRefusedError"), strict=True):
-            assert dial(helper, home.outside, HERE)["error"] == answer
+            assert dial(helper, home.outside, HERE, patience=2.0)["error"] == answer
         with served(plain.hosts[0], *plain.hosts[0].addresses):
             assert "seen" in dial(helper, plain.hosts[0].addresses[0])
 
@@ -127,9 +131,9 @@ def test_lines_have_the_delay_that_they_are_given_and_can_be_cut() -> None:
     with internet() as net:
         helper, home = net.public(delay=15), net.home(delay=25)
         with served(helper, *helper.addresses):
-            assert 0.08 <= dial(home.hosts[0], helper.addresses[0])["seconds"] < 0.2
+            assert dial(home.hosts[0], helper.addresses[0])["seconds"] >= 0.08
             home.cut()
-            assert dial(home.hosts[0], helper.addresses[0])["error"] == "TimeoutError"
+            assert dial(home.hosts[0], helper.addresses[0], patience=1.0)["error"] == "TimeoutError"
             home.join()
             assert "seen" in dial(home.hosts[0], helper.addresses[0])
 
@@ -152,7 +156,7 @@ def test_ipv6_is_not_translated_but_filtered() -> None:
         host = home.hosts[0]
         with served(helper, *helper.addresses), served(host, *host.addresses):
             assert dial(host, helper.addresses[1])["seen"][0] == host.addresses[1]
-            assert dial(helper, host.addresses[1])["error"] == "TimeoutError"
+            assert dial(helper, host.addresses[1], patience=1.0)["error"] == "TimeoutError"
 
 
 HELD = """
@@ -171,6 +175,6 @@ def test_nothing_is_left_of_a_lab_whose_process_was_killed() -> None:
         held = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
         assert len(held) == 3
         os.kill(process.pid, 9)
-    gone, alive = psutil.wait_procs(held, timeout=5)
+    gone, alive = psutil.wait_procs(held, timeout=60)
     assert not alive
     assert len(gone) == 3
