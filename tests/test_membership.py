@@ -385,4 +385,4 @@ def test_a_full_table_gives_up_the_stalest_however_often_the_others_were_heard()
             del sealed_at[stalest]
             sealed_at[peer] = heard
         assert {member.peer_id for member in members.live(float(now))} == set(sealed_at)
-    assert len(members._by_age) <= 4 * 8 + 1
+    assert len(members._by_age) <= 2 * 8

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from nolocod import cli
+from nolocod.commands.simulate import NAMES
 from nolocod.errors import OtherRunError, PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
 from nolocod.p2p import heartbeat
 from nolocod.p2p.hearsay import Voice
@@ -345,6 +346,10 @@ def test_a_mistake_is_told(arguments: list[str], says: str, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         cli.main(["simulate", *arguments])
     assert says in capsys.readouterr().err
+
+
+def test_the_help_names_all_scenarios() -> None:
+    assert tuple(SCENARIOS) == NAMES
 
 
 def test_the_command_tells_what_came_of_it_and_writes_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

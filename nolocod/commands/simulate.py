@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from nolocod.commands import Commands
     from nolocod.sim.swarm import Report
 
+NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "rough")
+"""Of the scenarios: their module is loaded when one is run."""
+
 
 def add_to(commands: Commands) -> None:
     """simulate."""
     simulate = commands.add("simulate", _simulate, "Simulate a swarm: the product's own decisions, made-up time and network.")
     add = simulate.add_argument
-    add("scenario", nargs="?", default="calm", metavar="SCENARIO", help="calm if not given; a wrong name lists all")
+    add("scenario", nargs="?", default="calm", metavar="SCENARIO", help=f"{', '.join(NAMES)}; {NAMES[0]} if not given")
     add("--nodes", type=int, default=16, metavar="N")
     add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished")
     add("--seed", type=int, default=0, help="decides everything")

@@ -51,7 +51,7 @@ class _Entry:
 _HEARD = attrgetter("heard")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # thousands of them in a large run
 class _Memory:
     """What is kept of one that is no member now."""
 
@@ -219,7 +219,7 @@ class Membership:
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
 
     def _note_age(self, entry: _Entry) -> None:
-        if len(self._by_age) > 4 * self.timing.capacity:
+        if len(self._by_age) >= 2 * self.timing.capacity:
             self._by_age = [one for one in self._by_age if self._entries.get(one[2].said.peer) is one[2]]
             heapq.heapify(self._by_age)
         heapq.heappush(self._by_age, (entry.heard, next(self._admitted), entry))
