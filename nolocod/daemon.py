@@ -248,6 +248,7 @@ class Node:
             self.emit(StateChanged("discovering", "a peer that tells us about the run"))
             sealed = await mesh.find_run()
             datadir.write_whole(config.paths.manifest, sealed.to_bytes())
+        sealed.manifest.data.check_given(config.data)  # here too: the trainer takes long to import what it needs to say so
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))
         await mesh.enter(sealed, self._says)

@@ -15,7 +15,7 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from nolocod.errors import ManifestError, RunFileError, SignatureError, UnstableError, VersionError
+from nolocod.errors import DataError, ManifestError, RunFileError, SignatureError, UnstableError, VersionError
 from nolocod.identity import Identity, verify
 
 if TYPE_CHECKING:
@@ -70,6 +70,21 @@ class Data(Section, frozen=True):
     def __post_init__(self) -> None:
         if (self.source == "hub") != (self.dataset is not None):
             raise ValueError('`data.dataset` belongs to `data.source = "hub"`, and only to it')
+
+    @property
+    def from_node(self) -> bool:
+        """Whether each node brings files of its own."""
+        return self.source in ("text", "jsonl", "parquet")
+
+    def check_given(self, path: Path | None) -> None:
+        """Raise DataError where a node must bring files and `path`, its --data, names none."""
+        if not self.from_node:
+            return
+        if path is None:
+            cause = f"this run trains on {self.source} files of your own, and none were given."
+            raise DataError(cause, remedy="Point --data at them.")
+        if not path.exists():
+            raise DataError(f"{path} does not exist.")
 
 
 class Inner(Section, frozen=True):

@@ -15,10 +15,10 @@ from nolocod import daemon
 from nolocod.cli import _find
 from nolocod.config import Allowance, Hours, NodeConfig
 from nolocod.daemon import MeshSwarm, Node, Reception
-from nolocod.errors import ClockError, ClonedIdentityError, DiskFullError, NotDrawnError, PeerBusyError, TrainerError
+from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullError, NotDrawnError, PeerBusyError, TrainerError
 from nolocod.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.identity import Identity, PeerId
-from nolocod.manifest import Inner, Manifest, seal
+from nolocod.manifest import Data, Inner, Manifest, seal
 from nolocod.p2p.streams import EXCHANGE, SNAPSHOT
 from nolocod.rounds import Pace, Rounds
 from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Refuse, Standing, Subject
@@ -258,6 +258,14 @@ async def test_a_clock_far_off_is_an_error_of_its_own(scene: Scene, autojump_clo
     assert found is not None
     assert found.code == "NLC-124"
     assert not scene.config.paths.daemon.exists()
+
+
+async def test_text_that_is_missing_is_told_before_the_trainer_is_asked(scene: Scene, autojump_clock: object) -> None:
+    sealed = seal(Manifest(name="own", model={"model_type": "llama"}, data=Data(source="text")), Identity.generate())
+    scene.config.paths.manifest.write_bytes(sealed.to_bytes())
+    with pytest.RaisesGroup(pytest.RaisesExc(DataError, match="none were given"), flatten_subgroups=True):
+        await scene.run()
+    assert [trainer.calls for trainer in scene.trainers] == [[]]
 
 
 async def test_a_clock_a_little_off_is_none(scene: Scene, autojump_clock: object) -> None:

@@ -347,6 +347,12 @@ def test_beside_a_node_that_holds_the_model(text: Path) -> None:
     assert parameters
 
 
+def test_a_node_that_trains_has_its_text() -> None:
+    sealed = seal(a_manifest(), OWNER).to_bytes()
+    assert looked_at(training.Job("cpu", "", sealed))[0]["D10"].status == "fail"
+    assert looked_at(training.Job("cpu", "", sealed, loaded=True))[0]["D10"].status == "skipped"
+
+
 def test_a_device_that_is_not_there_and_data_that_is_not_there(tmp_path: Path) -> None:
     found, _ = looked_at(training.Job("cuda:77", str(tmp_path / "nowhere"), seal(a_manifest(), OWNER).to_bytes()))
     assert (found["D03"].error, found["D10"].error) == (DeviceError.entry.code, DataError.entry.code)

@@ -58,7 +58,7 @@ def _look(job: Job, has_torch: bool, tell: Callable[[Line], None]) -> None:
     if manifest is None:
         tell(Line(skipped("D10", "no run is known, so no source of text.")))
     else:
-        _make("D10", tell, lambda: training_data(manifest, job.data))
+        _make("D10", tell, lambda: training_data(manifest, job))
     if not has_torch:
         for code in ("D03", "D04"):
             tell(Line(skipped(code, "torch cannot be imported (D02).")))
@@ -129,18 +129,20 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     return ok("D04", f"{layout.size:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
 
 
-def training_data(manifest: Manifest, data: str) -> Finding:
+def training_data(manifest: Manifest, job: Job) -> Finding:
     """D10. Raises DataError or RunFileError."""
     from nolocod.trainer.data import make_tokenizer, some_text
 
     settings = manifest.data
+    if job.loaded and not job.data and settings.from_node:
+        return skipped("D10", "the node that runs here was given its own text; --data tries other.")
     tokenizer = make_tokenizer(settings)
     if settings.source == "hub":
         text, whole = _streamed(manifest), False
     else:
-        text, whole = some_text(settings, Path(data) if data else None, _SAMPLE)
+        text, whole = some_text(settings, Path(job.data) if job.data else None, _SAMPLE)
     tokens = tokenizer.encode(text)
-    where = settings.dataset if settings.source == "hub" else data or "the standard library"
+    where = settings.dataset if settings.source == "hub" else job.data or "the standard library"
     if not len(tokens):
         return warn("D10", f"{where} holds no text in what was looked at.")
     if whole:

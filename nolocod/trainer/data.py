@@ -86,7 +86,7 @@ def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache:
 
     The cache is named by the files' paths, sizes and times, the field and the tokenizer. Raises DataError.
     """
-    files = _stdlib_files() if settings.source == "stdlib" else _files(settings.source, path)
+    files = _files(settings, path)
     facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     key = blake3.blake3(msgspec.json.encode([settings.source, settings.field, settings.tokenizer, facts])).hexdigest()
     target = cache / f"tokens-{key[:32]}.bin"
@@ -103,7 +103,7 @@ def some_text(settings: Data, path: Path | None, characters: int) -> tuple[str, 
     """The first `characters` or so of a local source without a cache, and whether that is all. Raises DataError."""
     parts: list[str] = []
     have = 0
-    for file in _stdlib_files() if settings.source == "stdlib" else _files(settings.source, path):
+    for file in _files(settings, path):
         for text in _texts(settings, file):
             if have >= characters:
                 return "".join(parts), False
@@ -205,16 +205,15 @@ def _stdlib_files() -> list[Path]:
     return found
 
 
-def _files(source: str, path: Path | None) -> list[Path]:
-    if path is None:
-        raise DataError(f"this run trains on {source} files of your own, and none were given.", remedy="Point --data at them.")
-    if not path.exists():
-        raise DataError(f"{path} does not exist.")
+def _files(settings: Data, path: Path | None) -> list[Path]:
+    settings.check_given(path)
+    if path is None or settings.source == "stdlib":
+        return _stdlib_files()
     if path.is_file():
         return [path]
     hidden = re.compile(r"(^|/)\.")
     inside = sorted(file for file in path.rglob("*") if file.is_file() and not hidden.search(str(file.relative_to(path))))
-    wanted = _SUFFIXES.get(source)
+    wanted = _SUFFIXES.get(settings.source)
     files = [file for file in inside if (file.suffix.lower() in wanted if wanted else _is_text(file))]
     if not files:
         kind = " or ".join(sorted(wanted)) if wanted else "UTF-8 text"
