@@ -9,13 +9,16 @@ import pytest
 
 from nolocod import cli
 from nolocod.commands import node
-from nolocod.config import Allowance
+from nolocod.config import Allowance, DataDir
 from nolocod.errors import NolocodError, TrainerError, UnstableError
+from nolocod.events import Started
+from nolocod.identity import Identity, PeerId, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+OTHER = Identity.generate().peer_id
 RUN = 'name = "one"\n[model]\nmodel_type = "llama"\n'
 
 
@@ -94,6 +97,56 @@ def test_create_prints_the_run_id_and_id_the_owner(tmp_path: Path, capsys: pytes
     assert any(line.startswith("run id ") and len(line.split()[-1]) == 64 for line in out.splitlines())
     status, out, _ = run(capsys, "id", "--data-dir", home)
     assert (status, out.strip()) == (0, owner)
+
+
+@pytest.mark.parametrize(
+    ("more", "create", "lines"),
+    [
+        ("", "", ["others join with:", "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1"]),
+        (
+            '[data]\nsource = "text"',
+            " --data PATH",
+            ["others join with:", "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --data PATH"],
+        ),
+    ],
+)
+def test_a_line_to_paste_has_what_its_run_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, create: str, lines: list[str]
+) -> None:
+    home = tmp_path / "home"
+    assert founded(capsys, home, RUN + more).endswith(f"nolocod start --data-dir {home}{create}")
+    assert welcome(capsys, home, OTHER)[2:] == lines
+
+
+def test_a_key_and_an_invitation_are_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keyed, home = tmp_path / "keyed", tmp_path / "home"
+    founded(capsys, keyed, RUN)
+    (keyed / "network.key").write_text("0" * 64)
+    assert welcome(capsys, keyed, OTHER)[-1] == "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --network-key FILE"
+    _, _, err = run(capsys, "invite", "--bootstrap", f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}", "--data-dir", str(keyed))
+    assert "needs no invitation" in err
+    founded(capsys, home, 'access = "invited"\n' + RUN)
+    owner = load(DataDir(home).identity).peer_id
+    token = "  nolocod join --invite TOKEN"
+    assert welcome(capsys, home, owner)[2:] == [f"others join with a token from `nolocod invite --data-dir {home}`:", token]
+    assert welcome(capsys, home, OTHER)[2:] == ["others join with a token from the run's owner (`nolocod invite`):", token]
+    _, _, err = run(capsys, "invite", "--bootstrap", f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}", "--data-dir", str(home))
+    assert "needs no invitation" not in err
+
+
+def founded(capsys: pytest.CaptureFixture[str], home: Path, run_file: str) -> str:
+    """Found a run; the last line of what the command says."""
+    path = home.with_suffix(".toml")
+    path.write_text(run_file)
+    status, out, _ = run(capsys, "create", str(path), "--data-dir", str(home))
+    assert status == 0
+    return out.splitlines()[-1]
+
+
+def welcome(capsys: pytest.CaptureFixture[str], home: Path, peer: PeerId) -> list[str]:
+    """What a node with this peer id says as it starts."""
+    node.welcome(DataDir(home), Started(peer, "ab" * 32, "one", ("/ip4/192.0.2.1/tcp/1",), "127.0.0.1:2"))
+    return capsys.readouterr().out.splitlines()
 
 
 def test_an_unstable_run_is_refused_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,11 @@ from nolocod.events import Started
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from nolocod.commands import Commands
     from nolocod.events import Event
+    from nolocod.manifest import Manifest
 
 
 def add_to(commands: Commands) -> None:
@@ -155,8 +158,10 @@ def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
 
     logs.set_up(options.log_level, options.log_format)
     follower = logs.LogFollower()
-    # what reads JSON often reads both outputs; the event `started` has all that the welcome says
-    followers = [follower.follow] if options.log_format == "json" else [_welcome, follower.follow]
+    # what reads JSON often reads both outputs; the event `started` has what the welcome says
+    followers: list[Callable[[Event], None]] = [follower.follow]
+    if options.log_format == "human":
+        followers.insert(0, partial(welcome, config.paths))
 
     async def run() -> None:
         await run_node(config, may_seed=may_seed, followers=followers)
@@ -164,13 +169,25 @@ def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
     trio.run(run)
 
 
-def _welcome(event: Event) -> None:
+def welcome(paths: DataDir, event: Event) -> None:
+    """Print who the node is, where its page is, and how others join."""
     if isinstance(event, Started):
         print(f"node {event.peer_id} of run {event.run_name} ({event.run_id[:12]})")
         print(f"status and metrics: http://{event.http}")
-        print("others join with:")
-        for address in event.addresses:
-            print(f"  nolocod join --bootstrap {address}", flush=True)
+        sealed = datadir.stored_manifest(paths)
+        assert sealed is not None  # a node tells that it has started once it knows its run
+        print(*_ways_in(sealed.manifest, paths, event), sep="\n", flush=True)
+
+
+def _ways_in(manifest: Manifest, paths: DataDir, started: Started) -> list[str]:
+    """How others join: lines to paste, or where their token comes from."""
+    more = " --data PATH" if manifest.data.from_node else ""
+    if manifest.access == "invited":
+        ours = manifest.owner == started.peer_id
+        source = f"`nolocod invite --data-dir {paths.root}`" if ours else "the run's owner (`nolocod invite`)"
+        return [f"others join with a token from {source}:", f"  nolocod join --invite TOKEN{more}"]
+    key = " --network-key FILE" if paths.network_key.exists() else ""
+    return ["others join with:", *(f"  nolocod join --bootstrap {address}{key}{more}" for address in started.addresses)]
 
 
 def _status(options: argparse.Namespace) -> None:

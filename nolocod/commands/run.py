@@ -47,7 +47,8 @@ def _create(options: argparse.Namespace) -> None:
     sealed = datadir.found(DataDir(options.data_dir), options.run_file)
     print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
     print(f"run id {sealed.run_id}")
-    print(f"first node: nolocod start --data-dir {options.data_dir}")
+    more = " --data PATH" if sealed.manifest.data.from_node else ""
+    print(f"first node: nolocod start --data-dir {options.data_dir}{more}")
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -91,6 +92,8 @@ def _invite(options: argparse.Namespace) -> None:
     grant = papers.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
     note, token = papers.issue(paths, sealed, owner, grant)
     print(f"invitation {note.id}, until {_day(note.expires)}, for {note.peer or 'whoever holds the token'}", file=sys.stderr)
+    if sealed.manifest.access == "open":
+        print('The run has access = "open": membership needs no invitation, and nobody can be revoked.', file=sys.stderr)
     print(token)
 
 
