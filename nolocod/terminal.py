@@ -47,13 +47,13 @@ def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
         if as_json:
             console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
         else:
-            console.print(node_table(report))
+            console.print(node_table(report), crop=False)  # a terminal breaks a long address itself, and copies it whole
         return
     while as_json or not console.is_terminal:
         if as_json:
             console.out(msgspec.json.encode(read()).decode(), highlight=False)
         else:
-            console.print(node_table(read()), "")
+            console.print(node_table(read()), "", crop=False)
         time.sleep(1)
     with Live(Watched(read()), console=console, screen=True, auto_refresh=False) as live:
         while True:

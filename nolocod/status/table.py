@@ -1,6 +1,7 @@
 """Status reports as tables for a terminal, and as lines where there is none.
 
-The rule: 80 columns suffice, numbers never wrap, and what a peer wrote is shown as text, never as markup.
+The rule: 80 columns suffice, numbers never wrap, and what a peer wrote is shown as text, never as markup. Only an address is
+longer, and never broken but on a screen that is drawn again and again: people paste it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SwarmRow:
 def node_table(report: StatusReport, most: int | None = None, *, brief: bool = False) -> RenderableType:
     """One node in full: what it does, its training, its errors, peers and exchanges. At most `most` rows of each are shown
     where a screen has to hold them all: peers that it had to do with, and what is newest."""
-    sections: list[RenderableType] = [_facts(report, _STEADY if brief else ())]
+    sections: list[RenderableType] = [_facts(report, _STEADY if brief else (), live=most is not None)]
     if report.errors:
         rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
         sections.append(_table(("<error", "<message", ">ago"), rows, wrapped="message"))
@@ -123,7 +124,7 @@ def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
     return _table(("<partner", "<role", "<outcome", ">sent", ">received", ">took", ">spread", ">ago"), rows)
 
 
-def _facts(report: StatusReport, without: Collection[str]) -> Table:
+def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> RenderableType:
     waiting = f", waiting for {report.waiting_for}" if report.waiting_for else ""
     first = f" (first {report.validation_loss_first:.4g})" if report.validation_loss_first is not None else ""
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.exchanges_by_outcome.items())
@@ -150,8 +151,9 @@ def _facts(report: StatusReport, without: Collection[str]) -> Table:
         "process": f"nolocod {report.version}, pid {report.pid}, up {duration(report.uptime)}, "
         f"{report.utilisation:.0%} of it in training steps",
         "page": f"http://{report.http}/" if report.http else "-",
-        "addresses": "\n".join(report.addresses) or "-",
     }
+    if live or not report.addresses:
+        facts["addresses"] = "\n".join(report.addresses) or "-"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
@@ -159,7 +161,10 @@ def _facts(report: StatusReport, without: Collection[str]) -> Table:
         if name in without:
             continue
         grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
-    return grid
+    if "addresses" in facts:
+        return grid
+    lines = (Text(plain(address), no_wrap=True, overflow="ignore") for address in report.addresses)
+    return Group(grid, Text("addresses", style="bold"), *lines)
 
 
 def _course(curve: CurveReport) -> dict[str, str]:
