@@ -348,7 +348,7 @@ class Stint:
             nursery.start_soon(watch, self._part.gate.wait_paused, "paused")
             await one_ended.wait()
             if ended[0] == "stopped":  # of the others none stops: a supervisor that hears it soon ends the process
-                self._emit(StateChanged("stopping", "the exchange under way"))
+                self._emit(StateChanged("stopping", "the exchange and the inner step under way"))
             if ended[0] == "paused":
                 with trio.CancelScope() as patience:
                     nursery.start_soon(_cancel_after, stop.wait, patience)

@@ -34,7 +34,11 @@ if [ -f "$venv/nolocod-setup" ] && [ "$(cat "$venv/nolocod-setup")" = "$stamp" ]
     exit 0
 fi
 
-echo "setup: installing into $venv (one to five minutes, once)" >&2
+echo "setup: installing into $venv (some minutes, once)" >&2
+if [ "$(uname -sm)" = "Linux x86_64" ] && [ -z "${NOLOCOD_TORCH_INDEX:-}" ] && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+    echo "setup: no NVIDIA GPU is seen here, and torch's usual build brings 3 GB for one. To save them, press Ctrl-C and set" >&2
+    echo "setup: NOLOCOD_TORCH_INDEX to an index with builds for CPUs (https://pytorch.org/get-started/locally/ shows its URL)." >&2
+fi
 "$python" -m venv --clear "$venv" >&2 || fail "$python cannot make a virtual environment. On Debian: apt install python3-venv."
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@" >&2; }
 
@@ -42,5 +46,6 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@" >&2; }
 torch=$(grep '^torch==' "$root/constraints.txt")
 pip install -c "$root/constraints.txt" ${NOLOCOD_TORCH_INDEX:+--index-url "$NOLOCOD_TORCH_INDEX"} "$torch" ||
     fail "torch cannot be installed; see pip's message above."
+echo "setup: torch is there; now the other packages" >&2
 pip install -c "$root/constraints.txt" -e "$root[test,dashboards]" || fail "the packages cannot be installed; see pip's message above."
 echo "$stamp" >"$venv/nolocod-setup"
