@@ -47,7 +47,7 @@ from nolocod.status.state import StatusState
 from nolocod.stint import Part, Stint
 from nolocod.supervisor import Supervisor
 from nolocod.survey import survey
-from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Refuse, Standing, Subject
+from nolocod.terms import Accept, Answer, Busy, Desk, Ended, Offer, Standing, Subject
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
@@ -423,12 +423,8 @@ class Reception:
     def decide(self, offer: Offer) -> Answer:
         if self.rounds is None or self._engaged not in (None, self.rounds):
             return Busy(_LOADING_SECONDS, "not ready")
-        if self.mesh is not None and (objection := self.mesh.undrawn(offer)) is not None:
-            return Refuse(objection.code, objection.cause)
-        answer = self.rounds.decide(offer)
+        answer = self.rounds.decide(offer) if self.mesh is None else self.mesh.answer(offer, self.rounds.decide)
         if isinstance(answer, Accept):
-            if self.mesh is not None:
-                self.mesh.accepted(offer)
             self._engaged = self.rounds
         return answer
 

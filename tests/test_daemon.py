@@ -15,7 +15,7 @@ from nolocod import daemon
 from nolocod.cli import _find
 from nolocod.config import Allowance, Hours, NodeConfig
 from nolocod.daemon import MeshSwarm, Node, Reception
-from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullError, NotDrawnError, PeerBusyError, TrainerError
+from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullError, PeerBusyError, TrainerError
 from nolocod.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.identity import Identity, PeerId
 from nolocod.manifest import Data, Inner, Manifest, seal
@@ -25,8 +25,10 @@ from nolocod.terms import Accept, Busy, Description, Ended, Member, Offer, Refus
 from nolocod.trainer.pipe import Dumped
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Callable, Collection
     from pathlib import Path
+
+    from nolocod.terms import Answer
 
 PEER = PeerId("peer")
 
@@ -46,8 +48,7 @@ class StandInMesh:
         self.cloned = trio.Event()
         self.expected = 0
         self.handlers: dict[str, Any] = {}
-        self.undrawn_because: NotDrawnError | None = None
-        self.answered: list[Offer] = []
+        self.refusal: Refuse | None = None
 
     async def enter(self, *_: object) -> None: ...
 
@@ -58,11 +59,8 @@ class StandInMesh:
     def probation(self, _: PeerId) -> bool:
         return False
 
-    def undrawn(self, offer: Offer) -> NotDrawnError | None:
-        return self.undrawn_because
-
-    def accepted(self, offer: Offer) -> None:
-        self.answered.append(offer)
+    def answer(self, offer: Offer, decide: Callable[[Offer], Answer]) -> Answer:
+        return self.refusal or decide(offer)
 
     def expect(self, size: int) -> None:
         self.expected = size
@@ -362,12 +360,12 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
 async def test_an_offer_that_the_draw_does_not_allow_is_refused_before_anybody_is_engaged(autojump_clock: object) -> None:
     reception, mesh, offer = Reception(), StandInMesh(), Offer(PEER, b"s", Standing(0, 0, 1.0))
     reception.rounds, reception.mesh = rounds_of(StandInTrainer([].append)), cast("Any", mesh)
-    mesh.undrawn_because = NotDrawnError("no pair")
-    assert reception.decide(offer) == Refuse("NLC-215", "no pair")
-    assert mesh.answered == []
-    mesh.undrawn_because = None
+    mesh.refusal = Refuse("NLC-215", "no pair")
+    assert reception.decide(offer) == mesh.refusal
+    with pytest.raises(AssertionError, match="no exchange"):
+        _ = reception.desk
+    mesh.refusal = None
     assert isinstance(reception.decide(offer), Accept)
-    assert mesh.answered == [offer], "the round is used up"
     await reception.ended(Ended("aborted", PEER, b"s"))
 
 

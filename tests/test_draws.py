@@ -12,7 +12,7 @@ from nolocod.errors import NotDrawnError
 from nolocod.identity import PeerId
 from nolocod.p2p import draws as module
 from nolocod.p2p.draws import Draw, luck
-from nolocod.terms import Member, Standing
+from nolocod.terms import Accept, Answer, Busy, Member, Offer, Refuse, Standing
 
 RUN = "ab" * 32
 
@@ -76,6 +76,26 @@ def test_a_lucky_round_is_used_once_and_rounds_do_not_go_back() -> None:
     lucky = [round for round in range(500) if victim.objection(attacker, round, partial(members, 128)) is None]
     victim.accepted(attacker, lucky[3])
     assert [victim.objection(attacker, round, partial(members, 128)) is None for round in lucky[:6]] == [False] * 4 + [True] * 2
+
+
+def test_who_is_not_drawn_is_refused_unasked_and_a_yes_uses_the_round_up() -> None:
+    victim, attacker, asked = draw("victim"), PeerId("attacker"), list[Offer]()
+
+    def decide(offer: Offer) -> Answer:
+        asked.append(offer)
+        return Accept(offer.standing) if len(asked) > 1 else Busy(1.0, "not now")
+
+    for round in range(500):
+        drawn = victim.objection(attacker, round, partial(members, 128)) is None
+        offer = Offer(attacker, b"s", Standing(round, 0, 1.0))
+        answers = [victim.answer(offer, partial(members, 128), decide) for _ in range(3)]
+        if not drawn:
+            assert asked == []
+            assert {answer.code for answer in answers if isinstance(answer, Refuse)} == {NotDrawnError.entry.code}
+        else:
+            assert [type(answer) for answer in answers] == [Busy, Accept, Refuse]
+            return
+    raise AssertionError("no round was drawn")
 
 
 def test_what_was_used_is_remembered_in_bounds() -> None:

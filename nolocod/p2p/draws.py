@@ -17,12 +17,13 @@ import blake3
 
 from nolocod.errors import NotDrawnError
 from nolocod.identity import short
+from nolocod.terms import Accept, Refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nolocod.identity import PeerId
-    from nolocod.terms import Member
+    from nolocod.terms import Answer, Member, Offer
 
 _SLACK = 2.0
 _DOMAIN = b"nolocod draw 1\0"
@@ -68,6 +69,16 @@ class Draw:
         if round <= self._used.get(peer, -1):
             return NotDrawnError(f"{short(peer)} offered in round {self._used[peer]} before, and now in round {round}.")
         return None
+
+    def answer(self, offer: Offer, members: Callable[[], Iterable[Member]], decide: Callable[[Offer], Answer]) -> Answer:
+        """What `decide` says to an offer that the draw allows; a round in which it says yes is used up."""
+        objection = self.objection(offer.partner, offer.standing.round, members)
+        if objection is not None:
+            return Refuse(objection.code, objection.cause)
+        answer = decide(offer)
+        if isinstance(answer, Accept):
+            self.accepted(offer.partner, offer.standing.round)
+        return answer
 
     def accepted(self, peer: PeerId, round: int) -> None:
         """An offer of `peer` in its `round` was accepted."""

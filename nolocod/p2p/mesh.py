@@ -17,7 +17,6 @@ import trio
 from nolocod.access import unchecked
 from nolocod.errors import (
     NolocodError,
-    NotDrawnError,
     PeerTooSlowError,
     PeerUnavailableError,
     RelayBudgetError,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.discovery import Contact
     from nolocod.p2p.metering import Meter
     from nolocod.p2p.streams import Handler, Stream
-    from nolocod.terms import Member, Offer, Standing
+    from nolocod.terms import Answer, Member, Offer, Standing
 
 _SAVE_EVERY = 30.0
 _FAREWELL = 1.5
@@ -315,13 +314,9 @@ class Mesh:
         """This peer could not be reached: no partner until it is heard again, and for a growing while."""
         self._table.suspect(peer, trio.current_time())
 
-    def undrawn(self, offer: Offer) -> NotDrawnError | None:
-        """Why this offer to us is not to be answered: the run's draw does not pair us (manifest: `trust.draws`)."""
-        return self._draw.objection(offer.partner, offer.standing.round, self.live)
-
-    def accepted(self, offer: Offer) -> None:
-        """We said yes to this offer."""
-        self._draw.accepted(offer.partner, offer.standing.round)
+    def answer(self, offer: Offer, decide: Callable[[Offer], Answer]) -> Answer:
+        """What `decide` says to an offer to us, or a refusal if the run's draw does not pair us (manifest: `trust.draws`)."""
+        return self._draw.answer(offer, self.live, decide)
 
     def judge(self, peer: PeerId, deed: Deed) -> None:
         """Take note of what a peer did: of members and strangers alike."""

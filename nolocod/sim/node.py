@@ -23,7 +23,7 @@ from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Context
 from nolocod.rounds import Pace, Rounds
 from nolocod.sim.clock import at_once, sleep, sleep_until
-from nolocod.terms import Accept, Busy, Ended, Refuse
+from nolocod.terms import Busy, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -248,13 +248,7 @@ class SimNode:
     def decide(self, offer: Offer) -> Answer:
         if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):
             return Busy(1.0, "another exchange comes first")
-        objection = self._draw.objection(offer.partner, offer.standing.round, self.members)
-        if objection is not None:
-            return Refuse(objection.code, objection.cause)
-        answer = self.rounds.decide(offer)
-        if isinstance(answer, Accept):
-            self._draw.accepted(offer.partner, offer.standing.round)
-        return answer
+        return self._draw.answer(offer, self.members, self.rounds.decide)
 
     @property
     def desk(self) -> Desk:
