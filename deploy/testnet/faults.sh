@@ -1,30 +1,38 @@
 #!/bin/sh
-# Spoils the node whose namespaces it shares, one fault after the other, and says what it does. EVERY and LASTS: seconds.
+# Spoils the node that lives in its namespaces, one fault after the other, and says what it does. EVERY and LASTS: seconds.
+# A fault strikes a node that has trained for EVERY seconds.
 set -eu
 trap 'mend; exit 0' TERM INT
 
-# The daemon is the first process of its namespace, which can be asked to end but not killed or stopped from inside it;
-# the trainer is its child and can.
-trainer() { grep -l -s 'nolocod.trainer.worker' /proc/[0-9]*/cmdline | cut -d/ -f3 | head -n 1; }
-tell() { kill "-$1" "$(trainer)" || say "it has no trainer now"; }
-mend() { iptables -F; tell CONT; }
+# The process with exactly this argument. (A whole one: else grep, which is a process here too, would find itself.)
+process() { grep -lsz "^$1\$" /proc/[0-9]*/cmdline | cut -d/ -f3 | head -n 1; }
+tell() { kill "-$1" "$(process "$2")" || say "there is none now"; }
+trainer() { tell "$1" nolocod.trainer.worker; }
+mend() {
+    iptables -F
+    trainer CONT
+}
+trains() { python3 -c 'from urllib.request import urlopen; urlopen("http://127.0.0.1:9464/readyz", timeout=10)' 2>/dev/null; }
 peace() { sleep "$1" & wait $!; }
 say() { echo "$(date -u +%H:%M:%S) $*"; }
 spoilt() {
     iptables -A INPUT "$@"
     iptables -A OUTPUT "$@"
+    peace "$LASTS"
+    iptables -F
 }
 
 while :; do
     for fault in killed frozen slow dead restarted; do
+        until trains; do peace 2; done
         peace "$EVERY"
         say "$fault"
         case $fault in
-            killed) tell KILL ;;
-            frozen) tell STOP; peace "$LASTS"; tell CONT ;;
-            slow) spoilt ! -i lo -p tcp --dport 4001 -m statistic --mode random --probability 0.1 -j DROP; peace "$LASTS"; iptables -F ;;
-            dead) spoilt -p tcp --dport 4001 -j DROP; peace "$LASTS"; iptables -F ;;
-            restarted) kill -TERM 1 ;; # and this script with it: its container starts again beside the node's
+            killed) trainer KILL ;;
+            frozen) trainer STOP; peace "$LASTS"; trainer CONT ;;
+            slow) spoilt -p tcp --dport 4001 -m statistic --mode random --probability 0.1 -j DROP ;;
+            dead) spoilt -p tcp --dport 4001 -j DROP ;;
+            restarted) tell TERM join ;;
         esac
     done
 done

@@ -29,6 +29,7 @@ _BUILD_SECONDS = 420.0
 _UP_SECONDS = 240.0
 _NODES = 5
 _KILLED = "home:9464"
+_STRUCK = "max_over_time(nolocod_trainer_failures_total[5m]) > 0"
 _PROJECT = "nolocod"
 _UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 
@@ -49,12 +50,13 @@ class Testnet:
         ports = _free_ports(2)
         self._engine = engine
         self._root = root
-        self._settings = {"PROMETHEUS_PORT": str(ports[0]), "ALERTMANAGER_PORT": str(ports[1])}
+        self._settings = {"PROMETHEUS_PORT": str(ports[0]), "ALERTMANAGER_PORT": str(ports[1]), "FAULT_SECONDS": "10"}
         self.monitor = Monitor(*(f"http://127.0.0.1:{port}" for port in ports))
 
-    def compose(self, *arguments: str, seconds: float = 120.0) -> str:
-        file = str(self._root / "deploy/docker-compose.yml")
-        return self._engine.docker("compose", "-f", file, *arguments, seconds=seconds, settings=self._settings)
+    def compose(self, *arguments: str, seconds: float = 120.0, faults: bool = False) -> str:
+        names = ["docker-compose.yml", *(["docker-compose.faults.yml"] if faults else [])]
+        files = [word for name in names for word in ("-f", str(self._root / "deploy" / name))]
+        return self._engine.docker("compose", *files, *arguments, seconds=seconds, settings=self._settings)
 
     def check(self, names: Names, *, both_builders: bool) -> None:
         """All steps; CheckFailed at the first that does not hold."""
@@ -72,7 +74,7 @@ class Testnet:
             print(self.compose("ps", "--all"), self.compose("logs", "--tail", "15"), sep="\n")
             raise
         finally:
-            self.compose("down", "-v", "--timeout", "30", seconds=180)
+            self.compose("down", "-v", "--timeout", "30", seconds=180, faults=True)
         with step("`down -v` has left nothing"):
             self._nothing_left()
 
@@ -132,6 +134,18 @@ class Testnet:
         with step("SIGTERM ends a node in order"):
             self.compose("stop", "trainer", seconds=90)
             self._ended_well("trainer")
+        self.strike()
+
+    def strike(self) -> None:
+        """The file of faults: a node comes up among them, and the first of them reaches it."""
+        if failed := self.monitor.values(_STRUCK):
+            raise CheckFailed(f"trainers failed before there were faults: {failed}")
+        with step("the file of faults brings up a node that trains"):
+            limit = str(int(_UP_SECONDS))
+            line = ["up", "-d", "--wait", "--wait-timeout", limit, "--pull", "never", "--no-build", "--no-recreate", "victim"]
+            self.compose(*line, seconds=_UP_SECONDS + 60, faults=True)
+        with step("its trainer is killed, and Prometheus knows"):
+            wait("a failure of a trainer", 120, lambda: self.monitor.values(_STRUCK))
 
     def _kill_and_recover(self) -> None:
         monitor = self.monitor
