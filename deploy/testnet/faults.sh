@@ -24,8 +24,7 @@ spoilt() {
 
 while :; do
     for fault in killed frozen slow dead restarted; do
-        until trains; do peace 2; done
-        peace "$EVERY"
+        until trains && peace "$EVERY" && trains; do peace 2; done
         say "$fault"
         case $fault in
             killed) trainer KILL ;;
