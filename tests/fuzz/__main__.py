@@ -14,6 +14,7 @@ import importlib.util
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,8 @@ _HANG = 20
 """Seconds: far more than any input needs, so that a busy machine is not taken for a hang."""
 _MEMORY = {False: 400, True: 900}
 """MiB of a whole process, by whether it has torch: what it takes for nothing is 120 and 400."""
-_LARGEST_KEPT = 512
-_MOST_KEPT = 12
+_LARGEST_KEPT = 2048
+_MOST_KEPT = 32
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ def main() -> int:
     parser.add_argument("--target", action="append", default=[], metavar="NAME")
     parser.add_argument("--keep", type=Path, default=None, metavar="DIR")
     parser.add_argument("--merge", action="store_true", help="only merge what --keep holds into the corpus")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write results there too")
+    parser.add_argument(
+        "--json", type=Path, default=None, metavar="FILE", help="write results there too, beside those of other targets"
+    )
     options = parser.parse_args()
     if importlib.util.find_spec("atheris") is None:
         parser.error("atheris is not installed: pip install atheris")
@@ -62,7 +65,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nolocod-fuzz-") as made:
         keep = options.keep or Path(made)
         if options.merge:
-            for name in names:
+            for name in [name for name in names if (keep / name).is_dir()]:
                 _merge(name, keep)
             return 0
         results = []
@@ -71,8 +74,7 @@ def main() -> int:
             result = _fuzz(name, max(1, options.seconds // len(names)), keep)
             results.append(result)
             if options.json is not None:
-                found = [asdict(one) for one in results]
-                options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                _write(options.json, result)
             broke = f"  BROKE: {result.last_words}" if result.broke else ""
             figures = f"{result.executions:12}{result.coverage:10}{result.peak_mib:10}"
             _say(f"{name:20}{figures}{result.seconds:9}{result.processor_seconds:9}{broke}")
@@ -82,6 +84,13 @@ def main() -> int:
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def _write(path: Path, result: Result) -> None:
+    """Put `result` among those of other targets that `path` holds."""
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    kept = [one for one in held if one["target"] != result.target]
+    path.write_text(json.dumps([*kept, asdict(result)], indent=1) + "\n", encoding="utf-8")
 
 
 def _names() -> list[str]:
@@ -125,19 +134,21 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _merge(name: str, keep: Path) -> None:
-    """The fewest inputs that reach what all of `keep` reach; of those, small ones."""
-    if not (keep / name).is_dir():
-        return
+    """Add the fewest inputs of `keep` that reach what neither the seeds nor the corpus do; of those, small ones."""
+    target = CORPUS / name
     with tempfile.TemporaryDirectory(prefix="nolocod-merge-") as made:
-        line = [sys.executable, "-m", "tests.fuzz.child", name, str(keep / name), "-merge=1", made, str(keep / name)]
-        subprocess.run(line, capture_output=True, timeout=600, check=False)
-        small = sorted((path.stat().st_size, path) for path in Path(made).iterdir())
-        target = CORPUS / name
-        target.mkdir(parents=True, exist_ok=True)
+        known = {path.name for path in target.glob("*")}
+        for one in known:
+            shutil.copy(target / one, made)
+        line = [sys.executable, "-m", "tests.fuzz.child", name, made, "-merge=1", made, str(keep / name)]
+        subprocess.run(line, capture_output=True, timeout=1800, check=True)
+        new = [path for path in Path(made).iterdir() if path.name not in known and not path.name.startswith("seed-")]
+        small = sorted((path.stat().st_size, path) for path in new)
         for size, path in small[:_MOST_KEPT]:
             if 0 < size <= _LARGEST_KEPT:
+                target.mkdir(exist_ok=True)
                 (target / path.name[:12]).write_bytes(path.read_bytes())
-    _say(f"{name}: {len(list(target.iterdir()))} inputs")
+    _say(f"{name}: {len(new)} inputs reach something new, {len(list(target.glob('*')))} are kept")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ def main() -> None:
     def one(raw: bytes) -> None:
         target.run(bytes(raw))
 
-    atheris.Setup([sys.argv[0], *options, f"-max_len={target.most}"], one)
+    # what libFuzzer says to a shell where it begins a process of its own, as for a merge
+    again = f"{sys.executable} -m tests.fuzz.child {name} {folder}"
+    atheris.Setup([again, *options, f"-max_len={target.most}"], one)
     atheris.Fuzz()
 
 

@@ -81,7 +81,7 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {}
-TENSORS = ("tensor", "tensor_file", "checkpoint_state")
+TENSORS = ("tensor", "tensor_file", "weights_sample", "checkpoint_state")
 """Those that `tests.fuzz.tensors` adds."""
 
 

@@ -15,8 +15,8 @@ import torch
 from nolocod.codec import box_size, fragments_of
 from nolocod.errors import CheckpointError, RejectedTensorError
 from nolocod.manifest import Codec, Outer
-from nolocod.terms import Subject
-from nolocod.trainer import checkpoint
+from nolocod.terms import Sampled, Subject
+from nolocod.trainer import checkpoint, nearness
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
 from tests.fuzz.targets import FOLDER, RUN, target
 
@@ -56,10 +56,10 @@ def tensor(raw: bytes) -> None:
         assert math.isfinite(snapshot.inspect(outbox, inbox).spread)
 
 
-def _file() -> bytes:
+def _file(size: int = 4) -> bytes:
     path = FOLDER.write("good", b"")
     with path.open("wb") as handle:
-        checkpoint.write_tensors(handle, {"phi": torch.zeros(4)}, {"run_id": RUN})
+        checkpoint.write_tensors(handle, {"phi": torch.zeros(size).reshape(-1, 4)}, {"run_id": RUN})
     return path.read_bytes()
 
 
@@ -68,6 +68,14 @@ def tensor_file(raw: bytes) -> None:
     """What a donor sends, and a checkpoint."""
     with suppress(CheckpointError):
         checkpoint.read_tensors(FOLDER.write("weights.safetensors", raw))
+
+
+@target(_file(), _file(16))
+def weights_sample(raw: bytes) -> None:
+    """Of another donor's weights, in two pieces, the second of which begins within a value."""
+    path = FOLDER.write("sample", raw)
+    spans = ((0, len(raw) // 2), (len(raw) // 2 + 3, len(raw) // 2 - 3))
+    nearness.objection([("phi", torch.ones(4, 4))], [Sampled(path, spans)])
 
 
 @target(msgspec.json.encode({"run_id": RUN, "tensors": "00", "standing": {"round": 3, "tokens": 30, "loss": 2.5}}))
