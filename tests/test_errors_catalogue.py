@@ -80,7 +80,7 @@ def test_an_error_tells_code_cause_and_remedy() -> None:
     assert PeerBusyError("later.", retry_after=2.0).retry_after == 2.0
 
 
-@pytest.mark.parametrize("name", ["errors.md", "run-file.md", "doctor.md", "limits.md", "metrics.md"])
+@pytest.mark.parametrize("name", ["errors.md", "run-file.md", "doctor.md", "limits.md", "metrics.md", "fuzzing.md"])
 def test_a_page_is_what_the_code_says(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert page == DOCS["PAGES"][name](), f"docs/{name} is out of date. Run: python tools/docs.py"
