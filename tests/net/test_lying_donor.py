@@ -152,7 +152,7 @@ async def test_a_newcomer_does_not_take_altered_weights(tmp_path: Path) -> None:
         node.serve(trained(run, tmp_path, name), round_number=5)
     honest = [read_tensors(node._served.path) for node in (alice, bob) if node._served]
     held, told = [], []
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with AsyncExitStack() as stack:
             bootstrap: tuple[str, ...] = ()
             for node in (alice, bob, liar, newcomer):
