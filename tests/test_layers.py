@@ -64,6 +64,7 @@ LAYERS = {
         "proto manifest config disk events terms errors identity access papers",
         "libp2p miniupnpc multiaddr trio trio_typing msgspec psutil blake3 google cryptography noise",
     ),
+    "sim.learner": layer("sim presets manifest identity terms trainer", "msgspec torch"),
     "sim": layer("evidence p2p proto rounds events terms errors identity", "trio msgspec blake3"),
     # Models of times and of walks: no training, no network.
     "lab.results": layer("errors", "msgspec"),

@@ -28,7 +28,7 @@ from nolocod.sim.oracle import Oracle
 from nolocod.sim.replica import Course, SimReplica, State
 from nolocod.sim.scenarios import SCENARIOS
 from nolocod.sim.signing import Signing
-from nolocod.sim.swarm import Plan, Swarm, paced, simulate
+from nolocod.sim.swarm import Churn, Plan, Swarm, paced, simulate
 from nolocod.terms import Standing
 
 if TYPE_CHECKING:
@@ -112,6 +112,18 @@ def test_a_run_is_done_again_from_its_receipts() -> None:
     report, missing = schedule.replay(written, SCENARIOS["wan"], seed=1)
     assert missing == ()
     assert report.outcomes["committed"] == len(receipts) == len(written.pairs)
+
+
+def test_replicas_that_really_learn_do_so_and_again() -> None:
+    plan = Plan("churn", nodes=4, rounds=4, train=True)
+    settings = replace(SCENARIOS["churn"], churn=Churn(0.25), course=Course(inner_steps=10))
+    one, again = (simulate(plan, settings) for _ in range(2))
+    assert (one.digest, one.loss) == (again.digest, again.loss)
+    assert one.violations == ()
+    assert one.checked > 5, "the paper's form holds for the product's own replicas"
+    assert one.loss is not None
+    assert one.loss < 5, "of 5.5 where nothing is learnt"
+    assert one.replay.endswith("--train")
 
 
 def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def add_to(commands: Commands) -> None:
     add("--seed", type=int, default=0, help="decides everything")
     add("--draws", type=int, default=0, metavar="N", help="as trust.draws of a run: partners are drawn from about so many")
     add("--probation", type=int, default=0, metavar="N", help="as trust.probation of a run")
+    add("--train", action="store_true", help="replicas really learn: a tiny model, on real text")
     add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="do the exchanges again that these tell of")
     add("--log", type=Path, metavar="FILE", help="write all events, one JSON object a line")
     add("--faults", nargs="*", metavar="WORD", help="the fault matrix, or those of its cells that are of all these words")
@@ -55,6 +56,8 @@ def _simulate(options: argparse.Namespace) -> None:
         raise UsageError("--nodes must be at least 2, and --rounds 1.")
     if options.draws < 0 or options.probation < 0:
         raise UsageError("--draws and --probation cannot be negative.")
+    if options.train and options.receipts:
+        raise UsageError("--train and --receipts do not go together: receipts do not tell of weights.")
     with ExitStack() as stack:
         log = stack.enter_context(_opened(options.log)) if options.log is not None else None
         if options.receipts:
@@ -63,7 +66,8 @@ def _simulate(options: argparse.Namespace) -> None:
             if missing:
                 raise SimulationError(f"{len(missing)} of {len(written.pairs)} exchanges did not come about: {missing[0]}.")
         else:
-            plan = Plan(options.scenario, options.nodes, options.rounds, options.seed, options.draws, options.probation)
+            made = (options.scenario, options.nodes, options.rounds, options.seed, options.draws, options.probation)
+            plan = Plan(*made, train=options.train)
             report = simulate(plan, paced(settings, options.nodes), log)
     print(msgspec.json.encode(asdict(report)).decode() if options.json else _text(report))
     if report.broken:
@@ -121,6 +125,7 @@ def _text(report: Report) -> str:
         f"  exchanges      {outcomes}; median {seconds}",
         f"  checked        {report.checked} paired steps against the paper's form; {report.half_applied} in doubt on one side",
         f"  spread         {report.spread:.4f}",
+        *([] if report.loss is None else [f"  held-out loss  {report.loss:.4f} nats per token, mean of the nodes"]),
         f"  partitions     {report.healed} told as healed; {report.bans} bans",
         f"  log            {report.events} events, {report.digest}",
         f"  took           {report.took:.1f} s ({1000 * report.busy / max(1, steps):.1f} ms of one core per outer step)",

@@ -100,7 +100,7 @@ class SimNode:
         self._hearsay = Hearsay(self._table, voice, self._rng)
         self._draw = Draw(swarm.run_id, self.peer_id, plan.draws)
         context = Context(
-            self.identity, swarm.run_id, "float64/1", replica.outbox.size, swarm.limits,
+            self.identity, swarm.run_id, replica.codec, replica.outbox.size, swarm.limits,
             staleness=settings.staleness, rng=self._rng, aside=self.aside,
         )  # fmt: skip
         pace = Pace(settings.course.inner_steps, settings.staleness, settings.patience, goal)
@@ -264,10 +264,10 @@ class SimNode:
             self._session = ended.session.hex()
             self._swarm.oracle.snapshot(self._session, self.peer_id, self.replica.snapshot_out)
 
-    def _applied(self, before: State, message: tuple[float, ...] | None, after: State) -> None:
+    def _applied(self, before: State, after: State, paired: bool) -> None:
         if not self.port.up:
             return  # killed: what is still cancelled here never happened
-        if message is None:
-            self._swarm.oracle.solo(self.peer_id, before, after)
-        else:
+        if paired:
             self._swarm.oracle.paired(self._session, self.peer_id, before, after)
+        else:
+            self._swarm.oracle.solo(self.peer_id, before, after)

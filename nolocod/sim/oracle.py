@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.sim.replica import Course, State
 
-_CLOSE = 1e-9
 _NOTED = 20
 """Violations that are told in words; the rest is counted."""
 
@@ -34,7 +33,8 @@ class Exchange:
 class Oracle:
     """Told by all nodes; `violations` are sentences about what should not be."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, room: float = 1e-9) -> None:
+        """`room`: by how much a number may differ, absolutely or relatively."""
         self.violations: list[str] = []
         self.broken = 0
         self.checked = 0
@@ -42,6 +42,7 @@ class Oracle:
         self.half = 0
         """Exchanges that one side applied, and the other is in doubt about or was killed in."""
         self._course = course
+        self._room = room
         self._open: dict[str, Exchange] = {}
         self._ended: set[PeerId] = set()
 
@@ -86,7 +87,7 @@ class Oracle:
                 ("momentum", after.delta[index], momentum),
                 ("slow weights", after.phi[index], phi + momentum),
             ):
-                if not math.isclose(found, expected, rel_tol=_CLOSE, abs_tol=_CLOSE):
+                if not math.isclose(found, expected, rel_tol=self._room, abs_tol=self._room):
                     self.blame(f"{what}: {name} {index} are {found!r}, not {expected!r}")
                     return
 

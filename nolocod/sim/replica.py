@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import trio
 
@@ -69,8 +69,9 @@ class State:
 
 
 class SimReplica:
-    """rounds.Trainer. `applied` is told every outer step: the state before, the partner's message or None, and the state
-    after, theta as it would be had nothing been trained since the snapshot."""
+    """rounds.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
+
+    codec = "float64/1"
 
     def __init__(self, course: Course, speed: float, rng: random.Random, size: int = SIZE, chunk: int = CHUNK_SIZE) -> None:
         """`speed`: seconds of an inner step, of this node."""
@@ -82,7 +83,7 @@ class SimReplica:
         self.round = 0
         self.tokens = 0
         self.outbox, self.inbox = MemoryBox(8 * size), MemoryBox(8 * size)
-        self.applied: Callable[[State, tuple[float, ...] | None, State], None] = lambda _before, _message, _after: None
+        self.applied: Callable[[State, State, bool], None] = lambda _before, _after, _paired: None
         self.waits: Callable[[], bool] = lambda: False
         """Whether a boundary waits for another node to offer."""
         self.snapshot_out: State | None = None
@@ -115,15 +116,26 @@ class SimReplica:
         """Bring theta to the step that the clock has come to."""
         steps = self.steps_since_outer
         if steps > self._trained:
-            spread = 0.01 * math.sqrt(steps - self._trained)
-            self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
-            self.tokens += 512 * (steps - self._trained)
+            self._advance(steps - self._trained)
             self._trained = steps
+
+    def _advance(self, steps: int) -> None:
+        spread = 0.01 * math.sqrt(steps)
+        self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
+        self.tokens += 512 * steps
+
+    @property
+    def state(self) -> State:
+        return State(tuple(self.phi), tuple(self.delta), tuple(self.theta))
 
     def restore(self, state: State, number: int, tokens: int) -> None:
         """Go on from a checkpoint of round `number`."""
         self.phi, self.delta, self.theta = list(state.phi), list(state.delta), list(state.theta)
         self.round, self.tokens = number, tokens
+
+    def take_over(self, donor: Self) -> None:
+        """Begin where `donor` is, as a newcomer does with weights that it fetched."""
+        self.restore(State(donor.state.phi, (0.0,) * len(self.phi), donor.state.phi), donor.round, 0)
 
     async def _heard(self) -> None:
         if self.unheard_until > trio.current_time():
@@ -143,11 +155,16 @@ class SimReplica:
         async with self._commands:
             await sleep(self.speed / 2)
         self._train()
-        self.snapshot_out = State(tuple(self.phi), tuple(self.delta), tuple(self.theta))
+        self.snapshot_out = self.state
         self._snapshot_steps = self._trained
-        message = self._message(self.snapshot_out)
-        self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
+        description = self._write(self.snapshot_out, subject)
         await self._heard()
+        return description
+
+    def _write(self, state: State, subject: Subject) -> Description:
+        """Our message about `state` into the outbox."""
+        message = self._message(state)
+        self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
         with memoryview(self.outbox.content) as content:
             return describe(content, self._chunk)
 
@@ -159,46 +176,61 @@ class SimReplica:
         async with self._commands:
             await sleep(self.speed / 4)
         await self._heard()
+        if self.snapshot_out is None:
+            raise AssertionError("inspected without a snapshot")
+        return self._look(self.snapshot_out, probation=probation)
+
+    def _look(self, state: State, *, probation: bool) -> Inspection:
+        """At the inbox. RejectedTensorError."""
         found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
         self._inspected = found
-        if self.snapshot_out is None:
-            raise AssertionError("inspected without a snapshot")
-        own = self._message(self.snapshot_out)
-        return Inspection(math.dist(own, found) / self.course.gamma)
+        return Inspection(math.dist(self._message(state), found) / self.course.gamma)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         await self._heard()
-        before, message = self.snapshot_out, self._inspected
-        if before is None or message is None:
-            raise AssertionError("applied without an inspected message")
-        own = self._message(before)
-        total = [(a + b) / 2 for a, b in zip(own, message, strict=True)]
-        return self._step(before, total, message, max(self.round + 1, partner_round))
+        before = self.snapshot_out
+        if before is None:
+            raise AssertionError("applied without a snapshot")
+        self._train()
+        return self._stepped(before, self._pair(before, partner_round, skipped), paired=True)
 
     async def solo(self) -> Applied:
         await trio.lowlevel.checkpoint()
         self._train()
-        before = State(tuple(self.phi), tuple(self.delta), tuple(self.theta))
+        before = self.state
         self._snapshot_steps = self._trained
-        return self._step(before, list(self._message(before)), None, self.round + 1)
+        return self._stepped(before, self._alone(before), paired=False)
 
-    def _step(self, before: State, mean: list[float], message: tuple[float, ...] | None, number: int) -> Applied:
+    def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
+        """The outer step with the message in the inbox."""
+        own, message = self._message(before), self._inspected
+        if message is None:
+            raise AssertionError("applied without an inspected message")
+        self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
+        self.round = max(self.round + 1, partner_round)
+        return Applied(self.round, 0, math.dist(own, message) / self.course.gamma, 0.0)
+
+    def _alone(self, before: State) -> Applied:
+        self._step(before, list(self._message(before)))
+        self.round += 1
+        return Applied(self.round, 0, None, 0.0)
+
+    def _step(self, before: State, mean: list[float]) -> None:
         course = self.course
-        self._train()
         self.delta = [course.alpha * d + m - course.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True)]
         self.phi = [p + d for p, d in zip(before.phi, self.delta, strict=True)]
         since = [now - then for now, then in zip(self.theta, before.theta, strict=True)]
         self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]
-        self.round = number
+
+    def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
         taken = self._snapshot_steps
         self._began += taken * self.speed
         self._trained -= taken
-        self.applied(before, message, State(tuple(self.phi), tuple(self.delta), tuple(self.phi)))
-        spread = None if message is None else math.dist(self._message(before), message) / course.gamma
+        self.applied(before, self.state, paired)
         self._forget()
-        return Applied(number, taken, spread, 0.0)
+        return replace(applied, inner_steps=taken)
 
     async def discard(self) -> None:
         await trio.lowlevel.checkpoint()

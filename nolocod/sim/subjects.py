@@ -155,10 +155,10 @@ class Subject(SimNode):
             case OuterStep():
                 self._checkpoint()
 
-    def _applied(self, before: State, message: tuple[float, ...] | None, after: State) -> None:
-        super()._applied(before, message, after)
+    def _applied(self, before: State, after: State, paired: bool) -> None:
+        super()._applied(before, after, paired)
         if self.port.up:
-            if message is not None:
+            if paired:
                 self.steps[self._session] = bytes(self.replica.outbox.content)
             self._checkpoint()
 

@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING
 
@@ -31,9 +32,11 @@ from nolocod.terms import CHUNK_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from nolocod.events import Event, NatClass
     from nolocod.identity import PeerId
+    from nolocod.sim.learner import School
 
 _NATS: tuple[NatClass, ...] = ("public", "cone", "symmetric")
 
@@ -73,7 +76,7 @@ class Settings:
 @dataclass(frozen=True)
 class Plan:
     """All that decides what happens. `draws`, `probation`: manifest.Trust. `cheap`: signatures (signing.py); None lets
-    the number of nodes decide."""
+    the number of nodes decide. `train`: replicas really learn (learner.py)."""
 
     scenario: str = "calm"
     nodes: int = 16
@@ -82,6 +85,7 @@ class Plan:
     draws: int = 0
     probation: int = 0
     cheap: bool | None = None
+    train: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,19 +112,25 @@ class Report:
     busy: float
     violations: tuple[str, ...] = ()
     broken: int = 0
+    loss: float | None = None
+    """Mean held-out loss of the fast weights at the end, in nats per token, where replicas learn."""
 
     @property
     def replay(self) -> str:
         """The command that does it again."""
         plan = self.plan
         extra = "".join(f" --{name} {value}" for name, value in (("draws", plan.draws), ("probation", plan.probation)) if value)
+        extra += " --train" if plan.train else ""
         return f"nolocod simulate {plan.scenario} --nodes {plan.nodes} --rounds {plan.rounds} --seed {plan.seed}{extra}"
 
 
 class Swarm:
     """The nodes of one simulation, and everything that they share."""
 
-    def __init__(self, plan: Plan, settings: Settings, nursery: trio.Nursery, journal: Journal) -> None:
+    def __init__(
+        self, plan: Plan, settings: Settings, nursery: trio.Nursery, journal: Journal, school: School | None = None
+    ) -> None:
+        """`school`: of replicas that really learn."""
         self.plan = plan
         self.settings = settings
         self.nursery = nursery
@@ -130,7 +140,8 @@ class Swarm:
         self.signing = Signing(plan.seed, cheap=plan.nodes > REAL_UP_TO if plan.cheap is None else plan.cheap)
         self.rng = random.Random(f"{plan.seed} swarm")
         self.network = Network(settings.weather, random.Random(f"{plan.seed} network"))
-        self.oracle = Oracle(settings.course)
+        self.oracle = Oracle(settings.course) if school is None else Oracle(settings.course, school.room)
+        self._school = school
         self.nodes: list[SimNode] = []
         self.by_peer: dict[PeerId, SimNode] = {}
         self.outcomes: Counter[str] = Counter()
@@ -140,16 +151,20 @@ class Swarm:
         self.done = trio.Event()
         self._left: set[int] = set()
 
-    def add(self, *, round_number: int = 0) -> SimNode:
-        """A new node, that is not running yet."""
+    def add(self, donor: SimNode | None = None) -> SimNode:
+        """A new node, that is not running yet, with the weights of `donor`."""
         number, settings = len(self.nodes), self.settings
         rng = random.Random(f"{self.plan.seed} replica {number}")
         variance = math.log1p(settings.unlike**2)
         speed = settings.course.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
         nat = "public" if number == 0 else self.rng.choices(_NATS, settings.nats)[0]
         port = self.network.add(self.signing.identity(number).peer_id, nat)
-        replica = SimReplica(settings.course, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
-        replica.round = round_number
+        if self._school is not None:
+            replica: SimReplica = self._school.learner(number, speed, rng)
+        else:
+            replica = SimReplica(settings.course, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
+        if donor is not None:
+            replica.take_over(donor.replica)
         node = SimNode(self, number, port, replica, self.plan.rounds)
         self.nodes.append(node)
         self.by_peer[node.peer_id] = node
@@ -216,8 +231,7 @@ class Swarm:
             candidates = [node for node in self.live()[1:] if node.state == "training"]
             if candidates:
                 self.kill(self.rng.choice(candidates))
-            node = self.add(round_number=max(node.replica.round for node in self.live()))
-            self.begin(node)
+            self.begin(self.add(max(self.live(), key=lambda node: node.replica.round)))
 
     async def split(self, split: Split) -> None:
         await trio.sleep(split.begin * self.expected_seconds)
@@ -228,7 +242,7 @@ class Swarm:
             node.port.side = 0
 
     def report(self, took: float, busy: float) -> Report:
-        kept = [node.replica.phi for node in self.live()]
+        kept = [node.replica.state.phi for node in self.live()]
         variances = [statistics.pvariance(weights) for weights in zip(*kept, strict=True)] if kept else [0.0]
         return Report(
             plan=self.plan,
@@ -248,6 +262,7 @@ class Swarm:
             busy=busy,
             violations=tuple(self.oracle.violations),
             broken=self.oracle.broken,
+            loss=None if self._school is None else self._school.loss([node.replica for node in self.live()]),
         )
 
 
@@ -261,8 +276,10 @@ def simulate(
 async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: Callable[[Swarm], None]) -> Report:
     began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(plan, settings, nursery, journal)
-        with swarm.signing.checked():
+        with ExitStack() as stack:
+            school = stack.enter_context(_school(plan, settings)) if plan.train else None
+            swarm = Swarm(plan, settings, nursery, journal, school)
+            stack.enter_context(swarm.signing.checked())
             for _ in range(plan.nodes):
                 swarm.add()
             prepare(swarm)
@@ -282,6 +299,12 @@ async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: 
             report = swarm.report(time.perf_counter() - began, time.process_time() - busy_before)
             nursery.cancel_scope.cancel()
     return report
+
+
+def _school(plan: Plan, settings: Settings) -> AbstractContextManager[School]:
+    from nolocod.sim.learner import school  # torch: a simulation without learners does without it
+
+    return school(settings.course, plan.rounds, plan.seed)
 
 
 def paced(settings: Settings, nodes: int) -> Settings:
