@@ -1,9 +1,10 @@
-"""Write the table of docs/simulator.md: what `nolocod simulate` costs, from a few nodes to thousands.
+"""Write the table of docs/simulator.md: what simulations cost, from a few nodes to thousands.
 
     python -m tools.scale [NODESxROUNDS ...]
 
 The rule: each row is a process of its own, so that its time and its memory are its own; the time is that of the one
-core that a simulation has, whatever else the machine does. Rows that are not asked for stay as they are.
+core that a simulation has, whatever else the machine does. All have the signatures and the pace of large simulations, so
+that they differ in nothing but their size. Rows that are not asked for stay as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
+
+from nolocod.sim.scenarios import SCENARIOS
+from nolocod.sim.signing import REAL_UP_TO
+from nolocod.sim.swarm import Plan, paced, simulate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulator.md"
 _ROW = re.compile(r"^(\| ([\d,]+) \| (\d+) \|.*\|)$", re.MULTILINE)
@@ -23,13 +29,14 @@ HEAD = (
     "|---:|---:|---:|---:|---:|---:|---:|---:|",
 )
 ROWS = ("64x20", "256x20", "1024x20", "1000x100", "4096x3")
+_CHILD = "--child"
 _FEW = 4
 """Nodes of a run that tells what Python and its modules take."""
 
 
 def measure(nodes: int, rounds: int) -> tuple[dict[str, object], int]:
     """A run's report, and the most memory that its process had, in bytes: never less than this one has, so keep it small."""
-    command = [sys.executable, "-m", "nolocod", "simulate", "--json", "--nodes", str(nodes), "--rounds", str(rounds)]
+    command = [sys.executable, "-m", "tools.scale", _CHILD, str(nodes), str(rounds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         if child.stdout is None:
             raise AssertionError("asked for a pipe")
@@ -39,6 +46,12 @@ def measure(nodes: int, rounds: int) -> tuple[dict[str, object], int]:
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
     return msgspec.json.decode(out, type=dict[str, object]), usage.ru_maxrss << 10
+
+
+def simulated(nodes: int, rounds: int) -> bytes:
+    """The report, in this process."""
+    settings = paced(SCENARIOS["calm"], max(nodes, REAL_UP_TO + 1))
+    return msgspec.json.encode(asdict(simulate(Plan("calm", nodes, rounds, cheap=True), settings)))
 
 
 def row(nodes: int, rounds: int, base: int) -> str:
@@ -65,4 +78,7 @@ def main(wanted: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == [_CHILD]:
+        sys.stdout.buffer.write(simulated(*map(int, sys.argv[2:])))
+    else:
+        main(sys.argv[1:])
