@@ -11,6 +11,7 @@ import { createLibp2p } from 'libp2p'
 const PROTOCOL = '/test/swap'
 const SIZE = 64 << 20
 const PIECE = 1 << 18
+const WAIT = 60_000 // milliseconds for whatever a busy machine delays
 const [command, address] = process.argv.slice(2)
 
 async function send (stream) {
@@ -45,7 +46,13 @@ const node = await createLibp2p({
   addresses: { listen: command === 'listen' ? ['/ip4/127.0.0.1/tcp/0'] : [] },
   transports: [tcp()],
   connectionEncrypters: [noise()],
-  streamMuxers: [yamux()]
+  streamMuxers: [yamux()],
+  connectionManager: {
+    dialTimeout: WAIT,
+    inboundUpgradeTimeout: WAIT,
+    inboundStreamProtocolNegotiationTimeout: WAIT,
+    outboundStreamProtocolNegotiationTimeout: WAIT
+  }
 })
 if (command === 'listen') {
   await node.handle(PROTOCOL, swap)

@@ -16,12 +16,12 @@ import { CID } from 'multiformats/cid'
 import { sha256 } from 'multiformats/hashes/sha2'
 
 const SWAP = '/test/swap'
-const SECONDS = 20
+const WAIT = 60_000 // milliseconds for whatever a busy machine delays
 const { listen = [], relay = false } = JSON.parse(process.argv[2] ?? '{}')
 
 const services = {
-  identify: identify(),
-  ping: ping(),
+  identify: identify({ timeout: WAIT }),
+  ping: ping({ timeout: WAIT }),
   // addresses on loopback are what these tests have, and what the mapper that is the default would drop
   dht: kadDHT({ protocol: '/ipfs/kad/1.0.0', clientMode: true, peerInfoMapper: passthroughMapper })
 }
@@ -31,6 +31,12 @@ const node = await createLibp2p({
   transports: [tcp(), circuitRelayTransport()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
+  connectionManager: {
+    dialTimeout: WAIT,
+    inboundUpgradeTimeout: WAIT,
+    inboundStreamProtocolNegotiationTimeout: WAIT,
+    outboundStreamProtocolNegotiationTimeout: WAIT
+  },
   connectionGater: { denyDialMultiaddr: () => false },
   services
 })
@@ -104,7 +110,7 @@ await node.handle(SWAP, async stream => {
 console.log(JSON.stringify(own()))
 for await (const line of createInterface({ input: process.stdin })) {
   const order = JSON.parse(line)
-  const late = new Promise((resolve, reject) => setTimeout(() => reject(new Error('late')), SECONDS * 1000).unref())
+  const late = new Promise((resolve, reject) => setTimeout(() => reject(new Error('late')), 2 * WAIT).unref())
   try {
     console.log(JSON.stringify(await Promise.race([can[order.do](order), late])))
   } catch (error) {
