@@ -55,7 +55,7 @@ class Battle:
     seed: int = 1
     head_start: int = 30
     """Outer steps that one replica takes alone before the others go on from its weights: a swarm in mid-run."""
-    rounds: int = 30
+    rounds: int = 20
     """Outer steps that all take from there."""
     phase: int = 20
     hidden: int = 32
