@@ -35,6 +35,14 @@ def test_nothing_is_done_twice_not_even_by_the_next_command(tmp_path: Path) -> N
         results[25]
 
 
+def test_a_whole_number_is_the_same_setting_when_it_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "roots.jsonl"
+    told: list[float] = []
+    for _ in range(2):
+        Results(path, (float, float)).perform([4], math.sqrt, 1, lambda number, count, of, _: told.append(of))
+    assert told == [4.0]
+
+
 def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path: Path) -> None:
     path = tmp_path / "roots.jsonl"
     roots(path, 4, 9)

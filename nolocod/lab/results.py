@@ -27,7 +27,7 @@ class Results(Generic[Settings, Result]):
 
     def __init__(self, path: Path, kinds: tuple[type[Settings], type[Result]]) -> None:
         """UsageError for a file that cannot be read, or that holds something else."""
-        self._path = path
+        self._path, self._kinds = path, kinds
         self._found: dict[bytes, Result] = {}
         try:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -40,13 +40,13 @@ class Results(Generic[Settings, Result]):
                     settings, result = msgspec.json.decode(line, type=tuple[kinds])  # type: ignore[valid-type]
                 except msgspec.DecodeError as error:
                     raise UsageError(f"{path}, line {number}, is no result of this command: {error}.") from error
-                self._found[_key(settings)] = result
+                self._found[self._key(settings)] = result
 
     def __contains__(self, settings: Settings) -> bool:
-        return _key(settings) in self._found
+        return self._key(settings) in self._found
 
     def __getitem__(self, settings: Settings) -> Result:
-        return self._found[_key(settings)]
+        return self._found[self._key(settings)]
 
     def perform(
         self,
@@ -56,21 +56,22 @@ class Results(Generic[Settings, Result]):
         tell: Callable[[int, int, Settings, Result], None],
     ) -> None:
         """Do those that were not done yet, `workers` at a time and in their order; `tell` how many of how many are done."""
-        left = list({_key(settings): settings for settings in wanted if settings not in self}.values())
+        left = list({self._key(settings): settings for settings in wanted if settings not in self}.values())
         if not left:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with multiprocessing.get_context("spawn").Pool(workers) as pool, self._path.open("ab") as handle:
             handle.truncate(self._whole)
             for number, (settings, result) in enumerate(pool.imap_unordered(partial(_done, work), left), 1):
-                self._found[_key(settings)] = result
+                self._found[self._key(settings)] = result
                 self._whole += handle.write(msgspec.json.encode((settings, result)) + b"\n")
                 handle.flush()
                 tell(number, len(left), settings, result)
 
-
-def _key(settings: object) -> bytes:
-    return msgspec.json.encode(settings, order="deterministic")
+    def _key(self, settings: Settings) -> bytes:
+        """The same for settings as they are and as they are read back: 0 where 0.0 is meant, too."""
+        read_back = msgspec.convert(msgspec.to_builtins(settings), self._kinds[0])
+        return msgspec.json.encode(read_back, order="deterministic")
 
 
 def _done(work: Callable[[Settings], Result], settings: Settings) -> tuple[Settings, Result]:
