@@ -1,7 +1,8 @@
 """`python faulty.py ORDERS NOLOCOD-ARGUMENTS`: a daemon that does something to itself when it enters a state.
 
-The rule: nothing of the product knows. The file ORDERS holds lines `SIDE STATE SIGNAL`, and may be written at any time; a
-line is removed just before its signal is sent, to the own process alone, so each is done once.
+The rule: nothing of the product knows. The file ORDERS holds lines `SIDE STATE SIGNAL`, and may be written at any time. A
+signal goes to the own process alone, and each once: its line is removed when the process goes on after it, so that whoever
+finds no line finds no process that is about to stop; before a signal after which nothing goes on, just before it.
 """
 
 from __future__ import annotations
@@ -25,15 +26,23 @@ if TYPE_CHECKING:
 def main() -> None:
     path = Path(sys.argv[1])
 
+    def orders() -> list[str]:
+        return path.read_text().splitlines() if path.exists() else []
+
+    def remove(order: str) -> None:
+        if order in (now := orders()):
+            left = path.with_suffix(".left")
+            left.write_text("\n".join(one for one in now if one != order))
+            left.replace(path)
+
     def entered(machine: Exchange | Service, state: enum.Enum) -> None:
-        orders = path.read_text().splitlines() if path.exists() else []
-        for order in orders:
+        for order in orders():
             side, name, what = order.split()
             if (side_of(machine), state.name) == (side, name):
-                left = path.with_suffix(".left")
-                left.write_text("\n".join(one for one in orders if one != order))
-                left.replace(path)
+                if what == "SIGKILL":
+                    remove(order)
                 os.kill(os.getpid(), signal.Signals[what])
+                remove(order)
                 return
 
     with tapped(entered):

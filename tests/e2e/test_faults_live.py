@@ -72,6 +72,11 @@ def is_stopped(process: subprocess.Popen[bytes]) -> bool:
     return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
 
 
+def stands(daemon: Daemon) -> bool:
+    assert daemon.process is not None
+    return is_stopped(daemon.process)
+
+
 def has_ended(daemon: Daemon) -> bool:
     assert daemon.process is not None
     return daemon.process.poll() is not None
@@ -126,9 +131,7 @@ def test_stopped_where_a_node_is_too_busy_for_an_offer(faulty: FaultySwarm) -> N
     """Its trainer stands still before it could apply a step, so that whoever offers it the next one is turned away."""
     first, second = faulty.pair()
     order(second, "SIGSTOP", [(side, State.COMMITTED.name) for side in TABLE])
-    process = second.process
-    assert process is not None
-    faulty.wait("the second node stops", lambda: is_stopped(process))
+    faulty.wait("the second node stops", lambda: stands(second))
     trainer = trainer_of(second)
     trainer.suspend()
     order(second, "SIGSTOP", [("answerer", State.CLOSED.name)])
@@ -141,11 +144,11 @@ def test_stopped_where_a_node_is_too_busy_for_an_offer(faulty: FaultySwarm) -> N
 def test_an_offer_that_a_stopped_node_answers_too_late_is_aborted_by_both(faulty: FaultySwarm) -> None:
     """Stopped for longer than an answer may take; both stop once more where they find that it came to nothing."""
     first, second = faulty.pair()
-    order(first, "SIGSTOP", [("answerer", "OFFERED")])
-    faulty.wait("the first node stops", lambda: not orders_left(first))
+    order(first, "SIGSTOP", [("answerer", "ACCEPTED")])  # before it says so; an offer may come too early to be accepted
+    faulty.wait("the first node stops", lambda: stands(first))
     order(first, "SIGSTOP", [("answerer", "ABORTED")])
     order(second, "SIGSTOP", [("offerer", "ABORTED")])
-    faulty.wait("the second node gives its offer up", lambda: not orders_left(second))
+    faulty.wait("the second node gives its offer up", lambda: stands(second))
     faulty.outlive(lambda: not orders_left(first))
     faulty.wait_paired([first, second], 1)
 

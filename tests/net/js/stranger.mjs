@@ -20,7 +20,7 @@ const WAIT = 60_000 // milliseconds for whatever a busy machine delays
 const { listen = [], relay = false } = JSON.parse(process.argv[2] ?? '{}')
 
 const services = {
-  identify: identify({ timeout: WAIT }),
+  identify: identify({ timeout: WAIT, maxOutboundStreams: 8 }), // it begins one by itself when it has dialled
   ping: ping({ timeout: WAIT }),
   // addresses on loopback are what these tests have, and what the mapper that is the default would drop
   dht: kadDHT({ protocol: '/ipfs/kad/1.0.0', clientMode: true, peerInfoMapper: passthroughMapper })
