@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from nolocod.disk import disk_errors, written_whole
+from nolocod.disk import write_private
 from nolocod.errors import BackupError
 from nolocod.identity import Identity, PeerId
 
@@ -68,7 +68,7 @@ def write(path: Path, identity: Identity, passphrase: str | None) -> None:
         salt, nonce = os.urandom(_SALT), os.urandom(_NONCE)
         sealed = _cipher(passphrase, salt).encrypt(nonce, identity.secret, identity.peer_id.encode())
         fields |= {"salt": _text(salt), "nonce": _text(nonce), "sealed": _text(sealed)}
-    _write_private(path, json.dumps(fields, indent=1).encode() + b"\n")
+    write_private(path, json.dumps(fields, indent=1).encode() + b"\n")
 
 
 def read(path: Path) -> Backup:
@@ -93,7 +93,7 @@ def read(path: Path) -> Backup:
 def put_back(identity: Identity, path: Path) -> None:
     """Make `identity` the one at `path`; BackupError if there is one already."""
     must_be_free(path)
-    _write_private(path, identity.secret)
+    write_private(path, identity.secret)
 
 
 def must_be_new(path: Path) -> None:
@@ -112,12 +112,6 @@ def must_be_free(path: Path) -> None:
 
 def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(Scrypt(salt=salt, length=32, **_COST).derive(passphrase.encode("utf-8", "surrogateescape")))
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    with disk_errors(path), written_whole(path) as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(content)
 
 
 def _text(raw: bytes) -> str:

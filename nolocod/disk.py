@@ -61,6 +61,13 @@ def written_whole(target: Path) -> Iterator[IO[bytes]]:
             partial.unlink(missing_ok=True)
 
 
+def write_private(target: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    with written_whole(target) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+
+
 @contextmanager
 def folder_written_whole(target: Path) -> Iterator[Path]:
     """Give a temporary folder that becomes `target` only if the block ends without an error."""

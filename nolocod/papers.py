@@ -20,7 +20,7 @@ from msgspec import Meta
 from nolocod import access
 from nolocod.access import Invitation, Revocations, Token
 from nolocod.datadir import stored_manifest
-from nolocod.disk import disk_errors, written_whole
+from nolocod.disk import disk_errors, write_private
 from nolocod.errors import (
     AdmissionError,
     DataDirError,
@@ -133,7 +133,7 @@ def issue(paths: DataDir, sealed: Sealed, owner: Identity, grant: Grant) -> tupl
         raise UsageError("the token has no room for so many bootstrap addresses.", remedy="Give a few with --bootstrap.")
     note = Issued(name.hex(), grant.now, invitation.expires, grant.peer)
     with _alone(paths):
-        _write_private(paths.invitations, msgspec.json.encode([*issued(paths), note]))
+        write_private(paths.invitations, msgspec.json.encode([*issued(paths), note]))
     return note, text
 
 
@@ -238,7 +238,7 @@ def accept(paths: DataDir, text: str, peer: PeerId, now: float) -> Token:
     admission = access.sign_admission(token, peer)
     if sealed is not None:
         check_own(admission, peer, sealed)
-    _write_private(paths.admission, admission)
+    write_private(paths.admission, admission)
     if token.network_key is not None:
         keep_network_key(paths, token.network_key)
     return token
@@ -261,7 +261,7 @@ def check_own(raw: bytes, peer: PeerId, sealed: Sealed) -> Invitation:
 
 
 def keep_network_key(paths: DataDir, key: bytes) -> None:
-    _write_private(paths.network_key, key.hex().encode() + b"\n")
+    write_private(paths.network_key, key.hex().encode() + b"\n")
 
 
 def stored_network_key(paths: DataDir) -> bytes | None:
@@ -290,7 +290,7 @@ def stored_revocations_bytes(paths: DataDir) -> bytes:
 
 
 def store_revocations(paths: DataDir, raw: bytes) -> None:
-    _write_private(paths.revocations, raw)
+    write_private(paths.revocations, raw)
 
 
 def _read(path: Path) -> bytes:
@@ -300,9 +300,3 @@ def _read(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise DataDirError(f"{path}: {error.strerror}.") from error
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    with written_whole(path) as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(content)

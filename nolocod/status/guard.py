@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -19,7 +18,7 @@ from urllib.parse import parse_qs, quote
 
 import msgspec
 
-from nolocod.disk import written_whole
+from nolocod.disk import write_private
 from nolocod.errors import HttpTokenError
 from nolocod.status.http import Reply, Request
 
@@ -105,9 +104,7 @@ def make_token(path: Path) -> str:
     Raises HttpTokenError, DiskFullError or DataDirError.
     """
     if not path.exists():
-        with written_whole(path) as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(secrets.token_urlsafe(32).encode() + b"\n")
+        write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
     return read_token(path)
 
 
