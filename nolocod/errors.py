@@ -61,6 +61,11 @@ class NolocodError(Exception):
         return f"{self.code} {self.entry.title}: {self.cause} {self.remedy}"
 
 
+def on_one_line(error: BaseException, most: int | None = None) -> str:
+    """What it says, without line breaks: its first `most` characters."""
+    return " ".join(str(error).split())[:most]
+
+
 # --- what the user can put right -------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from nolocod.config import Address
 from nolocod.doctor import local, network, reach
 from nolocod.doctor.findings import CHECKS, Finding, Report, fail, failed, ok, skipped, warn
 from nolocod.doctor.training import Job, Line
-from nolocod.errors import NolocodError, PortTakenError, RefusedError, RemoteError
+from nolocod.errors import NolocodError, PortTakenError, RefusedError, RemoteError, on_one_line
 from nolocod.identity import Identity
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.peerbook import Peerbook
@@ -379,5 +379,5 @@ class _Doctor:
 
 
 def _broken(code: str, error: Exception, about: str = "") -> Finding:
-    text = f"the check itself failed ({type(error).__name__}: {' '.join(str(error).split())[:200]})."
+    text = f"the check itself failed ({type(error).__name__}: {on_one_line(error, 200)})."
     return fail(code, text, "Report it, with this line.", about, NolocodError.entry.code)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import blake3
 import numpy as np
 
-from nolocod.errors import DataError, TrainerError
+from nolocod.errors import DataError, TrainerError, on_one_line
 from nolocod.trainer.data import missing_packages
 from nolocod.trainer.windows import Position
 
@@ -73,7 +73,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _cause(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return on_one_line(error, 300) or type(error).__name__
 
 
 class Stream:

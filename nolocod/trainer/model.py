@@ -19,7 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nolocod.codec import Fragment, fragments_of
-from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError
+from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     try:
         config = AutoConfig.for_model(kind, **keys, **dict.fromkeys(foreign))
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise RunFileError(f"`[model]`: {' '.join(str(error).split())}") from error
+        raise RunFileError(f"`[model]`: {on_one_line(error)}") from error
     config.dtype = "float32"
     config.use_cache = False
     return config
@@ -120,7 +120,7 @@ def _from_config(config: Any) -> torch.nn.Module:  # noqa: ANN401 - as above
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ImportError, ZeroDivisionError) as error:
-        raise RunFileError(f"`[model]` makes no causal language model: {' '.join(str(error).split())[:300]}") from error
+        raise RunFileError(f"`[model]` makes no causal language model: {on_one_line(error, 300)}") from error
     return model
 
 
