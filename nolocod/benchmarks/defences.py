@@ -8,17 +8,15 @@ none; what they cost learning is told by `nolocod lab attacks`.
 from __future__ import annotations
 
 import json
-import tempfile
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from nolocod import presets
 from nolocod.benchmarks.base import spread
-from nolocod.benchmarks.overlap import SHARE
-from nolocod.benchmarks.training import BYTES, INNER_STEPS, Setting, alone, cores, paired_with, parameters_of, run_of
+from nolocod.benchmarks.overlap import in_turn
+from nolocod.benchmarks.training import run_of
 from nolocod.manifest import Trust
 
 if TYPE_CHECKING:
@@ -51,18 +49,8 @@ def defences(options: Options, say: Callable[[str], None]) -> DefencesResult:
     """Measure `options.pairs` repetitions. Raises BenchError if one of the processes does not run."""
     run = run_of(options)
     result = DefencesResult({name: [] for name in SETTINGS}, {name: [] for name in SETTINGS})
-    size = parameters_of(run) * BYTES[run.codec]
-    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
-        folder = Path(name)
-        setting = Setting(folder / "run.toml", folder, options.seconds, *cores())
-        setting.run_file.write_text(presets.to_toml(run), encoding="utf-8")
-        phase = INNER_STEPS * run.inner.tokens_per_step / alone(setting, 0)
-        for number in range(1, options.pairs + 1):
-            for index, (kind, trust) in enumerate(SETTINGS.items()):
-                one = replace(setting, run_file=folder / f"run-{index}.toml")
-                one.run_file.write_text(presets.to_toml(msgspec.structs.replace(run, trust=trust)), encoding="utf-8")
-                seen = paired_with(one, number * len(SETTINGS) + index, size / (SHARE * phase))
-                result.exchange[kind].append(seen.exchange)
-                result.computing[kind].append(seen.computing)
-                say(f"{number}: {kind}: {seen.exchange:.3f} s an exchange, {seen.paired} in {seen.seconds:.0f} s")
+    for number, name, seen in in_turn(options, {name: replace(run, trust=trust) for name, trust in SETTINGS.items()}):
+        result.exchange[name].append(seen.exchange)
+        result.computing[name].append(seen.computing)
+        say(f"{number}: {name}: {seen.exchange:.3f} s an exchange, {seen.paired} in {seen.seconds:.0f} s")
     return result

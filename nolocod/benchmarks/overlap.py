@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from nolocod import presets
 from nolocod.benchmarks.base import spread
 from nolocod.benchmarks.training import BYTES, INNER_STEPS, Setting, alone, cores, paired_with, parameters_of, run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nolocod.benchmarks.base import Options
+    from nolocod.benchmarks.training import Seen
+    from nolocod.manifest import Manifest
 
-SHARE = 1 / 3
+_SHARE = 1 / 3
 """Of a phase, that an exchange of the whole model takes."""
 WAYS: dict[str, dict[str, Any]] = {
     "overlapped": {},
@@ -53,20 +55,26 @@ class OverlapResult:
 def overlap(options: Options, say: Callable[[str], None]) -> OverlapResult:
     """Measure `options.pairs` repetitions. Raises BenchError if one of the processes does not run."""
     run = run_of(options)
-    size = parameters_of(run) * BYTES[run.codec]
+    runs = {way: replace(run, outer=replace(run.outer, **outer)) for way, outer in WAYS.items()}
     result = OverlapResult({way: [] for way in WAYS}, {way: [] for way in WAYS})
+    for number, way, seen in in_turn(options, runs):
+        result.computing[way].append(seen.computing)
+        result.busy[way].append(seen.busy)
+        say(f"{number}: {way}: {seen.computing:.3f}, {seen.paired} paired outer steps in {seen.seconds:.0f} s")
+    return result
+
+
+def in_turn(options: Options, runs: dict[str, Manifest]) -> Iterator[tuple[int, str, Seen]]:
+    """Two daemons of each of `runs`, which have one model: the repetition, the run's name, and what was seen."""
+    first = next(iter(runs.values()))
+    size = parameters_of(first) * BYTES[first.codec]
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
         folder = Path(name)
-        setting = Setting(folder / "run.toml", folder, options.seconds, *cores())
-        setting.run_file.write_text(presets.to_toml(run), encoding="utf-8")
-        phase = INNER_STEPS * run.inner.tokens_per_step / alone(setting, 0)
+        settings: dict[str, Setting] = {}
+        for index, (way, run) in enumerate(runs.items()):
+            settings[way] = Setting(folder / f"run-{index}.toml", folder, options.seconds, *cores())
+            settings[way].run_file.write_text(presets.to_toml(run), encoding="utf-8")
+        phase = INNER_STEPS * first.inner.tokens_per_step / alone(next(iter(settings.values())), 0)
         for number in range(1, options.pairs + 1):
-            for index, (way, outer) in enumerate(WAYS.items()):
-                changed = msgspec.structs.replace(run, outer=msgspec.structs.replace(run.outer, **outer))
-                one = replace(setting, run_file=folder / f"run-{index}.toml")
-                one.run_file.write_text(presets.to_toml(changed), encoding="utf-8")
-                seen = paired_with(one, number * len(WAYS) + index, size / (SHARE * phase))
-                result.computing[way].append(seen.computing)
-                result.busy[way].append(seen.busy)
-                say(f"{number}: {way}: {seen.computing:.3f}, {seen.paired} paired outer steps in {seen.seconds:.0f} s")
-    return result
+            for index, (way, setting) in enumerate(settings.items()):
+                yield number, way, paired_with(setting, number * len(runs) + index, size / (_SHARE * phase))
