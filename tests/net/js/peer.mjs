@@ -7,11 +7,11 @@ import { yamux } from '@chainsafe/libp2p-yamux'
 import { tcp } from '@libp2p/tcp'
 import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
+import { connectionManager } from './patience.mjs'
 
 const PROTOCOL = '/test/swap'
 const SIZE = 64 << 20
 const PIECE = 1 << 18
-const WAIT = 60_000 // milliseconds for whatever a busy machine delays
 const [command, address] = process.argv.slice(2)
 
 async function send (stream) {
@@ -47,12 +47,7 @@ const node = await createLibp2p({
   transports: [tcp()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
-  connectionManager: {
-    dialTimeout: WAIT,
-    inboundUpgradeTimeout: WAIT,
-    inboundStreamProtocolNegotiationTimeout: WAIT,
-    outboundStreamProtocolNegotiationTimeout: WAIT
-  }
+  connectionManager
 })
 if (command === 'listen') {
   await node.handle(PROTOCOL, swap)

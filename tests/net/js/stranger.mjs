@@ -14,9 +14,9 @@ import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
 import { CID } from 'multiformats/cid'
 import { sha256 } from 'multiformats/hashes/sha2'
+import { connectionManager, WAIT } from './patience.mjs'
 
 const SWAP = '/test/swap'
-const WAIT = 60_000 // milliseconds for whatever a busy machine delays
 const { listen = [], relay = false } = JSON.parse(process.argv[2] ?? '{}')
 
 const services = {
@@ -31,12 +31,7 @@ const node = await createLibp2p({
   transports: [tcp(), circuitRelayTransport()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
-  connectionManager: {
-    dialTimeout: WAIT,
-    inboundUpgradeTimeout: WAIT,
-    inboundStreamProtocolNegotiationTimeout: WAIT,
-    outboundStreamProtocolNegotiationTimeout: WAIT
-  },
+  connectionManager,
   connectionGater: { denyDialMultiaddr: () => false },
   services
 })
