@@ -126,9 +126,8 @@ class Membership:
     _memories: dict[PeerId, _Memory] = field(default_factory=dict)  # so that echoes do not revive those that are gone
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _made_room: list[PeerId] = field(default_factory=list)
-    _by_age: list[tuple[float, int, _Entry]] = field(
-        default_factory=list
-    )  # a heap; members that were heard again or are gone too
+    # a heap, in which those that were heard again or are gone are left for a while
+    _by_age: list[tuple[float, int, _Entry]] = field(default_factory=list)
     _admitted: Iterator[int] = field(default_factory=itertools.count)
     _began: float | None = None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError
-from nolocod.sim.clock import Bell, sleep, sleep_until
+from nolocod.sim.clock import Bell, past, sleep
 
 if TYPE_CHECKING:
     import random
@@ -314,16 +314,14 @@ class Network:
 
         async def dial(peer: PeerId, protocol: str) -> End:
             other = self.ports.get(peer)
-            if own.frozen_until > trio.current_time():
-                await sleep_until(own.frozen_until)
+            await past(own.frozen_until)
             await sleep(self.delay(0, relayed=other is not None and self.relayed(own, other)))
             if other is None or not self.joined(own, other) or protocol not in other.handlers:
                 raise PeerUnavailableError("nobody answers.")
             if other.frozen_until > trio.current_time() + PROGRESS:
                 await sleep(PROGRESS)
                 raise PeerTooSlowError("the dial took too long.")
-            if other.frozen_until > trio.current_time():
-                await sleep_until(other.frozen_until)
+            await past(other.frozen_until)
             if not self.joined(own, other) or other.spawn is None:
                 raise PeerUnavailableError("nobody answers.")
             relayed = self.relayed(own, other)

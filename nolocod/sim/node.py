@@ -22,7 +22,7 @@ from nolocod.p2p.reputation import Reputation
 from nolocod.p2p.streams import EXCHANGE
 from nolocod.p2p.wire import Context
 from nolocod.rounds import Pace, Rounds
-from nolocod.sim.clock import at_once, sleep, sleep_until
+from nolocod.sim.clock import at_once, past, sleep
 from nolocod.terms import Busy, Ended
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ class SimNode:
 
     async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """wire.Aside, to which a stopped process does not get."""
-        if self.port.frozen_until > trio.current_time():
-            await sleep_until(self.port.frozen_until)
+        await past(self.port.frozen_until)
         return await at_once(work, *arguments)
 
     def outliving(self, handle: Handler) -> Handler:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from nolocod.errors import RejectedTensorError
-from nolocod.sim.clock import sleep, sleep_until
+from nolocod.sim.clock import past, sleep, sleep_until
 from nolocod.terms import CHUNK_SIZE, Applied, Inspection, Standing, Subject, describe
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ class SimReplica:
         self.restore(State(donor.state.phi, (0.0,) * len(self.phi), donor.state.phi), donor.round, 0)
 
     async def _heard(self) -> None:
-        if self.unheard_until > trio.current_time():
-            await sleep_until(self.unheard_until)
+        await past(self.unheard_until)
 
     # --- outer steps ------------------------------------------------------------------------------------
 
