@@ -333,7 +333,7 @@ def fuzzing_page() -> str:
     found = sum(len(one["findings"]) for one in results)
     told = (
         f"{len(results)} targets, {total['executions']:,} executions, {total['seconds'] / 60:.0f} minutes by the clock, "
-        f"of which the processor gave {total['processor_seconds'] / 60:.0f} (eight at once beside other work on two cores); "
+        f"of which the processor gave {total['processor_seconds'] / 60:.0f}; "
         f"{found or 'no'} findings."
     )
     lines = [
