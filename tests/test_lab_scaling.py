@@ -9,9 +9,9 @@ import pytest
 
 from nolocod.errors import UsageError
 from nolocod.lab import figures, scaling
-from nolocod.lab.report import filled
 from nolocod.lab.spread import Run, Spread
 from nolocod.lab.walks import COUNTS, Settings, Walk, walk
+from nolocod.pages import filled
 
 if TYPE_CHECKING:
     from pathlib import Path

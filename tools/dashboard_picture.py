@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import browser  # beside this file
 import panels
+from prometheus import prometheus
 
 from nolocod import datadir, testnet
 
@@ -42,13 +42,6 @@ _STEP = 15
 _MOST_BYTES = 250_000
 """Of the picture: the repository carries it for ever."""
 _INSTALL_SECONDS = 600
-_CONFIG = """
-global: {{scrape_interval: {step}s, evaluation_interval: {step}s}}
-rule_files: ["{rules}/*.yml"]
-scrape_configs:
-  - job_name: nolocod
-    file_sd_configs: [{{files: ["{targets}"], refresh_interval: 5s}}]
-"""
 
 
 def main() -> None:
@@ -100,32 +93,23 @@ def ask(get: panels.Get, now: float, seconds: float) -> dict[str, Any]:
 def _watched_swarm(folder: Path, seconds: float) -> Iterator[str]:
     """Four nodes, a fifth that joins on the way, and the address of a Prometheus that has watched them for `seconds`."""
     options = testnet.Options(nodes=4, model="tiny", inner_steps=20, outer_steps=1000)
-    targets, config = folder / "targets.json", folder / "prometheus.yml"
-    targets.write_text("[]")
-    config.write_text(_CONFIG.format(rules=ROOT / "deploy" / "prometheus" / "rules", targets=targets, step=_STEP))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    line = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     nodes = testnet.Testnet(options, folder)
-    with (folder / "prometheus.log").open("wb") as log:
-        prometheus = subprocess.Popen([*line, f"--web.listen-address={address}"], stdout=log, stderr=log)
-    try:
-        nodes.start()
-        began = 0.0
-        for reports in nodes.watch():
-            if not all(reports):
-                continue
-            began = began or time.monotonic()
-            targets.write_text(json.dumps([{"targets": [datadir.find_running(node.paths).http for node in nodes.nodes]}]))
-            if len(nodes.nodes) == options.nodes and time.monotonic() > began + seconds / 3:
-                nodes.join()
-            if time.monotonic() > began + seconds + _STEP:
-                break
-        yield f"http://{address}"
-    finally:
-        nodes.stop()
-        prometheus.kill()
-        prometheus.wait(10)
+    with prometheus(folder, _STEP) as (url, watch):
+        try:
+            nodes.start()
+            began = 0.0
+            for reports in nodes.watch():
+                if not all(reports):
+                    continue
+                began = began or time.monotonic()
+                watch([datadir.find_running(node.paths).http for node in nodes.nodes])
+                if len(nodes.nodes) == options.nodes and time.monotonic() > began + seconds / 3:
+                    nodes.join()
+                if time.monotonic() > began + seconds + _STEP:
+                    break
+            yield url
+        finally:
+            nodes.stop()
 
 
 def _bundle(page: Path, asked: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from nolocod.pages import filled
 from nolocod.sim.scenarios import SCENARIOS
 from nolocod.sim.signing import REAL_UP_TO
 from nolocod.sim.swarm import Plan, paced, simulate
@@ -73,8 +74,8 @@ def main(wanted: list[str]) -> None:
         rows[nodes, rounds] = line = row(nodes, rounds, base)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    table = "\n".join(["<!-- scale -->", *HEAD, *(rows[size] for size in sorted(rows)), "<!-- end -->"])
-    PAGE.write_text(re.sub(r"<!-- scale -->.*?<!-- end -->", lambda _: table, page, flags=re.DOTALL), encoding="utf-8")
+    table = "\n".join([*HEAD, *(rows[size] for size in sorted(rows))])
+    PAGE.write_text(filled(page, "scale", table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nolocod import datadir
+from nolocod import datadir, pages
 from nolocod.errors import SimulationError, UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _faults(options: argparse.Namespace) -> None:
         raise UsageError(f"{unknown[0]!r} is no side, state or fault.", remedy=f"Faults are {', '.join(FAULTS)}.")
     if options.into is not None and options.faults:
         raise UsageError("--into is for the whole matrix.")
-    page = "" if options.into is None else _read_page(options.into)
+    page = "" if options.into is None else pages.read(options.into, "Name a page that has the table.")
     results = []
     for one in matrix.run(options.faults, options.seed):
         results.append(one)
@@ -97,14 +97,6 @@ def _faults(options: argparse.Namespace) -> None:
     if failed:
         cause = f"{len(failed)} strikes left something broken, the first: {failed[0].name}."
         raise SimulationError(cause, remedy=f"Replay it with `{failed[0].replay}`, and report it.")
-
-
-def _read_page(path: Path) -> str:
-    """UsageError now, rather than after minutes of work."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}).", remedy="Name a page that has the table.") from error
 
 
 def _opened(path: Path) -> BufferedWriter:
