@@ -155,12 +155,13 @@ class Trust(Section, frozen=True):
     """The partner's difference from us counts up to this times the median of the last 16 that were accepted
     (ClippedGossip, arXiv 2202.01545), and its lead in rounds up to the median of theirs."""
     direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """How far against our own change a partner's step may point: it is refused below a cosine of minus this. Where noise
-    outweighs learning, as on a plateau, honest partners point anywhere, and are refused too: for runs that are watched."""
+    """How far against our own change a partner's step may point: it is refused below a cosine of minus this, as long as the
+    median of the last 16 partners is above plus this. Where noise outweighs learning, as at a run's beginning or on a
+    plateau, honest partners point anywhere, and nobody is judged."""
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """By how many nats per token the held-out loss may be worse with the partner's message than without it. Tested are
     partners on probation, those that are clipped to less than half, and one in 8 of the others, each at the price of
-    about five inner steps, and of memory for another copy of the model."""
+    about two inner steps, or five if that leaves a doubt, and of memory for another copy of the model."""
     reputation: bool = True
     """Peers whose messages were refused or broken too often are avoided and turned away for a growing while."""
     probation: Count = 3

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import statistics
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from trainer_parts import make_replica, sealed_run
@@ -17,13 +19,15 @@ from nolocod.lab import attacks
 from nolocod.lab.results import Results
 from nolocod.manifest import Inner, Outer, Trust
 from nolocod.terms import Subject
-from nolocod.trainer.accept import BATCHES, POOL, AcceptTest
+from nolocod.trainer.accept import BATCHES, FIRST, POOL, AcceptTest, Candidates
 from nolocod.trainer.model import bytes_on_device
 from nolocod.trainer.siege import Siege
 from nolocod.trainer.windows import Shard
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from nolocod.trainer.replica import Replica
     from nolocod.trainer.siege import Attack
@@ -65,6 +69,34 @@ def test_a_message_that_does_harm_is_refused_and_one_that_does_not_is_not(tmp_pa
             assert replica.inspect(own, other, probation=True).weight == 1.0
     assert torch.equal(replica.phi, before), "candidates are tried elsewhere"
     assert torch.equal(replica.theta, theta)
+
+
+def test_few_windows_tell_of_a_message_that_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all are tried where the few leave a doubt: the cost of the test is that of honest partners."""
+    replica = learned(tmp_path)
+    assert replica.accept_test is not None
+    replica.accept_test.chance = random.Random(1)
+    monkeypatch.setattr(replica.accept_test, "pool", lambda source: np.tile(source.held_out(8), (8, 1)))
+    tried: list[int] = []
+    losses = Candidates.losses
+
+    def counted(self: Candidates, windows: NDArray[np.int64], batch: int) -> list[float]:
+        tried.append(len(windows) // batch)
+        return losses(self, windows, batch)
+
+    monkeypatch.setattr(Candidates, "losses", counted)
+    own, other = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
+    theta = replica.theta.clone()
+    noise = torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
+    for strength, expected in ((0.0, [FIRST] * 2), (0.3, [FIRST] * 2 + [BATCHES - FIRST] * 2)):
+        tried.clear()
+        replica.theta.add_(noise, alpha=strength)
+        replica.snapshot(other, Subject(1))
+        replica.theta.copy_(theta)
+        replica.snapshot(own, Subject(1))
+        with pytest.raises(HarmfulTensorError) if strength else nullcontext():
+            replica.inspect(own, other, probation=True)
+        assert tried == expected
 
 
 def test_what_is_tried_on_is_there_before_the_first_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +167,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[Siege, list[Notes], float]:
-    battle = attacks.Battle(attack, trust, hidden=16, phase=4, head_start=4, rounds=5)
+    battle = attacks.Battle(attack, trust, hidden=16, phase=4, head_start=4, rounds=8)
     opinions = [Notes() for _ in range(3)]
-    siege = Siege(battle.manifest(), opinions, 2, [attack], cache)
+    siege = Siege(battle.manifest(), opinions, 1, [attack], cache)
     siege.begin_at(battle.head_start)
     return siege, opinions, siege.fight().mean
 

@@ -13,7 +13,7 @@ from nolocod.errors import MisdirectedTensorError
 from nolocod.manifest import Outer, Trust
 from nolocod.terms import Subject
 from nolocod.trainer import checkpoint
-from nolocod.trainer.trust import Envelope, Known, Measured
+from nolocod.trainer.trust import ENOUGH, REMEMBERED, Envelope, Known, Measured
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,11 +78,46 @@ def test_nothing_is_learned_from_twins() -> None:
     assert one.weigh(0, seen(0.0, change=0.0), 1.0, probation=True) == 1.0
 
 
+def asked(one: Envelope, *cosines: float) -> list[bool]:
+    """Whether steps with these cosines were let through, one after the other."""
+    found = []
+    for cosine in cosines:
+        try:
+            one.weigh(0, seen(1.0, cosine=cosine), 1.0, probation=False)
+            found.append(True)
+        except MisdirectedTensorError:
+            found.append(False)
+    return found
+
+
 def test_a_change_against_ours_is_refused() -> None:
-    one = envelope(1.0, 1.0, 1.0, 1.0)
-    assert one.weigh(0, seen(1.0, cosine=-0.25), 1.0, probation=False) == 1.0
-    with pytest.raises(MisdirectedTensorError, match=r"-0\.26"):
-        one.weigh(0, seen(1.0, cosine=-0.26), 1.0, probation=False)
+    one = envelope()
+    assert asked(one, *[0.5] * ENOUGH, -0.25, -0.26) == [True] * ENOUGH + [True, False]
+    with pytest.raises(MisdirectedTensorError, match=r"-0\.31"):
+        one.weigh(0, seen(1.0, cosine=-0.31), 1.0, probation=False)
+
+
+def test_directions_are_not_judged_where_partners_point_anywhere() -> None:
+    """At a run's beginning nothing is known, and on a plateau honest steps have any cosine; judged is again after it."""
+    assert asked(envelope(), *[-0.9] * REMEMBERED) == [True] * REMEMBERED
+    one, plateau = envelope(), [-0.8, 0.3, -0.3, 0.8] * (REMEMBERED // 4)
+    asked(one, *[0.6] * REMEMBERED, *plateau)
+    assert all(asked(one, *plateau))
+    asked(one, *[0.6] * REMEMBERED)
+    assert asked(one, -0.3) == [False]
+
+
+def test_a_minority_does_not_switch_the_look_at_directions_off() -> None:
+    one = envelope()
+    asked(one, *[0.6] * REMEMBERED)
+    assert asked(one, *[0.6, -1.0, 0.6] * 20) == [True, False, True] * 20
+
+
+def test_cosines_are_kept_with_a_checkpoint() -> None:
+    one, other = envelope(), envelope()
+    asked(one, *[0.6] * ENOUGH)
+    other.restore(one.state)
+    assert asked(other, -0.3) == [False]
 
 
 def test_defences_that_are_off_find_nothing() -> None:
@@ -189,6 +224,7 @@ def test_the_direction_is_that_of_the_partner_s_step_beside_our_change(tmp_path:
 def test_a_refused_partner_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """A sign flip: the bytes of a partner that went our way backwards."""
     alice = make_replica(sealed_run(trust=Trust(direction=0.25)), tmp_path, "alice")
+    alice.envelope.restore(Known(cosines=(0.5,) * ENOUGH))
     own, bad = (torch.zeros(alice.plan.box_size, dtype=torch.uint8) for _ in range(2))
     for _ in range(3):
         alice.step()

@@ -2,7 +2,8 @@
 
 Two daemons of one run on this machine, uploads limited such that a whole exchange takes about a third of a phase of inner
 steps, as in `nolocod bench overlap`. With the defences of `[trust]` as they are by default, and with all of them on, beside
-none; what they cost learning is told by `nolocod lab attacks`.
+none; what they cost learning is told by `nolocod lab attacks`. What is measured begins when the two know each other: every
+newcomer is tried on its first exchanges, and on one in several of all later ones.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def defences(options: Options, say: Callable[[str], None]) -> DefencesResult:
     """Measure `options.pairs` repetitions. Raises BenchError if one of the processes does not run."""
     run = run_of(options)
     result = DefencesResult({name: [] for name in SETTINGS}, {name: [] for name in SETTINGS})
-    for number, name, seen in in_turn(options, {name: replace(run, trust=trust) for name, trust in SETTINGS.items()}):
+    runs = {name: replace(run, trust=trust) for name, trust in SETTINGS.items()}
+    for number, name, seen in in_turn(options, runs, after=Trust().probation + 1):
         result.exchange[name].append(seen.exchange)
         result.computing[name].append(seen.computing)
         say(f"{number}: {name}: {seen.exchange:.3f} s an exchange, {seen.paired} in {seen.seconds:.0f} s")

@@ -64,8 +64,9 @@ def overlap(options: Options, say: Callable[[str], None]) -> OverlapResult:
     return result
 
 
-def in_turn(options: Options, runs: dict[str, Manifest]) -> Iterator[tuple[int, str, Seen]]:
-    """Two daemons of each of `runs`, which have one model: the repetition, the run's name, and what was seen."""
+def in_turn(options: Options, runs: dict[str, Manifest], after: int = 1) -> Iterator[tuple[int, str, Seen]]:
+    """Two daemons of each of `runs`, which have one model: the repetition, the run's name, and what was seen after their
+    first `after` outer steps with each other."""
     first = next(iter(runs.values()))
     size = parameters_of(first) * BYTES[first.codec]
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
@@ -77,4 +78,4 @@ def in_turn(options: Options, runs: dict[str, Manifest]) -> Iterator[tuple[int, 
         phase = INNER_STEPS * first.inner.tokens_per_step / alone(next(iter(settings.values())), 0)
         for number in range(1, options.pairs + 1):
             for index, (way, setting) in enumerate(settings.items()):
-                yield number, way, paired_with(setting, number * len(runs) + index, size / (_SHARE * phase))
+                yield number, way, paired_with(setting, number * len(runs) + index, size / (_SHARE * phase), after)

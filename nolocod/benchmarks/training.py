@@ -196,8 +196,8 @@ def _apart(setting: Setting, number: int) -> float:
         return rate(both[0], setting.seconds).tokens_per_second
 
 
-def paired_with(setting: Setting, number: int, bytes_per_second: float) -> Seen:
-    """A daemon that exchanges with another all the time."""
+def paired_with(setting: Setting, number: int, bytes_per_second: float, after: int = 1) -> Seen:
+    """A daemon that exchanges with another all the time, once it took `after` outer steps with it."""
     first, second = (DataDir(setting.folder / f"{name}-{number}") for name in ("measured", "partner"))
     datadir.found(first, setting.run_file)
     limit = ["--max-upload", f"{max(1, round(bytes_per_second / 1000))}kB"]
@@ -207,7 +207,7 @@ def paired_with(setting: Setting, number: int, bytes_per_second: float) -> Seen:
         address = datadir.find_running(first).addresses[0]
         stack.enter_context(daemon(setting, second, "join", "--bootstrap", address, *limit))
         give_core(setting, process)
-        wait(first, process, lambda report: report.outer_paired > 0)
+        wait(first, process, lambda report: report.outer_paired >= after)
         return rate(first, setting.seconds)
 
 

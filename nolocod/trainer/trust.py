@@ -7,6 +7,9 @@ Nobody is refused for being far away: two halves of a swarm that were parted mus
 
 Distances follow the learning rate (arXiv 2506.10911, section 5), so they are remembered in units of it: else the
 radius would be several times too wide when a schedule ends. Until four are known, our own change stands in for them.
+
+Directions say something only where partners learn the same: their steps' cosines with our change are remembered, of those
+who were refused too, and nobody is judged by his while their median is not as far above 0 as the bound is below it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from nolocod.manifest import Trust
 
 REMEMBERED = 16
-"""Accepted distances of which the median is taken, for each fragment."""
+"""Accepted distances of which the median is taken, for each fragment; and cosines, of all fragments."""
 ENOUGH = 4
 """Fewer say too little: one hostile partner among three could be their median."""
 WIDEST = 2.0
@@ -53,6 +56,8 @@ class Known:
     """Of each fragment's last accepted partners, over the learning rate."""
     leads: tuple[int, ...] = ()
     """By how many rounds the last partners said they were ahead."""
+    cosines: tuple[float, ...] = ()
+    """Of the last partners' steps with our change, whether they were accepted or not."""
 
 
 class Envelope:
@@ -62,6 +67,7 @@ class Envelope:
         self._settings = settings
         self._accepted: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in range(fragments)]
         self._leads: deque[int] = deque(maxlen=REMEMBERED)
+        self._cosines: deque[float] = deque(maxlen=REMEMBERED)
 
     def weigh(self, fragment: int, seen: Measured, rate: float, *, probation: bool) -> float:
         """What the partner's difference counts for, in (0, 1]; `rate`: the learning rate of our snapshot.
@@ -69,7 +75,9 @@ class Envelope:
         MisdirectedTensorError if the partner goes against us by more than the run allows.
         """
         against = self._settings.direction
-        if against and seen.cosine < -against:
+        agreeing = len(self._cosines) >= ENOUGH and statistics.median(self._cosines) >= against
+        self._cosines.append(seen.cosine)
+        if against and agreeing and seen.cosine < -against:
             raise MisdirectedTensorError(f"it has a cosine of {seen.cosine:.2f} with our own change, under {-against:g}.")
         if not self._settings.clip:
             return 1.0
@@ -103,10 +111,11 @@ class Envelope:
     @property
     def state(self) -> Known:
         """What a checkpoint must hold."""
-        return Known(tuple(tuple(known) for known in self._accepted), tuple(self._leads))
+        return Known(tuple(tuple(known) for known in self._accepted), tuple(self._leads), tuple(self._cosines))
 
     def restore(self, state: Known) -> None:
         """Go on with `state`; distances of another number of fragments (an older checkpoint has none) are left aside."""
         if len(state.distances) == len(self._accepted):
             self._accepted = [deque(known, maxlen=REMEMBERED) for known in state.distances]
         self._leads = deque(state.leads, maxlen=REMEMBERED)
+        self._cosines = deque(state.cosines, maxlen=REMEMBERED)
