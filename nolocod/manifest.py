@@ -159,9 +159,10 @@ class Trust(Section, frozen=True):
     median of the last 16 partners is above plus this. Where noise outweighs learning, as at a run's beginning or on a
     plateau, honest partners point anywhere, and nobody is judged."""
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """By how many nats per token the held-out loss may be worse with the partner's message than without it. Tested are
-    partners on probation, those that are clipped to less than half, and one in 8 of the others, each at the price of
-    about two inner steps, or five if that leaves a doubt, and of memory for another copy of the model."""
+    """By how many nats per token the held-out loss may be worse with the partner's message than without it; by more while
+    rounds bring more than that, as honest partners may be behind by `staleness` of them. Tested are partners on probation,
+    those that are clipped to less than half, and one in 8 of the others, each at the price of about two inner steps, or
+    eight if that leaves a doubt, and of memory for another copy of the model."""
     reputation: bool = True
     """Peers whose messages were refused or broken too often are avoided and turned away for a growing while."""
     probation: Count = 3

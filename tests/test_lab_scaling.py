@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nolocod.errors import UsageError
-from nolocod.lab import figures, scaling
+from nolocod.lab import crowds, figures, report, scaling
 from nolocod.lab.spread import Run, Spread
 from nolocod.lab.walks import COUNTS, Settings, Walk, walk
 from nolocod.pages import filled
@@ -17,9 +18,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FEW = (2, 4)
+
+
 @pytest.fixture(scope="module")
-def drawn() -> scaling.Scaling:
-    return scaling.scaling()
+def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[crowds.Row, ...]:
+    """One swarm of each size, where the study has hundreds."""
+    wanted = [crowd for crowd in crowds.crowds(FEW, (0.0,)) if crowd.seed == 0]
+    return crowds.rows(crowds.record(tmp_path_factory.mktemp("crowds") / "kept.jsonl"), wanted, 1, lambda _text: None)
+
+
+@pytest.fixture(scope="module")
+def drawn(rows: tuple[crowds.Row, ...]) -> scaling.Scaling:
+    return scaling.scaling(rows)
 
 
 def at(drawn: scaling.Scaling, count: int, spread: float) -> scaling.Exchange:
@@ -56,9 +67,29 @@ def test_who_waits_for_all_waits_longer_the_more_there_are_and_pairs_do_not(draw
         assert rows[-1].pairs == pytest.approx(rows[0].pairs, abs=0.02)
 
 
-def test_the_same_seed_draws_the_same(drawn: scaling.Scaling) -> None:
-    assert scaling.scaling().to_json() == drawn.to_json()
-    assert scaling.scaling(seed=1).to_json() != drawn.to_json()
+def test_the_same_seed_draws_the_same(drawn: scaling.Scaling, rows: tuple[crowds.Row, ...]) -> None:
+    assert scaling.scaling(rows).to_json() == drawn.to_json()
+    assert scaling.scaling(rows, seed=1).to_json() != drawn.to_json()
+
+
+def test_exchanges_in_the_simulator_take_their_round_trips(rows: tuple[crowds.Row, ...], drawn: scaling.Scaling) -> None:
+    """Every message has 80 ms on its way, and there are some that wait for one another."""
+    assert [row.nodes for row in rows] == [*FEW]
+    for row in rows:
+        trips = row.seconds / 0.08
+        assert 4 < trips < 20
+        assert row.offers >= 1
+        assert row.alone < 0.2
+    seconds = [row.seconds for row in rows]
+    assert f"| {FEW[1]} | 0 | {seconds[1]:.2f} | {seconds[1] / seconds[0]:.2f} |" in drawn.to_text()
+
+
+def test_as_many_nodes_are_simulated_of_each_size() -> None:
+    wanted = crowds.crowds(scaling.COUNTS, (0.5,))
+    for count in scaling.COUNTS:
+        assert sum(one.nodes for one in wanted if one.nodes == count) == max(256, count)
+    assert len(set(wanted)) == len(wanted)
+    assert wanted[0].nodes == max(scaling.COUNTS)
 
 
 def test_walks_are_as_far_apart_as_was_worked_out() -> None:
@@ -102,6 +133,18 @@ def test_figures_come_out_the_same_each_time(drawn: scaling.Scaling, tmp_path: P
         assert first == second
         assert first.startswith(b"<?xml")
     assert "| 0.5 | 1 | 1.5 | 2.5 *grows* | 2.5 *grows* | 2.5 *grows* |" in result.to_text()
+
+
+def test_a_study_fills_its_place(drawn: scaling.Scaling, tmp_path: Path) -> None:
+    page = tmp_path / "evidence.md"
+    page.write_text("words\n<!-- scaling -->\nold\n<!-- end -->\n")
+    report.Place(tmp_path, "scaling").fill(drawn.to_text(), partial(figures.draw_scaling, drawn))
+    assert page.read_text() == f"words\n<!-- scaling -->\n{drawn.to_text().strip()}\n<!-- end -->\n"
+    assert (tmp_path / "evidence-scaling.svg").exists()
+    with pytest.raises(UsageError, match="no place <!-- spread -->"):
+        report.Place(tmp_path, "spread")
+    with pytest.raises(UsageError, match="cannot be read"):
+        report.Place(tmp_path / "elsewhere", "scaling")
 
 
 def test_only_the_tables_of_the_page_are_replaced() -> None:

@@ -69,7 +69,8 @@ LAYERS = {
     "sim": layer("evidence p2p proto rounds events terms errors identity", "trio msgspec blake3"),
     # Models of times and of walks: no training, no network.
     "lab.results": layer("errors", "msgspec"),
-    "lab.scaling": layer("", "numpy"),
+    "lab.scaling": layer("lab.crowds", "numpy"),
+    "lab.crowds": layer("lab.results sim"),
     "lab.walks": layer("outer", "torch"),
     "lab.figures": layer("lab.compare lab.scaling lab.spread lab.walks errors", "matplotlib"),
     "trainer": layer("outer codec manifest config disk errors events terms identity", f"{TORCH} msgspec blake3 psutil"),

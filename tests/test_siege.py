@@ -71,6 +71,26 @@ def test_a_message_that_does_harm_is_refused_and_one_that_does_not_is_not(tmp_pa
     assert torch.equal(replica.theta, theta)
 
 
+def test_an_honest_partner_that_is_behind_is_not_refused_while_much_is_learnt(tmp_path: Path) -> None:
+    """It has not trained since the last outer step: of what we learnt since, half is lost."""
+    replica = learned(tmp_path, margin=1e-6)
+    own, other = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
+    trained, before = replica.theta.clone(), replica.phi.clone()
+    replica.theta.copy_(before)
+    replica.snapshot(other, Subject(1))
+    replica.theta.copy_(trained)
+    replica.snapshot(own, Subject(1))
+    assert replica.inspect(own, other, probation=True).weight == 1.0
+    # where we learn nothing ourselves, the same harm is refused
+    replica.phi.copy_(trained)
+    replica.theta.copy_(2 * before - trained)
+    replica.snapshot(other, Subject(1))
+    replica.theta.copy_(trained)
+    replica.snapshot(own, Subject(1))
+    with pytest.raises(HarmfulTensorError, match=r"; 0\.0000 is allowed"):
+        replica.inspect(own, other, probation=True)
+
+
 def test_few_windows_tell_of_a_message_that_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And all are tried where the few leave a doubt: the cost of the test is that of honest partners."""
     replica = learned(tmp_path)
@@ -88,7 +108,7 @@ def test_few_windows_tell_of_a_message_that_does_no_harm(tmp_path: Path, monkeyp
     own, other = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
     theta = replica.theta.clone()
     noise = torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
-    for strength, expected in ((0.0, [FIRST] * 2), (0.3, [FIRST] * 2 + [BATCHES - FIRST] * 2)):
+    for strength, expected in ((0.0, [FIRST] * 2), (0.3, [FIRST] * 2 + [BATCHES - FIRST] * 2 + [BATCHES])):
         tried.clear()
         replica.theta.add_(noise, alpha=strength)
         replica.snapshot(other, Subject(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from nolocod.errors import SoakError, UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from nolocod.commands import Commands
 
@@ -39,15 +41,13 @@ def add_to(commands: Commands) -> None:
     soak.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     soak.add_argument("--report", type=Path, metavar="FILE.json", help="write the result for programs")
     lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
-    lab.add_argument("what", choices=["compare", "scaling", "spread", "attacks", "report"])
+    lab.add_argument("what", choices=["compare", "scaling", "spread", "attacks"])
     lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
     lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
     lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
     lab.add_argument("--seed", type=int, default=0, help="of scaling and of random walks")
     lab.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    lab.add_argument(
-        "--into", type=Path, default=Path("docs"), metavar="DIR", help="where report and attacks write their pages"
-    )
+    lab.add_argument("--into", type=Path, metavar="DIR", help="bring tables and figures of the page there up to date (docs)")
     _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
 
 
@@ -125,37 +125,60 @@ def _soak(options: argparse.Namespace) -> None:
 
 
 def _lab(options: argparse.Namespace) -> None:
-    from nolocod.lab import attacks, compare, report, scaling, spread, trials
-
     if options.workers < 0:
         raise UsageError("--workers cannot be negative.")
-    size = compare.REDUCED if options.reduced else compare.FULL
     workers = options.workers or os.cpu_count() or 1
-    book = trials.book(options.kept or Path("docs/evidence.jsonl"))
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    if options.what == "attacks":
+        _attacks(options, workers, tell)
+    else:
+        _evidence(options, workers, tell)
+
+
+def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
+    """The studies that have a place in evidence.md."""
+    from nolocod.lab import compare, crowds, figures, report, scaling, spread, trials
+
+    place = report.Place(options.into, options.what) if options.into else None
     result: compare.Comparison | scaling.Scaling | spread.Spread
     match options.what:
         case "compare":
-            result = compare.compare(size, book, workers, tell)
-        case "scaling":
-            result = scaling.scaling(options.seed)
-        case "attacks":
-            study = attacks.REDUCED if options.reduced else attacks.FULL
-            log = attacks.log(options.kept or Path("docs/attacks.jsonl"))
-            attacks.fight_all(study.battles(), log, workers, tell)
-            print(study.to_text(log))
-            if not options.reduced:
-                datadir.write_whole(options.into / "attacks.md", study.to_page(log).encode())
-            return
+            size, book = (compare.REDUCED if options.reduced else compare.FULL), trials.book(_kept(options, "evidence.jsonl"))
+            result = compared = compare.compare(size, book, workers, tell)
+            draw = partial(figures.draw_comparison, compared)
         case "spread":
-            result = spread.spread(size, book, workers, tell)
+            span, book = (spread.REDUCED if options.reduced else spread.FULL), trials.book(_kept(options, "evidence.jsonl"))
+            result = apart = spread.spread(span, book, workers, tell)
+            draw = partial(figures.draw_spread, apart)
         case _:
-            report.report(report.Sources(size, book, workers, options.seed), options.into, tell)
-            return
+            wanted = crowds.crowds(scaling.FEW if options.reduced else scaling.COUNTS, scaling.SPREADS)
+            rows = crowds.rows(crowds.record(_kept(options, "crowds.jsonl")), wanted, workers, tell)
+            result = times = scaling.scaling(rows, options.seed)
+            draw = partial(figures.draw_scaling, times)
+    if place is not None:
+        place.fill(result.to_text(), draw)
     print(result.to_json() if options.json else result.to_text())
+
+
+def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
+    """Has a page of its own."""
+    from nolocod.lab import attacks
+
+    study = attacks.REDUCED if options.reduced else attacks.FULL
+    log = attacks.log(_kept(options, "attacks.jsonl"))
+    attacks.fight_all(study.battles(), log, workers, tell)
+    if options.into is not None:
+        datadir.write_whole(options.into / "attacks.md", study.to_page(log).encode())
+    print(study.to_text(log))
+
+
+def _kept(options: argparse.Namespace, name: str) -> Path:
+    """The file of results."""
+    kept: Path = options.kept or Path("docs") / name
+    return kept
 
 
 def _end_as_on_ctrl_c() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nolocod.trainer.rehearsal import Point
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
-DILOCO, OURS, PAPERS = "DiLoCo", "NoLoCo, ours", "NoLoCo, the paper's"
+DILOCO, OURS, PAPERS, NONE = "DiLoCo", "NoLoCo, ours", "NoLoCo, the paper's", "none"
 _TUNING_SEED = 100
 """Not among those that are compared."""
 
@@ -53,7 +53,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The last point of every trial: by (method, replicas), one for each seed."""
+    """The last point of every trial: by (method, replicas), one for each seed. Of a method that is trained at the lowest
+    count alone, those are told beside the others' at every count."""
 
     rates: dict[str, float]
     ends: dict[tuple[str, int], list[Point]]
@@ -63,7 +64,7 @@ class Comparison:
         """Tables in Markdown."""
         lines = []
         for count in self.size.replicas:
-            methods = [name for name, replicas in self.ends if replicas == count]
+            methods = self.methods_at(count)
             lines += [
                 f"\n{count} replicas, {self.size.like.steps} inner steps each:\n",
                 "| method | learning rate | mean replica | worst | averaged model | against DiLoCo, each seed | gap closed |",
@@ -74,13 +75,23 @@ class Comparison:
         lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.seen} |" for claim in self.claims()]
         return "\n".join(lines)
 
+    def methods_at(self, count: int) -> list[str]:
+        """Those that are told at `count` replicas."""
+        return [
+            name for name, replicas in self.ends if replicas == count or (name == NONE and replicas == self.size.replicas[0])
+        ]
+
+    def at(self, name: str, count: int) -> list[Point]:
+        """One point for each seed."""
+        return self.ends.get((name, count)) or self.ends[name, self.size.replicas[0]]
+
     def claims(self) -> list[Claim]:
         """What the paper says, and what we say of our defaults."""
         return [
             self._below("data parallel", DILOCO),
             self._below("data parallel", OURS),
-            self._below(DILOCO, "none"),
-            self._below(OURS, "none"),
+            self._below(DILOCO, NONE),
+            self._below(OURS, NONE),
             self._below(OURS, DILOCO, margin=0.01),
             self._below(PAPERS, DILOCO, margin=0.01),
             self._below(OURS, PAPERS),
@@ -100,7 +111,7 @@ class Comparison:
         return Claim(text, min(found) >= share, ", ".join(f"{one:.0%}" for one in found))
 
     def _row(self, name: str, count: int) -> str:
-        ends = self.ends[name, count]
+        ends = self.at(name, count)
         differences = [100 * difference for difference in self.differences(name, DILOCO, count)]
         cells = [
             name,
@@ -113,12 +124,12 @@ class Comparison:
 
     def differences(self, one: str, other: str, count: int) -> list[float]:
         """Of the mean replica's loss, relative to `other`'s, seed by seed."""
-        pairs = zip(self.ends[one, count], self.ends[other, count], strict=True)
+        pairs = zip(self.at(one, count), self.at(other, count), strict=True)
         return [mine.mean / theirs.mean - 1 for mine, theirs in pairs]
 
     def gap_closed(self, name: str, count: int) -> float:
         """The share of the way from no communication to DiLoCo."""
-        none, diloco, own = (statistics.mean(end.mean for end in self.ends[method, count]) for method in ("none", DILOCO, name))
+        none, diloco, own = (statistics.mean(end.mean for end in self.at(method, count)) for method in (NONE, DILOCO, name))
         return (none - own) / (none - diloco)
 
     def to_json(self) -> str:
@@ -139,7 +150,8 @@ def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -
 def _all(size: Size) -> Iterator[tuple[Method, int]]:
     for count in size.replicas:
         for method in METHODS:
-            yield method, count
+            if method.at_each_count or count == size.replicas[0]:
+                yield method, count
     if size.variants:
         for method in VARIANTS:
             yield method, size.replicas[0]

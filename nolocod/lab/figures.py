@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from nolocod.lab.scaling import Scaling
     from nolocod.lab.spread import Spread
 
-_STYLE = {"svg.hashsalt": "nolocod", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False}
 _MARKS = ("o", "s", "^", "v", "D", "P", "X", "*")
 
 
@@ -119,9 +118,9 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     counts = comparison.size.replicas
     canvas = Canvas(len(counts), 4.6, 3.8)
     for axes, count in zip(canvas.axes, counts, strict=True):
-        names = [name for name, replicas in comparison.ends if replicas == count]
+        names = comparison.methods_at(count)
         for row, name in enumerate(reversed(names)):
-            losses = [end.mean for end in comparison.ends[name, count]]
+            losses = [end.mean for end in comparison.at(name, count)]
             axes.plot(losses, [row] * len(losses), "o", markersize=4, color="C0")
             axes.plot([sum(losses) / len(losses)], [row], "|", markersize=12, color="black")
         axes.set(

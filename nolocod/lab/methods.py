@@ -29,16 +29,18 @@ class Method:
     fragments: int = 1
     tuned_as: str = ""
     """The method whose learning rate it takes; its own where this is empty."""
+    at_each_count: bool = True
+    """Whether it is trained at every count of replicas, or at the lowest alone."""
 
 
 METHODS = (
     Method("data parallel", "gradients"),
     Method("DiLoCo", "all", alpha=0.3, beta=0.7, gamma=0.7),
-    Method("DiLoCo, half as often", "all", alpha=0.3, beta=0.7, gamma=0.7, every=2, tuned_as="DiLoCo"),
+    Method("DiLoCo, half as often", "all", alpha=0.3, beta=0.7, gamma=0.7, every=2, tuned_as="DiLoCo", at_each_count=False),
     Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7),
     Method("NoLoCo, ours", "pairs", alpha=0.2),
     Method("pair averaging", "pairs"),
-    Method("none", "none"),
+    Method("none", "none", at_each_count=False),  # replicas do not know how many there are
 )
 VARIANTS = (
     Method("ours, merged 5 inner steps late", "pairs", alpha=0.2, late=5, tuned_as="NoLoCo, ours"),

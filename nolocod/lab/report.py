@@ -1,49 +1,32 @@
-"""`nolocod lab report`: brings the tables and figures of docs/evidence.md up to what is in the book of trials.
+"""The page of the lab's results: `--into DIR` puts a study's tables into DIR/evidence.md, and its figure beside it.
 
-The rule: only tables and figures are made anew (pages.py). Trials that are missing are done first.
+The rule: only tables and figures are made anew (pages.py), and that they have a place is known before hours of work.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nolocod import pages
 from nolocod.disk import written_whole
-from nolocod.lab import figures
-from nolocod.lab.compare import compare
-from nolocod.lab.scaling import scaling
-from nolocod.lab.spread import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nolocod.lab.compare import Size
-    from nolocod.lab.trials import Book
+_REMEDY = "Name the folder of the page with --into."
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Where the figures come from."""
+class Place:
+    """That of the study `name` in the page of the folder `into`. UsageError if there is none."""
 
-    size: Size
-    book: Book
-    workers: int
-    seed: int
+    def __init__(self, into: Path, name: str) -> None:
+        self._page, self._name = into / "evidence.md", name
+        pages.filled(pages.read(self._page, _REMEDY), name, "")
 
-
-def report(sources: Sources, into: Path, tell: Callable[[str], None]) -> None:
-    """Write `into`/evidence.md anew, and its figures. UsageError if there is no such page, or a place is missing in it."""
-    page = into / "evidence.md"
-    text = pages.read(page, "Name the folder of the page with --into.")
-    compared = compare(sources.size, sources.book, sources.workers, tell)
-    spreads = spread(sources.size, sources.book, sources.workers, tell)
-    times = scaling(sources.seed)
-    for name, result in (("compare", compared), ("spread", spreads), ("scaling", times)):
-        text = pages.filled(text, name, result.to_text())
-    figures.draw_comparison(compared, into / "evidence-compare.svg")
-    figures.draw_spread(spreads, into / "evidence-spread.svg")
-    figures.draw_scaling(times, into / "evidence-scaling.svg")
-    with written_whole(page) as handle:
-        handle.write(text.encode())
+    def fill(self, table: str, draw: Callable[[Path], None]) -> None:
+        """Write the page anew, as it is by now; `draw` makes the figure."""
+        draw(self._page.with_name(f"evidence-{self._name}.svg"))
+        text = pages.filled(pages.read(self._page, _REMEDY), self._name, table)
+        with written_whole(self._page) as handle:
+            handle.write(text.encode())

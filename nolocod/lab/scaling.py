@@ -1,6 +1,7 @@
 """`nolocod lab scaling`: what waiting costs as a swarm grows, for pairs, rings and trees.
 
-The rule: a model of times, drawn many times from a seed; no training, no network. A message takes a lognormal time
+The rule: two sources, told apart. The product's own exchanges in the simulator (`crowds.py`); and, as there is no other
+method in the product, a model of times, drawn many times from a seed. There a message takes a lognormal time
 with mean 1 (latency and bytes together; `spread` is its standard deviation), whoever sends it and whatever else is on
 the line. Times are of one outer step, in such messages:
 
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from nolocod.lab.crowds import Row
+
     Times = NDArray[np.float64]
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FEW = (2, 4, 8, 16)
 SPREADS = (0.0, 0.5, 1.0)
 FIXED = (0.0, 0.05)
 _DRAWS = 200
@@ -63,11 +67,13 @@ class Idle:
 
 @dataclass(frozen=True)
 class Scaling:
-    """`fixed`: the parts of a message that its size does not shrink, one for each of an Exchange's rings."""
+    """`fixed`: the parts of a message that its size does not shrink, one for each of an Exchange's rings; `crowds`: what was
+    simulated."""
 
     fixed: tuple[float, ...]
     exchanges: tuple[Exchange, ...]
     idle: tuple[Idle, ...]
+    crowds: tuple[Row, ...]
 
     def to_text(self) -> str:
         """Tables in Markdown."""
@@ -87,18 +93,29 @@ class Scaling:
             "|---|---|---|---|---|",
         ]
         lines += [f"| {i.count} | {i.noise:g} | {i.unlike:g} | {i.everybody:.1%} | {i.pairs:.1%} |" for i in self.idle]
+        lines += [
+            "\nThe product's own exchanges in the simulator, 80 ms from node to node (from offer to commit, mean):\n",
+            "| nodes | latencies vary by | seconds of an exchange | over that of 2 | offers for each | outer steps alone |",
+            "|---|---|---|---|---|---|",
+        ]
+        fewest = {row.spread: row.seconds for row in sorted(self.crowds, key=lambda row: -row.nodes)}
+        for row in self.crowds:
+            shown = (row.seconds, row.seconds / fewest[row.spread], row.offers)
+            cells = " | ".join(f"{value:.2f}" for value in shown)
+            lines.append(f"| {row.nodes} | {row.spread:g} | {cells} | {row.alone:.1%} |")
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        return json.dumps({"exchanges": [vars(one) for one in self.exchanges], "idle": [vars(one) for one in self.idle]})
+        parts = {"exchanges": self.exchanges, "idle": self.idle, "crowds": self.crowds}
+        return json.dumps({name: [vars(one) for one in some] for name, some in parts.items()})
 
 
-def scaling(seed: int = 0) -> Scaling:
-    """Draw it all; the same seed gives the same figures."""
+def scaling(crowds: tuple[Row, ...], seed: int = 0) -> Scaling:
+    """Draw all that is a model's; the same seed gives the same figures."""
     rng = np.random.default_rng(seed)
     exchanges = tuple(_exchange(rng, count, spread) for spread in SPREADS for count in COUNTS)
     idle = tuple(_idle(rng, count, noise, unlike) for noise, unlike in ((0.5, 0.0), (0.5, 0.3)) for count in COUNTS)
-    return Scaling(FIXED, exchanges, idle)
+    return Scaling(FIXED, exchanges, idle, crowds)
 
 
 def _exchange(rng: np.random.Generator, count: int, spread: float) -> Exchange:

@@ -13,24 +13,34 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nolocod.lab.trials import perform_all
+from nolocod.lab.trials import Trial, perform_all
 from nolocod.lab.walks import COUNTS, STEPS, walks
 from nolocod.trainer.inner import learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nolocod.lab.compare import Size
-    from nolocod.lab.trials import Book, Trial
+    from nolocod.lab.trials import Book
     from nolocod.lab.walks import Walk
     from nolocod.trainer.rehearsal import Point
 
 METHOD = "NoLoCo, the paper's"
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
-RATE = 1e-3
-"""Of the runs that differ in something else."""
 GAMMAS = (0.1, 0.4, 0.7, 0.75, 1.1, 1.4)
 """Tried in training with the method's own alpha and beta; the bound is 1.5."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """How much is trained: `like` at other learning rates and with other gammas; and in `replicas`, over its course."""
+
+    replicas: tuple[int, ...]
+    seeds: tuple[int, ...]
+    like: Trial
+
+
+FULL = Span((4, 8, 16), (1, 2, 3), Trial(METHOD, 8, 0, 1e-3, model="tiny", steps=2000, held_out=1, points=1))
+REDUCED = Span((4,), (1, 2), Trial(METHOD, 4, 0, 1e-3, model="tiny", steps=600, phase=20, held_out=1, points=1))
 
 
 @dataclass(frozen=True)
@@ -127,13 +137,13 @@ class Spread:
         )
 
 
-def spread(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Spread:
+def spread(span: Span, book: Book, workers: int, tell: Callable[[str], None]) -> Spread:
     """Do what is not done yet, and show it."""
-    like = replace(size.like, method=METHOD, replicas=max(size.replicas[:2]), learning_rate=RATE, points=1, held_out=1)
-    often = size.like.steps // size.like.phase
-    watched = [replace(like, replicas=count, seed=seed, points=often) for count in size.replicas for seed in size.seeds]
-    by_rate = [replace(like, learning_rate=rate, seed=seed, points=often) for seed in size.seeds for rate in RATES]
-    by_gamma = {gamma: [replace(like, seed=seed, gamma=gamma) for seed in size.seeds] for gamma in GAMMAS}
+    like, seeds = span.like, span.seeds
+    often = like.steps // like.phase
+    watched = [replace(like, replicas=count, seed=seed, points=often) for count in span.replicas for seed in seeds]
+    by_rate = [replace(like, learning_rate=rate, seed=seed, points=often) for seed in seeds for rate in RATES]
+    by_gamma = {gamma: [replace(like, seed=seed, gamma=gamma) for seed in seeds] for gamma in GAMMAS}
     perform_all([*watched, *by_rate, *(trial for some in by_gamma.values() for trial in some)], book, workers, tell)
 
     def runs(trials: list[Trial]) -> tuple[Run, ...]:

@@ -101,7 +101,9 @@ class Report:
     solo: int
     outcomes: dict[str, int]
     exchange_seconds: float | None
-    """Median of the committed ones."""
+    """Median of the committed ones ..."""
+    exchange_mean: float | None
+    """... and their mean."""
     checked: int
     half_applied: int
     spread: float
@@ -253,6 +255,7 @@ class Swarm:
             solo=self.steps["solo"],
             outcomes=dict(sorted(self.outcomes.items())),
             exchange_seconds=statistics.median(self.durations) if self.durations else None,
+            exchange_mean=statistics.fmean(self.durations) if self.durations else None,
             checked=self.oracle.checked,
             half_applied=self.oracle.half,
             spread=math.sqrt(statistics.fmean(variances)),

@@ -4,6 +4,9 @@ The rule: both candidates are the slow weights after the outer step, paired and 
 training may go on beside. Both are tried on the same held-out windows, drawn by chance each time, so that nobody knows
 which; refused is what is worse by more than the run's margin and by more than three standard errors of the difference.
 Most messages do no harm at all, which a few of the windows tell: the others are tried where they leave a doubt.
+
+A partner may be some rounds behind, and while much is learnt in a round that alone makes its message harmful beside ours.
+So it may cost as much as our own last rounds brought, as many as a partner may be behind, and one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from nolocod.manifest import Manifest
     from nolocod.trainer.snapshot import Snapshot
     from nolocod.trainer.windows import Source
 
@@ -56,10 +60,11 @@ class Candidates:
 class AcceptTest:
     """`margin` in nats per token; `chance` draws windows and whom to test."""
 
-    def __init__(self, candidates: Candidates, margin: float, batch: int, chance: random.Random) -> None:
+    def __init__(self, candidates: Candidates, manifest: Manifest, chance: random.Random) -> None:
         self._candidates = candidates
-        self._margin = margin
-        self._batch = batch
+        self._margin = manifest.trust.accept
+        self._rounds = manifest.outer.staleness + 1
+        self._batch = manifest.inner.batch
         self.chance = chance
         candidates.model.eval()
 
@@ -76,17 +81,21 @@ class AcceptTest:
         pool = self.pool(source)
         chosen = self.chance.sample(range(len(pool)), min(len(pool), BATCHES * self._batch))
         first = FIRST * self._batch
-        differences: list[float] = []
+        alone: list[float] = []
+        paired: list[float] = []
         for part in (chosen[:first], chosen[first:]):
-            alone, after = (self._losses(snapshot, boxes, phi, pool[part], paired=paired) for paired in (False, True))
-            differences += [one - other for one, other in zip(after, alone, strict=True)]
-            worse = statistics.mean(differences)
-            error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
+            alone += self._losses(snapshot, boxes, phi, pool[part], paired=False)
+            paired += self._losses(snapshot, boxes, phi, pool[part], paired=True)
+            worse, error = _mean_and_error([after - own for own, after in zip(alone, paired, strict=True)])
             if worse + _SIGMAS * error <= self._margin:
                 return
-        if not worse <= max(self._margin, _SIGMAS * error):
+        self._candidates.flat.copy_(phi)
+        before = self._candidates.losses(pool[chosen], self._batch)
+        learnt = statistics.mean(before) - statistics.mean(alone)
+        allowed = max(self._margin, self._rounds * learnt)
+        if not worse <= max(allowed, _SIGMAS * error):
             raise HarmfulTensorError(
-                f"our held-out loss would be worse by {worse:.4f} with it (+- {error:.4f}); {self._margin:g} is allowed."
+                f"our held-out loss would be worse by {worse:.4f} with it (+- {error:.4f}); {allowed:.4f} is allowed."
             )
 
     def _losses(
@@ -97,3 +106,9 @@ class AcceptTest:
         flat.copy_(phi)
         snapshot.rehearse(*boxes, flat, paired=paired)
         return self._candidates.losses(windows, self._batch)
+
+
+def _mean_and_error(values: list[float]) -> tuple[float, float]:
+    """With the standard error of the mean."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return statistics.mean(values), error

@@ -78,7 +78,7 @@ class Replica:
             twin = build(config, manifest.seed)
             candidates = Candidates(twin, flatten(twin, self.layout, self.device))
             chance = random.SystemRandom()  # nobody is to foresee it
-            self.accept_test = AcceptTest(candidates, manifest.trust.accept, manifest.inner.batch, chance)
+            self.accept_test = AcceptTest(candidates, manifest, chance)
             self.accept_test.pool(source)
         self.model.train()
 
