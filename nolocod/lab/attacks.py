@@ -258,5 +258,5 @@ class Study:
 
 RUINED = 100.0
 """Percent: beyond it the number says nothing any more."""
-FULL = Study(Battle(NONE), (1,))
+FULL = Study(Battle(NONE), (1, 2))
 REDUCED = Study(Battle(NONE, honest=6, hostile=2, head_start=15, rounds=10), (1,))

@@ -1,7 +1,7 @@
 """`nolocod lab compare`: NoLoCo beside the methods that it could be replaced by, at equal tokens.
 
 The rule: the learning rate of each method is tuned for itself, on a budget that is the same for all (one seed, four
-replicas, half the steps, the rates of RATES); then every method trains on the same tokens in the same order for each
+replicas, half the steps, the same rates); then every method trains on the same tokens in the same order for each
 seed, and what is told of two methods are differences on the same seed.
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from nolocod.lab.trials import Book
     from nolocod.trainer.rehearsal import Point
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 DILOCO, OURS, PAPERS, NONE = "DiLoCo", "NoLoCo, ours", "NoLoCo, the paper's", "none"
 _TUNING_SEED = 100
 """Not among those that are compared."""
@@ -33,13 +32,15 @@ class Size:
 
     replicas: tuple[int, ...]
     seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    """Learning rates that are tried for each method; a single one is taken."""
     variants: bool
     """The variants of ours too, at the smallest count of replicas."""
     like: Trial
 
 
-FULL = Size((4, 8, 16), (1, 2, 3), True, Trial("none", 1, 0, 0.0))
-REDUCED = Size((4,), (1, 2), False, Trial("none", 1, 0, 0.0, model="tiny", steps=600, phase=20, held_out=16, points=2))
+FULL = Size((4, 8, 16), (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3), True, Trial("none", 1, 0, 0.0))
+REDUCED = Size((4,), (1,), (8e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ class Comparison:
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
     """Do what is not done yet, and compare."""
-    perform_all((trial for method in METHODS for trial in _tuning(method, size)), book, workers, tell)
+    if len(size.rates) > 1:
+        perform_all((trial for method in METHODS for trial in _tuning(method, size)), book, workers, tell)
     rates = {method.name: _best(method, size, book) for method in (*METHODS, *VARIANTS)}
     trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
     perform_all((trial for some in trials.values() for trial in some), book, workers, tell)
@@ -159,12 +161,14 @@ def _all(size: Size) -> Iterator[tuple[Method, int]]:
 
 def _tuning(method: Method, size: Size) -> Iterator[Trial]:
     tuned = BY_NAME[method.tuned_as or method.name]
-    for rate in RATES:
+    for rate in size.rates:
         like = replace(size.like, steps=size.like.steps // 2, points=1)
         yield replace(like, method=tuned.name, replicas=size.replicas[0], seed=_TUNING_SEED, learning_rate=rate)
 
 
 def _best(method: Method, size: Size, book: Book) -> float:
+    if len(size.rates) == 1:
+        return size.rates[0]
     return min(_tuning(method, size), key=lambda trial: book[trial][-1].mean).learning_rate
 
 

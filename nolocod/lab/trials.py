@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Book = Results["Trial", list[Point]]
 
 MODELS: dict[str, dict[str, Any]] = {
+    "micro": presets.llama(48, 2, 2, 128),
     "tiny": presets.MODELS["tiny"],
     "0.4m": presets.llama(96, 3, 4, 256),
     "small": presets.MODELS["small"],

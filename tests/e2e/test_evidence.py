@@ -1,0 +1,33 @@
+"""The study of methods, in its reduced form, as its user runs it: a tiny model, one seed, the product's own outer step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from swarm import ENOUGH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOLDS = (
+    "data parallel is below DiLoCo",
+    "data parallel is below NoLoCo, ours",
+    "NoLoCo, ours is below none",
+    "NoLoCo, ours is at most 1% above DiLoCo",
+)
+"""What is far enough from the bound to hold on whatever processor: the others are told by docs/evidence.md."""
+
+
+def test_methods_are_in_the_order_that_the_paper_tells(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nolocod", "lab", "compare", "--reduced", "--workers", "1", "--json"]
+    line = [*command, "--kept", str(tmp_path / "kept.jsonl")]
+    first = subprocess.run(line, capture_output=True, text=True, timeout=3 * ENOUGH, check=True)
+    assert "7 of 7: " in first.stderr, "progress is shown"
+    claims = {claim["text"]: claim for claim in json.loads(first.stdout)["claims"]}
+    for text in HOLDS:
+        assert claims[text]["holds"], claims[text]
+    again = subprocess.run(line, capture_output=True, text=True, timeout=ENOUGH, check=True)
+    assert (again.stdout, again.stderr) == (first.stdout, ""), "what was done is not done again"
