@@ -30,7 +30,7 @@ class Crowd:
     nodes: int
     spread: float
     seed: int
-    rounds: int = 4
+    rounds: int = 8
 
 
 @dataclass(frozen=True)
