@@ -66,6 +66,10 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["testnet", "--nodes", "0"], "NLC-100", "--nodes 0"),
         (["testnet", "--outer-steps", "0"], "NLC-100", "--outer-steps 0"),
         (["testnet", "--model", "enormous"], "NLC-101", "enormous"),
+        (["lab", "compare", "--workers", "-1"], "NLC-100", "--workers cannot be negative"),
+        (["lab", "spread", "--reduced", "--into", "docs"], "NLC-100", "--into is for the whole study"),
+        (["lab", "scaling", "--into", "nowhere"], "NLC-100", "nowhere/evidence.md cannot be read"),
+        (["lab", "attacks", "--into", "nowhere"], "NLC-100", "nowhere/attacks.md cannot be read"),
     ],
 )
 def test_a_mistake_has_a_code_a_cause_and_a_remedy(

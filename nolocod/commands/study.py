@@ -127,6 +127,8 @@ def _soak(options: argparse.Namespace) -> None:
 def _lab(options: argparse.Namespace) -> None:
     if options.workers < 0:
         raise UsageError("--workers cannot be negative.")
+    if options.into is not None and options.reduced:
+        raise UsageError("--into is for the whole study.", remedy="Leave out --into or --reduced.")
     workers = options.workers or os.cpu_count() or 1
 
     def tell(text: str) -> None:
@@ -165,13 +167,16 @@ def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], N
 
 def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
     """Has a page of its own."""
+    from nolocod import pages
     from nolocod.lab import attacks
 
+    if options.into is not None:
+        pages.read(options.into / attacks.PAGE, "Name the folder of the page with --into.")
     study = attacks.REDUCED if options.reduced else attacks.FULL
     log = attacks.log(_kept(options, "attacks.jsonl"))
     attacks.fight_all(study.battles(), log, workers, tell)
     if options.into is not None:
-        datadir.write_whole(options.into / "attacks.md", study.to_page(log).encode())
+        datadir.write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
     print(study.to_text(log))
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Log = Results["Battle", "Fought"]
 
+PAGE = "attacks.md"
 NONE, MIXED = "none", "all mixed"
 OFF, EVERYTHING = presets.UNDEFENDED, presets.ALL_DEFENCES
 DEFENCES = {
@@ -139,9 +140,9 @@ def fight(battle: Battle) -> Fought:
 
 _PAGE = """# What hostile partners do to learning
 
-Made by `nolocod lab attacks`. A quarter of the replicas is hostile, and everything else is the product's own: model,
-messages, judgement, outer step, reputation. Attackers know more than real ones could: they see the victim's message before
-they make theirs, know its clip radius, and act as one. How the defences work, and what goes through them:
+Made by `nolocod lab attacks --into docs`. A quarter of the replicas is hostile, and everything else is the product's own:
+model, messages, judgement, outer step, reputation. Attackers know more than real ones could: they see the victim's message
+before they make theirs, know its clip radius, and act as one. How the defences work, and what goes through them:
 [security.md](security.md).
 
 Defended is a run with {trust}, as runs are by default; undefended one without any. In both, messages of another size are
