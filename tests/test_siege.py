@@ -71,9 +71,19 @@ def test_a_message_that_does_harm_is_refused_and_one_that_does_not_is_not(tmp_pa
     assert torch.equal(replica.theta, theta)
 
 
-def test_an_honest_partner_that_is_behind_is_not_refused_while_much_is_learnt(tmp_path: Path) -> None:
+def with_more_windows(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny text has but a few held-out windows; and they are drawn as a seed says."""
+    assert replica.accept_test is not None
+    replica.accept_test.chance = random.Random(1)
+    monkeypatch.setattr(replica.accept_test, "pool", lambda source: np.tile(source.held_out(8), (8, 1)))
+
+
+def test_an_honest_partner_that_is_behind_is_not_refused_while_much_is_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has not trained since the last outer step: of what we learnt since, half is lost."""
     replica = learned(tmp_path, margin=1e-6)
+    with_more_windows(replica, monkeypatch)
     own, other = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
     trained, before = replica.theta.clone(), replica.phi.clone()
     replica.theta.copy_(before)
@@ -94,9 +104,7 @@ def test_an_honest_partner_that_is_behind_is_not_refused_while_much_is_learnt(tm
 def test_few_windows_tell_of_a_message_that_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And all are tried where the few leave a doubt: the cost of the test is that of honest partners."""
     replica = learned(tmp_path)
-    assert replica.accept_test is not None
-    replica.accept_test.chance = random.Random(1)
-    monkeypatch.setattr(replica.accept_test, "pool", lambda source: np.tile(source.held_out(8), (8, 1)))
+    with_more_windows(replica, monkeypatch)
     tried: list[int] = []
     losses = Candidates.losses
 

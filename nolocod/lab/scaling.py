@@ -110,11 +110,11 @@ class Scaling:
         return json.dumps({name: [vars(one) for one in some] for name, some in parts.items()})
 
 
-def scaling(crowds: tuple[Row, ...], seed: int = 0) -> Scaling:
-    """Draw all that is a model's; the same seed gives the same figures."""
+def scaling(crowds: tuple[Row, ...], seed: int = 0, counts: tuple[int, ...] = COUNTS) -> Scaling:
+    """Draw all that is a model's for `counts` of nodes; the same seed gives the same figures."""
     rng = np.random.default_rng(seed)
-    exchanges = tuple(_exchange(rng, count, spread) for spread in SPREADS for count in COUNTS)
-    idle = tuple(_idle(rng, count, noise, unlike) for noise, unlike in ((0.5, 0.0), (0.5, 0.3)) for count in COUNTS)
+    exchanges = tuple(_exchange(rng, count, spread) for spread in SPREADS for count in counts)
+    idle = tuple(_idle(rng, count, noise, unlike) for noise, unlike in ((0.5, 0.0), (0.5, 0.3)) for count in counts)
     return Scaling(FIXED, exchanges, idle, crowds)
 
 
