@@ -48,7 +48,7 @@ def main(replicas: int = 8, steps: int = 2000) -> None:
             watched.run()
         after = watched.distances[1 + round(trial.manifest().inner.warmup_rounds) :]
         near, far = min(one for one, _ in after), max(one for _, one in after)
-        sys.stdout.write(f"learning rate {rate:g}: {near:.4f} to {far:.3f} of the norm; {FAR} is far\n")
+        sys.stdout.write(f"learning rate {rate:g}: {near:.4f} to {far:.3f} of the norm; {FAR:.2f} is far\n")
         sys.stdout.flush()
 
 

@@ -1,8 +1,8 @@
 """How near a donor's weights lie to those of other donors, in samples of them.
 
-The rule: replicas of an honest swarm differ, but in no matrix by half of its norm. A donor is far off where one of its
-matrices is farther than that from every witness's. What two witnesses are apart is no measure for less: two that have just
-exchanged are the same but for a thousandth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
+The rule: replicas of an honest swarm differ, but in no matrix by two thirds of its norm. A donor is far off where one of
+its matrices is farther than that from every witness's. What two witnesses are apart is no measure for less: two that have
+just exchanged are the same but for a hundredth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
 zero or one, and may have little in common later. Being far off is no proof of a lie, as the two halves of a swarm that
 was parted are far apart too: loss has the last word (stint.py).
 """
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from nolocod.terms import Sampled
 
-FAR = 0.5
-"""Of a tensor's norm. Honest nodes of small models were up to 0.28 apart, in the middle of their training."""
+FAR = 2 / 3
+"""Of a tensor's norm. Honest replicas of the lab's tiny model were up to 0.62 apart (`python -m tools.nearness`), and one whose
+matrix is zeroed is 1 from all, one that is half noise 0.7."""
 _WIDTH = 4
 """Bytes of a value: slow weights are float32."""
 
@@ -43,7 +44,7 @@ def objection(own: Iterable[tuple[str, Tensor]], samples: Sequence[Sampled]) -> 
         mine, *theirs = (_part(tensor, common) for tensor in (named[name], *(tensors[name] for tensors, _ in witnesses)))
         apart = min(distance(mine, other) for other in theirs)
         if apart > worst:
-            worst, why = apart, f"{name} is {apart:.2f} of its norm from the nearest of {len(theirs)}, where {FAR} is far"
+            worst, why = apart, f"{name} is {apart:.2f} of its norm from the nearest of {len(theirs)}, where {FAR:.2f} is far"
     return why
 
 
