@@ -7,7 +7,7 @@ import { yamux } from '@chainsafe/libp2p-yamux'
 import { tcp } from '@libp2p/tcp'
 import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
-import { connectionManager } from './patience.mjs'
+import { connectionManager, connectionMonitor } from './patience.mjs'
 
 const PROTOCOL = '/test/swap'
 const SIZE = 64 << 20
@@ -47,7 +47,8 @@ const node = await createLibp2p({
   transports: [tcp()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
-  connectionManager
+  connectionManager,
+  connectionMonitor
 })
 if (command === 'listen') {
   await node.handle(PROTOCOL, swap)

@@ -14,7 +14,7 @@ import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
 import { CID } from 'multiformats/cid'
 import { sha256 } from 'multiformats/hashes/sha2'
-import { connectionManager, WAIT } from './patience.mjs'
+import { connectionManager, connectionMonitor, WAIT } from './patience.mjs'
 
 const SWAP = '/test/swap'
 const { listen = [], relay = false } = JSON.parse(process.argv[2] ?? '{}')
@@ -32,6 +32,7 @@ const node = await createLibp2p({
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
   connectionManager,
+  connectionMonitor,
   connectionGater: { denyDialMultiaddr: () => false },
   services
 })
