@@ -1,6 +1,7 @@
 """Pages of docs/ whose words are written by hand, and whose tables are made by commands.
 
-The rule: a table stands between `<!-- NAME -->` and `<!-- end -->`, and only it is replaced.
+The rule: a table stands between `<!-- NAME -->` and `<!-- end -->`, and only it is replaced. That it has a place is known
+before minutes or hours of work are done for it.
 """
 
 from __future__ import annotations
@@ -8,14 +9,32 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from nolocod.disk import written_whole
 from nolocod.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Place:
+    """That of the table `name` in `page`. UsageError if there is none, or no such page: `remedy` is for that."""
+
+    def __init__(self, page: Path, name: str, remedy: str) -> None:
+        self._page, self._name, self._remedy = page, name, remedy
+        self._filled("")
+
+    def fill(self, table: str) -> None:
+        """Write the page anew, as it is by now."""
+        text = self._filled(table)
+        with written_whole(self._page) as handle:
+            handle.write(text.encode())
+
+    def _filled(self, table: str) -> str:
+        return filled(read(self._page, self._remedy), self._name, table)
+
+
 def read(page: Path, remedy: str) -> str:
-    """The text of `page`; UsageError if it cannot be read, best before minutes of work are done for it."""
+    """The text of `page`; UsageError if it cannot be read."""
     try:
         return page.read_text(encoding="utf-8")
     except OSError as error:

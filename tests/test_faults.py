@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.session import Session
+from nolocod.pages import Place
 from nolocod.proto.serving import SERVING
 from nolocod.proto.states import TABLE, State
 from nolocod.sim import matrix
 from nolocod.sim.mishaps import FAULTS, WAYS
 from nolocod.terms import Ended
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PART = 4
 """One cell of so many is run here, another one in each row; all are by `nolocod simulate --faults`."""
@@ -72,10 +78,12 @@ def test_a_product_that_leaves_a_doubt_fails_the_matrix(monkeypatch: pytest.Monk
     assert "is in doubt still" in verdict.violations[0]
 
 
-def test_the_page_keeps_what_is_around_the_table() -> None:
-    way = WAYS[0]
-    page = f"before\n{matrix._BEGIN}\nold\n{matrix._END}\nafter\n"
-    written = matrix.write(page, [matrix.strike("offerer", "COMMITTED", way)])
+def test_the_page_keeps_what_is_around_the_table(tmp_path: Path) -> None:
+    way, page = WAYS[0], tmp_path / "page.md"
+    page.write_text("before\n<!-- faults -->\nold\n<!-- end -->\nafter\n")
+    results = [matrix.strike("offerer", "COMMITTED", way)]
+    Place(page, "faults", "Name it.").fill(f"{matrix.summary(results)}\n\n{matrix.table(results)}")
+    written = page.read_text()
     assert written.startswith("before\n")
     assert written.endswith("after\n")
     assert "old" not in written

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nolocod.errors import UsageError
-from nolocod.lab import crowds, figures, report, scaling
+from nolocod.lab import crowds, figures, scaling
 from nolocod.lab.spread import Run, Spread
 from nolocod.lab.walks import COUNTS, Settings, Walk, walk
-from nolocod.pages import filled
+from nolocod.pages import Place, filled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,13 +137,12 @@ def test_figures_come_out_the_same_each_time(drawn: scaling.Scaling, tmp_path: P
 def test_a_study_fills_its_place(drawn: scaling.Scaling, tmp_path: Path) -> None:
     page = tmp_path / "evidence.md"
     page.write_text("words\n<!-- scaling -->\nold\n<!-- end -->\n")
-    report.Place(tmp_path, "scaling").fill(drawn.to_text(), partial(figures.draw_scaling, drawn))
+    Place(page, "scaling", "Name it.").fill(drawn.to_text())
     assert page.read_text() == f"words\n<!-- scaling -->\n{drawn.to_text().strip()}\n<!-- end -->\n"
-    assert (tmp_path / "evidence-scaling.svg").exists()
     with pytest.raises(UsageError, match="no place <!-- spread -->"):
-        report.Place(tmp_path, "spread")
+        Place(page, "spread", "Name it.")
     with pytest.raises(UsageError, match="cannot be read"):
-        report.Place(tmp_path / "elsewhere", "scaling")
+        Place(tmp_path / "elsewhere" / "evidence.md", "scaling", "Name it.")
 
 
 def test_only_the_tables_of_the_page_are_replaced() -> None:

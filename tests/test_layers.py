@@ -48,7 +48,7 @@ LAYERS = {
     "presets": layer("errors manifest", "msgspec"),
     "disk": layer("errors"),
     "processes": layer(),
-    "pages": layer("errors"),
+    "pages": layer("disk errors"),
     "datadir": layer("config disk errors identity manifest"),
     "access": layer("proto errors identity", "google blake3", SANS_IO),
     "papers": layer("access config datadir disk errors identity manifest", "msgspec blake3"),

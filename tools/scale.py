@@ -21,10 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from nolocod.pages import filled
+from nolocod.pages import Place
 from nolocod.sim.scenarios import SCENARIOS
-from nolocod.sim.signing import REAL_UP_TO
-from nolocod.sim.swarm import Plan, paced, simulate
+from nolocod.sim.swarm import Plan, simulate, slowed
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulator.md"
 _ROW = re.compile(r"^(\| ([\d,]+) \| (\d+) \|.*\|)$", re.MULTILINE)
@@ -56,8 +55,7 @@ def measure(nodes: int, rounds: int, kind: str = _CHILD) -> tuple[dict[str, obje
 
 def simulated(nodes: int, rounds: int) -> bytes:
     """The report, in this process."""
-    settings = paced(SCENARIOS["calm"], max(nodes, REAL_UP_TO + 1))
-    return msgspec.json.encode(asdict(simulate(Plan("calm", nodes, rounds, cheap=True), settings)))
+    return msgspec.json.encode(asdict(simulate(Plan("calm", nodes, rounds, cheap=True), slowed(SCENARIOS["calm"]))))
 
 
 def counted(nodes: int, rounds: int) -> bytes:
@@ -82,6 +80,7 @@ def row(nodes: int, rounds: int, base: int) -> str:
 
 
 def main(wanted: list[str]) -> None:
+    place = Place(PAGE, "scale", "It is the repository's.")
     page = PAGE.read_text(encoding="utf-8")
     _, base = measure(_FEW, 1)
     rows = {(int(nodes.replace(",", "")), int(rounds)): line for line, nodes, rounds in _ROW.findall(page)}
@@ -91,7 +90,7 @@ def main(wanted: list[str]) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     table = "\n".join([*HEAD, *(rows[size] for size in sorted(rows))])
-    PAGE.write_text(filled(page, "scale", table), encoding="utf-8")
+    place.fill(table)
 
 
 if __name__ == "__main__":

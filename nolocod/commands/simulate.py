@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nolocod import datadir, pages
+from nolocod import pages
 from nolocod.errors import SimulationError, UsageError
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def _faults(options: argparse.Namespace) -> None:
         raise UsageError(f"{unknown[0]!r} is no side, state or fault.", remedy=f"Faults are {', '.join(FAULTS)}.")
     if options.into is not None and options.faults:
         raise UsageError("--into is for the whole matrix.")
-    page = "" if options.into is None else pages.read(options.into, "Name a page that has the table.")
+    place = None if options.into is None else pages.Place(options.into, "faults", "Name a page that has the table.")
     results = []
     for one in matrix.run(options.faults, options.seed):
         results.append(one)
         for violation in one.verdict.violations:
             print(f"BROKEN  {one.name}: {violation}", flush=True)
-    if options.into is not None:
-        datadir.write_whole(options.into, matrix.write(page, results).encode())
+    if place is not None:
+        place.fill(f"{matrix.summary(results)}\n\n{matrix.table(results)}")
     print(matrix.table(results), matrix.summary(results), sep="\n\n")
     failed = [one for one in results if one.verdict.violations]
     if failed:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from nolocod.commands import Commands
 
+_INTO = "Name the folder of the page with --into."
+
 
 def add_to(commands: Commands) -> None:
     """testnet, soak, lab, bench."""
@@ -142,9 +144,10 @@ def _lab(options: argparse.Namespace) -> None:
 
 def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
     """The studies that have a place in evidence.md."""
-    from nolocod.lab import compare, crowds, figures, report, scaling, spread, trials
+    from nolocod import pages
+    from nolocod.lab import compare, crowds, figures, scaling, spread, trials
 
-    place = report.Place(options.into, options.what) if options.into else None
+    place = pages.Place(options.into / "evidence.md", options.what, _INTO) if options.into else None
     result: compare.Comparison | scaling.Scaling | spread.Spread
     match options.what:
         case "compare":
@@ -161,7 +164,8 @@ def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], N
             result = times = scaling.scaling(rows, options.seed)
             draw = partial(figures.draw_scaling, times)
     if place is not None:
-        place.fill(result.to_text(), draw)
+        draw(options.into / f"evidence-{options.what}.svg")
+        place.fill(result.to_text())
     print(result.to_json() if options.json else result.to_text())
 
 
@@ -171,7 +175,7 @@ def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], No
     from nolocod.lab import attacks
 
     if options.into is not None:
-        pages.read(options.into / attacks.PAGE, "Name the folder of the page with --into.")
+        pages.read(options.into / attacks.PAGE, _INTO)
     study = attacks.REDUCED if options.reduced else attacks.FULL
     log = attacks.log(_kept(options, "attacks.jsonl"))
     attacks.fight_all(study.battles(), log, workers, tell)

@@ -140,9 +140,10 @@ class Comparison:
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
     """Do what is not done yet, and compare."""
+    rates = dict.fromkeys(BY_NAME, size.rates[0])
     if len(size.rates) > 1:
         perform_all((trial for method in METHODS for trial in _tuning(method, size)), book, workers, tell)
-    rates = {method.name: _best(method, size, book) for method in (*METHODS, *VARIANTS)}
+        rates = {name: _best(method, size, book) for name, method in BY_NAME.items()}
     trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
     perform_all((trial for some in trials.values() for trial in some), book, workers, tell)
     ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items()}
@@ -167,8 +168,6 @@ def _tuning(method: Method, size: Size) -> Iterator[Trial]:
 
 
 def _best(method: Method, size: Size, book: Book) -> float:
-    if len(size.rates) == 1:
-        return size.rates[0]
     return min(_tuning(method, size), key=lambda trial: book[trial][-1].mean).learning_rate
 
 

@@ -71,13 +71,12 @@ def crowds(counts: tuple[int, ...], spreads: tuple[float, ...]) -> list[Crowd]:
 def gather(crowd: Crowd) -> Took:
     """Simulate it."""
     from nolocod.sim.scenarios import SCENARIOS  # trio and the daemon's parts: the lab's models do without them
-    from nolocod.sim.signing import REAL_UP_TO
-    from nolocod.sim.swarm import Plan, paced, simulate
+    from nolocod.sim.swarm import Plan, simulate, slowed
 
     calm = SCENARIOS["calm"]
     settings = replace(calm, weather=replace(calm.weather, latency=_LATENCY, spread=crowd.spread))
     plan = Plan("calm", crowd.nodes, crowd.rounds, crowd.seed, cheap=True)
-    report = simulate(plan, paced(settings, max(crowd.nodes, REAL_UP_TO + 1)))
+    report = simulate(plan, slowed(settings))
     return Took(report.outcomes["committed"], report.exchange_mean or 0.0, sum(report.outcomes.values()), report.solo)
 
 

@@ -100,14 +100,3 @@ def summary(results: Sequence[Result]) -> str:
         f"{count('both')} were applied by both, {count('neither')} by neither, {count('doubt')} by one side with the other "
         f"in doubt, {count('lost')} by one side with the other killed before it could."
     )
-
-
-def write(page: str, results: Sequence[Result]) -> str:
-    """`page` with figures and table between its markers."""
-    head, _, rest = page.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    return f"{head}{_BEGIN}\n{summary(results)}\n\n{table(results)}\n{_END}{tail}"
-
-
-_BEGIN = "<!-- made by `nolocod simulate --faults --into docs/reliability.md` -->"
-_END = "<!-- end of what was made -->"

@@ -311,9 +311,12 @@ def _school(plan: Plan, settings: Settings) -> AbstractContextManager[School]:
 
 
 def paced(settings: Settings, nodes: int) -> Settings:
-    """With gossip as slow as `nodes` on one machine need it: a beat per inner phase, and members believed for ten."""
-    if nodes <= REAL_UP_TO:
-        return settings
+    """With gossip as slow as `nodes` on one machine need it."""
+    return settings if nodes <= REAL_UP_TO else slowed(settings)
+
+
+def slowed(settings: Settings) -> Settings:
+    """With the gossip of large simulations: a beat per inner phase, and members believed for ten."""
     phase = settings.course.inner_steps * settings.course.step_seconds
     timing = replace(settings.timing, heartbeat=phase, calm=phase, live=10 * phase, lasting=10 * phase)
     return replace(settings, timing=timing)
