@@ -90,8 +90,9 @@ class Data(Section, frozen=True):
 class Inner(Section, frozen=True):
     """The inner optimizer: AdamW with linear warm-up and cosine decay to a tenth."""
 
-    steps: Positive = 50
-    """Inner steps between outer steps."""
+    steps: Positive = 25
+    """Inner steps between outer steps. The fewer, the better the run learns, as long as the slowest line can hide an exchange
+    behind them (`nolocod create --plan`; docs/evidence.md)."""
     batch: Positive = 8
     """Sequences per micro-batch."""
     accumulation: Positive = 1
@@ -112,9 +113,12 @@ class Inner(Section, frozen=True):
 class Outer(Section, frozen=True):
     """The outer step (NoLoCo Eq. 2 with the signs of its Eq. 32) and when it is taken."""
 
-    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
-    beta: Annotated[float, Meta(gt=0, le=4)] = 0.7
-    gamma: Annotated[float, Meta(gt=0, le=4)] = 0.7
+    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    """Outer momentum. The paper's alpha, beta and gamma are 0.5, 0.7 and 0.7; docs/evidence.md says what chose these."""
+    beta: Annotated[float, Meta(gt=0, le=4)] = 1.0
+    """How much of the pair's mean change is taken."""
+    gamma: Annotated[float, Meta(gt=0, le=4)] = 1.0
+    """How much of the way to the pair's mean slow weights is gone."""
     rounds: Count = 0
     """The run's goal; 0 means without end (constant learning rate)."""
     staleness: Positive = 3
@@ -193,7 +197,7 @@ class Manifest(Section, frozen=True):
     outer: Outer = Outer()
     evaluation: Evaluation = Evaluation()
     trust: Trust = Trust()
-    codec: Codec = "float32"
+    codec: Codec = "modulo8"
     """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or about 0.5 bytes per parameter."""
     access: Literal["open", "invited"] = "open"
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from nolocod.lab.methods import BY_NAME
-from nolocod.lab.trials import Trial, perform
+from nolocod.lab import choices
+from nolocod.lab.methods import BY_NAME, OURS
+from nolocod.lab.trials import Trial, book, perform
+from nolocod.manifest import Manifest
 
-TINY = Trial("none", 2, 1, 1e-3, model="tiny", steps=16, phase=8, batch=1, sequence=16, held_out=1, points=2)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = Trial("none", 2, 1, 1e-3, model="tiny", steps=24, phase=12, batch=1, sequence=16, held_out=1, points=2)
 TOGETHER = {"all", "gradients"}
 """Schemes that leave all replicas with the same weights."""
 
@@ -29,3 +36,35 @@ def test_each_method_trains_and_its_replicas_are_as_far_apart_as_it_says(name: s
 def test_the_same_trial_comes_out_the_same_and_another_seed_does_not() -> None:
     one, again, other = (perform(trial) for trial in (TINY, TINY, replace(TINY, seed=2)))
     assert one == again != other
+
+
+def test_ours_is_what_a_run_file_says_that_says_nothing() -> None:
+    default = Manifest(name="any", model={"model_type": "llama"})
+    outer = default.outer
+    assert (outer.alpha, outer.beta, outer.gamma) == (OURS.alpha, OURS.beta, OURS.gamma)
+    assert default.codec == OURS.codec
+    assert default.inner.steps == Trial(OURS.name, 4, 1, 1e-3).manifest().inner.steps
+
+
+@pytest.mark.parametrize("question", [*choices.questions(), *choices.reduced()], ids=lambda question: question.rows)
+def test_what_a_table_compares_saw_as_many_tokens(question: choices.Question) -> None:
+    for group in {key[not question.by_row] for key in question.cells}:
+        trials = [trial for key, trial in question.cells.items() if key[not question.by_row] == group]
+        manifests = [trial.manifest() for trial in trials]
+        tokens = [one.outer.rounds * one.inner.steps * one.inner.tokens_per_step for one in manifests]
+        assert min(tokens) > 0.99 * max(tokens)
+        assert {trial.seed for trial in trials} == {100}, "none of those that are compared"
+
+
+def test_the_best_of_a_column_and_of_a_row_is_told(tmp_path: Path) -> None:
+    cells = {(f"{phase}", f"{rate:g}"): replace(TINY, method=OURS.name, phase=phase, learning_rate=rate)
+             for phase in (8, 24) for rate in (1e-3, 1e-2)}  # fmt: skip
+    asked = choices.Question("How often", "inner steps", cells)
+    found = choices.choices((asked, replace(asked, by_row=True)), book(tmp_path / "kept.jsonl"), 1, lambda _: None)
+    losses = {(one["row"], one["column"]): one["loss"] for one in json.loads(found.to_json())[:4]}
+    columns, rows = found.to_text().strip().split("\n\nHow often:\n\n")
+    assert columns.startswith("How often:\n\n| inner steps | 0.001 | 0.01 |\n|---|---|---|\n| 8 | ")
+    for table, axis in ((columns, 1), (rows, 0)):
+        assert table.count("**") == 4
+        for group in {key[axis] for key in losses}:
+            assert f"**{min(loss for key, loss in losses.items() if key[axis] == group):.4f}**" in table

@@ -57,7 +57,7 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_run_file_gives_a_manifest_with_defaults(tmp_path: Path) -> None:
     manifest = read_run_file(written(tmp_path, RUN_FILE))
     assert (manifest.name, manifest.inner.steps, manifest.outer.gamma) == ("demo", 10, 0.75)
-    assert (manifest.data.source, manifest.codec, manifest.owner) == ("stdlib", "float32", "")
+    assert (manifest.data.source, manifest.codec, manifest.owner) == ("stdlib", "modulo8", "")
 
 
 def test_every_codec_has_a_name_with_its_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,6 +42,26 @@ def test_a_whole_number_is_the_same_setting_when_it_is_read_back(tmp_path: Path)
     for _ in range(2):
         Results(path, (float, float)).perform([4], math.sqrt, 1, lambda number, count, of, _: told.append(of))
     assert told == [4.0]
+
+
+@dataclass(frozen=True)
+class Root:
+    of: int
+    times: int = 1
+
+
+def drawn(root: Root) -> float:
+    return math.sqrt(root.of) * root.times
+
+
+def test_a_line_from_before_a_setting_was_there_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "roots.jsonl"
+    path.write_text('[{"of":4},2.0]\n')
+    told: list[Root] = []
+    results: Results[Root, float] = Results(path, (Root, float))
+    results.perform([Root(4), Root(4, 2)], drawn, 1, lambda number, count, root, _: told.append(root))
+    assert told == [Root(4, 2)]
+    assert (results[Root(4)], results[Root(4, 2)]) == (2.0, 4.0)
 
 
 def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path: Path) -> None:

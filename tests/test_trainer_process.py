@@ -144,7 +144,9 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
         assert await trainer.evaluate() != loss
         await trainer.adopt(tmp_path / "weights", standing)
         assert trainer.standing == standing
-        assert 4 * joined.parameters < joined.box_size == trainer.outbox.size < 4.1 * joined.parameters + 1000
+        assert 2 * joined.parameters < joined.box_size == trainer.outbox.size < 2.1 * joined.parameters + 1000, (
+            "as bfloat16 at worst"
+        )
         assert trainer.inner_steps == 0
         assert await trainer.evaluate() == loss  # the solo step left theta = phi
         size = dumped.description.size

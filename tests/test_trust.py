@@ -206,7 +206,7 @@ def test_with_defences_off_or_not_met_the_step_is_the_same_to_the_last_bit(tmp_p
 
 def test_the_direction_is_that_of_the_partner_s_step_beside_our_change(tmp_path: Path) -> None:
     settings = Outer(rounds=100)
-    nodes = [make_replica(sealed_run(outer=settings), tmp_path, name) for name in ("alice", "bob")]
+    nodes = [make_replica(sealed_run(outer=settings, codec="float32"), tmp_path, name) for name in ("alice", "bob")]
     boxes = [torch.zeros(nodes[0].plan.box_size, dtype=torch.uint8) for _ in nodes]
     for node, box in zip(nodes, boxes, strict=True):
         for _ in range(3):

@@ -7,7 +7,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nolocod import datadir
 from nolocod.errors import SoakError, UsageError
@@ -43,7 +43,7 @@ def add_to(commands: Commands) -> None:
     soak.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     soak.add_argument("--report", type=Path, metavar="FILE.json", help="write the result for programs")
     lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
-    lab.add_argument("what", choices=["compare", "scaling", "spread", "attacks"])
+    lab.add_argument("what", choices=["compare", "choices", "spread", "scaling", "attacks"])
     lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
     lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
     lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
@@ -145,28 +145,55 @@ def _lab(options: argparse.Namespace) -> None:
 def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
     """The studies that have a place in evidence.md."""
     from nolocod import pages
-    from nolocod.lab import compare, crowds, figures, scaling, spread, trials
 
     place = pages.Place(options.into / "evidence.md", options.what, _INTO) if options.into else None
-    result: compare.Comparison | scaling.Scaling | spread.Spread
-    match options.what:
-        case "compare":
-            size, book = (compare.REDUCED if options.reduced else compare.FULL), trials.book(_kept(options, "evidence.jsonl"))
-            result = compared = compare.compare(size, book, workers, tell)
-            draw = partial(figures.draw_comparison, compared)
-        case "spread":
-            span, book = (spread.REDUCED if options.reduced else spread.FULL), trials.book(_kept(options, "evidence.jsonl"))
-            result = apart = spread.spread(span, book, workers, tell)
-            draw = partial(figures.draw_spread, apart)
-        case _:
-            wanted = crowds.crowds(scaling.FEW if options.reduced else scaling.COUNTS, scaling.SPREADS)
-            rows = crowds.rows(crowds.record(_kept(options, "crowds.jsonl")), wanted, workers, tell)
-            result = times = scaling.scaling(rows, options.seed)
-            draw = partial(figures.draw_scaling, times)
+    study = {"compare": _compare, "choices": _choices, "spread": _spread, "scaling": _scaling}[options.what]
+    result, draw = study(options, workers, tell)
     if place is not None:
-        draw(options.into / f"evidence-{options.what}.svg")
+        if draw is not None:
+            draw(options.into / f"evidence-{options.what}.svg")
         place.fill(result.to_text())
     print(result.to_json() if options.json else result.to_text())
+
+
+class _Study(Protocol):
+    def to_text(self) -> str: ...
+    def to_json(self) -> str: ...
+
+
+_Drawn = tuple[_Study, "Callable[[Path], None] | None"]
+
+
+def _compare(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
+    from nolocod.lab import compare, figures, trials
+
+    size = compare.REDUCED if options.reduced else compare.FULL
+    result = compare.compare(size, trials.book(_kept(options, "evidence.jsonl")), workers, tell)
+    return result, partial(figures.draw_comparison, result)
+
+
+def _choices(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
+    from nolocod.lab import choices, trials
+
+    asked = choices.reduced() if options.reduced else choices.questions()
+    return choices.choices(asked, trials.book(_kept(options, "evidence.jsonl")), workers, tell), None
+
+
+def _spread(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
+    from nolocod.lab import figures, spread, trials
+
+    span = spread.REDUCED if options.reduced else spread.FULL
+    result = spread.spread(span, trials.book(_kept(options, "evidence.jsonl")), workers, tell)
+    return result, partial(figures.draw_spread, result)
+
+
+def _scaling(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
+    from nolocod.lab import crowds, figures, scaling
+
+    wanted = crowds.crowds(scaling.FEW if options.reduced else scaling.COUNTS, scaling.SPREADS)
+    rows = crowds.rows(crowds.record(_kept(options, "crowds.jsonl")), wanted, workers, tell)
+    result = scaling.scaling(rows, options.seed)
+    return result, partial(figures.draw_scaling, result)
 
 
 def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from nolocod.lab import methods
 from nolocod.lab.methods import BY_NAME, METHODS, VARIANTS, Method
 from nolocod.lab.trials import Trial, perform_all
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from nolocod.lab.trials import Book
     from nolocod.trainer.rehearsal import Point
 
-DILOCO, OURS, PAPERS, NONE = "DiLoCo", "NoLoCo, ours", "NoLoCo, the paper's", "none"
-_TUNING_SEED = 100
+DILOCO, OURS, PAPERS, NONE = "DiLoCo", methods.OURS.name, "NoLoCo, the paper's", "none"
+TUNING_SEED = 100
 """Not among those that are compared."""
 
 
@@ -164,7 +165,7 @@ def _tuning(method: Method, size: Size) -> Iterator[Trial]:
     tuned = BY_NAME[method.tuned_as or method.name]
     for rate in size.rates:
         like = replace(size.like, steps=size.like.steps // 2, points=1)
-        yield replace(like, method=tuned.name, replicas=size.replicas[0], seed=_TUNING_SEED, learning_rate=rate)
+        yield replace(like, method=tuned.name, replicas=size.replicas[0], seed=TUNING_SEED, learning_rate=rate)
 
 
 def _best(method: Method, size: Size, book: Book) -> float:

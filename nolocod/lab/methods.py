@@ -6,7 +6,7 @@ number of inner steps. `alpha`, `beta`, `gamma` and `every` are each method's ow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Method:
     alpha: float = 0.0
     beta: float = 1.0
     gamma: float = 1.0
-    every: int = 1
+    every: float = 1
     codec: Codec = "float32"
     late: int = 0
     fragments: int = 1
@@ -33,20 +33,24 @@ class Method:
     """Whether it is trained at every count of replicas, or at the lowest alone."""
 
 
+OURS = Method("NoLoCo, ours", "pairs", alpha=0.2, every=0.5, codec="modulo8")
+"""A run file's defaults: a byte where the paper's pairs send eight, twice as often."""
+_OURS = replace(OURS, tuned_as=OURS.name)
 METHODS = (
     Method("data parallel", "gradients"),
     Method("DiLoCo", "all", alpha=0.3, beta=0.7, gamma=0.7),
     Method("DiLoCo, half as often", "all", alpha=0.3, beta=0.7, gamma=0.7, every=2, tuned_as="DiLoCo", at_each_count=False),
     Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7),
-    Method("NoLoCo, ours", "pairs", alpha=0.2),
-    Method("pair averaging", "pairs"),
+    OURS,
+    Method("pair averaging", "pairs", at_each_count=False),
     Method("none", "none", at_each_count=False),  # replicas do not know how many there are
 )
 VARIANTS = (
-    Method("ours, merged 5 inner steps late", "pairs", alpha=0.2, late=5, tuned_as="NoLoCo, ours"),
-    Method("ours, 4 fragments", "pairs", alpha=0.2, fragments=4, tuned_as="NoLoCo, ours"),
-    Method("ours, 8 bits", "pairs", alpha=0.2, codec="modulo8", tuned_as="NoLoCo, ours"),
-    Method("ours, 8 bits, 5 late", "pairs", alpha=0.2, codec="modulo8", late=5, tuned_as="NoLoCo, ours"),
-    Method("the paper's, gamma = 1 - alpha^2", "pairs", alpha=0.5, beta=0.7, gamma=0.75, tuned_as="NoLoCo, the paper's"),
+    replace(_OURS, name="ours, float32, half as often", codec="float32", every=1),
+    replace(_OURS, name="ours, three times as often", every=0.16),
+    replace(_OURS, name="ours, merged 5 inner steps late", late=5),
+    replace(_OURS, name="ours, 5 fragments", fragments=5),
+    replace(_OURS, name="the paper's, as ours is sent", alpha=0.5, beta=0.7, gamma=0.7),
+    replace(_OURS, name="pair averaging, as ours is sent", alpha=0),
 )
 BY_NAME = {method.name: method for method in (*METHODS, *VARIANTS)}

@@ -7,6 +7,7 @@ where it was, and one that was finished prints its table at once. Half a line, a
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -69,9 +70,13 @@ class Results(Generic[Settings, Result]):
                 tell(number, len(left), settings, result)
 
     def _key(self, settings: Settings) -> bytes:
-        """The same for settings as they are and as they are read back: 0 where 0.0 is meant, too."""
+        """The same for settings as they are and as they are read back: 0 where 0.0 is meant, and defaults where a line is
+        older than they are."""
         read_back = msgspec.convert(msgspec.to_builtins(settings), self._kinds[0])
-        return msgspec.json.encode(read_back, order="deterministic")
+        if not is_dataclass(read_back):
+            return msgspec.json.encode(read_back, order="deterministic")
+        every = {field.name: getattr(read_back, field.name) for field in fields(read_back)}  # msgspec leaves defaults out
+        return msgspec.json.encode(every, order="deterministic")
 
 
 def _done(work: Callable[[Settings], Result], settings: Settings) -> tuple[Settings, Result]:

@@ -6,7 +6,7 @@ The rule: the outer step, the codecs and the model are the product's own; a tria
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,33 +49,33 @@ class Trial:
     """Micro-batches of text that nobody trains on, at every evaluation."""
     points: int = 6
     """How often it is evaluated, the end included."""
+    alpha: float | None = None
+    """In place of the method's own, as what follows."""
+    beta: float | None = None
     gamma: float | None = None
-    """In place of the method's own."""
+    late: int | None = None
+    fragments: int | None = None
 
     @property
     def settings(self) -> Method:
-        return BY_NAME[self.method]
+        given = {key: getattr(self, key) for key in ("alpha", "beta", "gamma", "late", "fragments")}
+        return replace(BY_NAME[self.method], **{key: value for key, value in given.items() if value is not None})
 
     def manifest(self) -> Manifest:
         method = self.settings
-        phase = self.phase * method.every
+        phase = round(self.phase * method.every)
         run = presets.local_run(
             MODELS[self.model], rounds=self.steps // phase, inner_steps=phase, seed=self.seed, own_text=False
         )
-        replace = msgspec.structs.replace
-        inner = replace(
+        change = msgspec.structs.replace
+        inner = change(
             run.inner, learning_rate=self.learning_rate, batch=self.batch, sequence=self.sequence,
             warmup_rounds=self.steps * 0.04 / phase,
         )  # fmt: skip
-        outer = replace(
-            run.outer,
-            alpha=method.alpha,
-            beta=method.beta,
-            gamma=method.gamma if self.gamma is None else self.gamma,
-        )
+        outer = change(run.outer, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
         # what trust costs is measured elsewhere (`nolocod lab attacks`)
-        trust = replace(run.trust, clip=0.0, direction=0.0, accept=0.0)
-        return replace(run, inner=inner, outer=outer, trust=trust, evaluation=replace(run.evaluation, batches=self.held_out))
+        trust = change(run.trust, clip=0.0, direction=0.0, accept=0.0)
+        return change(run, inner=inner, outer=outer, trust=trust, evaluation=change(run.evaluation, batches=self.held_out))
 
 
 def perform(trial: Trial) -> list[Point]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+import numpy as np
 import torch
 
 from nolocod import outer
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from nolocod.manifest import Manifest
@@ -103,9 +103,9 @@ class Rehearsal:
             open_source(self.manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)
         ]
         if variant.scheme == "gradients":
-            sources = [_InTurn(sources)]
-            accumulated = msgspec.structs.replace(self.manifest.inner, accumulation=count * inner.accumulation)
-            self.manifest = msgspec.structs.replace(self.manifest, inner=accumulated)
+            sources = [_Together(sources)]
+            everybodys = msgspec.structs.replace(self.manifest.inner, batch=count * inner.batch)
+            self.manifest = msgspec.structs.replace(self.manifest, inner=everybodys)
             sealed = seal(self.manifest, Identity.generate())
         for index, source in enumerate(sources):
             replica = Replica(sealed, tokenizer.vocabulary, source, "cpu")
@@ -207,20 +207,17 @@ class Rehearsal:
         return Point(number, averaged, sum(own) / len(own), max(own), spread)
 
 
-class _InTurn:
-    """The windows of several sources, micro-batch by micro-batch: what all replicas would train on at one step."""
+class _Together:
+    """The windows of several sources at once: what all replicas would train on at one step. Held out is what one holds out."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
-        self._next = 0
 
     def take(self, count: int) -> NDArray[np.int64]:
-        source = self._sources[self._next]
-        self._next = (self._next + 1) % len(self._sources)
-        return source.take(count)
+        return np.concatenate([source.take(count // len(self._sources)) for source in self._sources])
 
     def held_out(self, count: int) -> NDArray[np.int64]:
-        return self._sources[0].held_out(count)
+        return self._sources[0].held_out(count // len(self._sources))
 
     @property
     def position(self) -> Position:

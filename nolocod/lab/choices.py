@@ -1,0 +1,178 @@
+"""`nolocod lab choices`: what chose a run file's defaults, one setting at a time.
+
+The rule: every trial is the default method but for the settings that its row and column name, all on the seeds that
+learning rates are tuned on, none of those that `nolocod lab compare` tells.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from nolocod.lab.compare import TUNING_SEED
+from nolocod.lab.methods import OURS
+from nolocod.lab.trials import Trial, perform_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nolocod.lab.trials import Book
+
+_LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1)
+_TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
+_SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
+_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+_OUTER = ((0.0, 1.0, 1.0), (OURS.alpha, OURS.beta, OURS.gamma), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 0.7, 0.75))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A table of trials by row and column. `by_row`: the best of each row is looked for, instead of each column's."""
+
+    text: str
+    rows: str
+    cells: dict[tuple[str, str], Trial]
+    by_row: bool = False
+
+    def to_text(self, book: Book) -> str:
+        """A table in Markdown, the best in bold."""
+        rows, columns = (list(dict.fromkeys(key[index] for key in self.cells)) for index in (0, 1))
+        losses = {key: book[trial][-1].mean for key, trial in self.cells.items()}
+        groups = rows if self.by_row else columns
+        best = {min((loss, key) for key, loss in losses.items() if group in key)[1] for group in groups}
+
+        def cell(row: str, column: str) -> str:
+            if (row, column) not in losses:
+                return ""
+            shown = f"{losses[row, column]:.4f}"
+            return f"**{shown}**" if (row, column) in best else shown
+
+        return "\n".join(
+            (
+                f"\n{self.text}:\n",
+                f"| {self.rows} | {' | '.join(columns)} |",
+                "|---" * (1 + len(columns)) + "|",
+                *(f"| {row} | {' | '.join(cell(row, column) for column in columns)} |" for row in rows),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Every question with its answers."""
+
+    questions: tuple[Question, ...]
+    book: Book
+
+    def to_text(self) -> str:
+        """Tables in Markdown."""
+        return "\n".join(question.to_text(self.book) for question in self.questions)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            [
+                {
+                    "question": question.text,
+                    "row": row,
+                    "column": column,
+                    "loss": self.book[trial][-1].mean,
+                    "trial": asdict(trial),
+                }
+                for question in self.questions
+                for (row, column), trial in question.cells.items()
+            ]
+        )
+
+
+def questions() -> tuple[Question, ...]:
+    """All that is asked."""
+    return (
+        _how_often(_SIZES),
+        Question(
+            "By the outer step's settings, every 12 inner steps",
+            "alpha, beta, gamma",
+            {
+                (f"{alpha:g}, {beta:g}, {gamma:g}", size): _with_outer(like, alpha, beta, gamma)
+                for alpha, beta, gamma in _OUTER
+                for size, like in _each_size(_SIZES, 24)
+            },
+        ),
+        Question(
+            "By how many of 25 inner steps a merge comes late",
+            "inner steps late",
+            {(f"{late}", size): replace(like, late=late or None) for late in (0, 1, 2, 5) for size, like in _SIZES.items()},
+        ),
+        Question(
+            "Learning rate by number of replicas, 0.12 M parameters",
+            "replicas",
+            {
+                (f"{count}", f"{rate:g}"): replace(_TINY, replicas=count, learning_rate=rate)
+                for count in (2, 4, 8)
+                for rate in _RATES
+            },
+            by_row=True,
+        ),
+        Question(
+            "Learning rate by size of the model, 4 replicas",
+            "parameters",
+            {
+                (size, f"{rate:g}"): replace(_LIKE, model=model, learning_rate=rate)
+                for model, size in {"micro": "0.06 M", "tiny": "0.12 M", "0.4m": "0.36 M"}.items()
+                for rate in _RATES
+            },
+            by_row=True,
+        ),
+        Question(
+            "Learning rate by sequences in a batch, 0.12 M parameters, as many tokens in all and between two outer steps",
+            "sequences of 64",
+            {
+                (f"{batch}", f"{rate:g}"): replace(
+                    _TINY, batch=batch, steps=6000 // batch, phase=200 // batch, learning_rate=rate
+                )
+                for batch in (2, 4, 8)
+                for rate in _RATES
+            },
+            by_row=True,
+        ),
+    )
+
+
+def reduced() -> tuple[Question, ...]:
+    """One question, of a tiny model: minutes."""
+    return (_how_often({"0.06 M parameters": replace(_LIKE, model="micro", steps=600)}),)
+
+
+def _how_often(sizes: dict[str, Trial]) -> Question:
+    text = "Held-out loss by inner steps between two outer steps, and by the bytes of it (1: the paper's pattern, every 50)"
+    return Question(
+        text,
+        "inner steps, bytes",
+        {
+            (f"{_phase(like)}, {50 / _phase(like) / 8:.2f}", size): like
+            for phase in (100, 50, 24, 12)
+            for size, like in _each_size(sizes, phase)
+        },
+    )
+
+
+def _each_size(sizes: dict[str, Trial], phase: int) -> Iterator[tuple[str, Trial]]:
+    for size, like in sizes.items():
+        yield size, replace(like, phase=phase)
+
+
+def _with_outer(like: Trial, alpha: float, beta: float, gamma: float) -> Trial:
+    if (alpha, beta, gamma) == (OURS.alpha, OURS.beta, OURS.gamma):
+        return like
+    return replace(like, alpha=alpha, beta=beta, gamma=gamma)
+
+
+def _phase(trial: Trial) -> int:
+    """Inner steps between two of its outer steps."""
+    return round(trial.phase * trial.settings.every)
+
+
+def choices(asked: tuple[Question, ...], book: Book, workers: int, tell: Callable[[str], None]) -> Choices:
+    """Do what is not done yet, and show it."""
+    perform_all((trial for question in asked for trial in question.cells.values()), book, workers, tell)
+    return Choices(asked, book)
