@@ -143,7 +143,7 @@ class Outer(Section, frozen=True):
 
 
 class Evaluation(Section, frozen=True):
-    every: Positive = 5
+    every: Positive = 10
     """Outer steps between evaluations."""
     batches: Positive = 16
 

@@ -34,6 +34,8 @@ def test_times_follow_from_operations_and_rates() -> None:
     assert needs.step_seconds(1e10) == pytest.approx(0.8 / EFFICIENCY)
     assert needs.round_seconds(1e10) == pytest.approx(40 / EFFICIENCY)
     assert needs.exchange_seconds(1_000_000) == pytest.approx(4.0)
+    fewest = needs.fewest_steps(1e10, 1_000_000)
+    assert (fewest - 1) * needs.step_seconds(1e10) < 8.0 <= fewest * needs.step_seconds(1e10), "busy for half of them"
 
 
 def test_operations_are_those_of_the_formula_by_hand() -> None:
@@ -48,7 +50,7 @@ def test_a_plan_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "10,720,128 parameters" in out
     assert "100 inner steps" not in out
-    assert "every 50 inner steps" in out
+    assert "every 25 inner steps" in out
     assert not (tmp_path / "home").exists()
 
 

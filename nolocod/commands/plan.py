@@ -26,6 +26,9 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
         "an exchange", f"{amount(needs.message)} each way at most ({manifest.codec}), {_short(exchange)} at {amount(rate)}/s"
     )
     table.add_row("the line is busy", _share(exchange, phase))
+    table.add_row(
+        "inner steps", f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer of them learn better"
+    )
     table.add_row(f"memory on {device}", f"{amount(needs.on_device)}, and about {amount(needs.activations)} for activations")
     table.add_row("main memory", f"{amount(needs.on_host)}, and about 0.5 GB for the two processes")
     table.add_row("checkpoint", f"{amount(20 * needs.parameters)} on disk, two are kept")

@@ -6,6 +6,7 @@ The rule: exact where it can be (parameters, weights, boxes, messages), and a fo
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,6 +50,10 @@ class Estimate:
     def round_seconds(self, speed: float) -> float:
         """Inner steps from one outer step to the next."""
         return self.inner_steps * self.step_seconds(speed)
+
+    def fewest_steps(self, speed: float, rate: int) -> int:
+        """Inner steps from one outer step to the next that leave the line free half of the time."""
+        return math.ceil(2 * self.exchange_seconds(rate) / self.step_seconds(speed))
 
     def exchange_seconds(self, rate: int) -> float:
         """How long an exchange takes on a line of `rate` bytes per second each way; latency is nothing beside it."""
