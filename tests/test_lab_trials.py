@@ -68,3 +68,11 @@ def test_the_best_of_a_column_and_of_a_row_is_told(tmp_path: Path) -> None:
         assert table.count("**") == 4
         for group in {key[axis] for key in losses}:
             assert f"**{min(loss for key, loss in losses.items() if key[axis] == group):.4f}**" in table
+
+
+def test_bytes_are_those_of_the_messages() -> None:
+    assert BY_NAME["NoLoCo, the paper's"].sent(16, 50) == 4
+    assert OURS.sent(16, 50) == 2, "a byte twice as often"
+    assert BY_NAME["DiLoCo"].sent(4, 50) == 6, "a ring of 4 sends its sums on 3 times, and then the results"
+    assert BY_NAME["data parallel"].sent(4, 50) == 300
+    assert BY_NAME["none"].sent(4, 50) == 0

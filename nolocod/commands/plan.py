@@ -27,7 +27,8 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
     )
     table.add_row("the line is busy", _share(exchange, phase))
     table.add_row(
-        "inner steps", f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer of them learn better"
+        "inner steps",
+        f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer of them learn better",
     )
     table.add_row(f"memory on {device}", f"{amount(needs.on_device)}, and about {amount(needs.activations)} for activations")
     table.add_row("main memory", f"{amount(needs.on_host)}, and about 0.5 GB for the two processes")

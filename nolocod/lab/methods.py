@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from nolocod.trainer.rehearsal import Scheme
 
 
+_WIDTHS: dict[Codec, float] = {"float32": 4, "bfloat16": 2, "modulo8": 1, "delta4": 0.5}
+
+
 @dataclass(frozen=True)
 class Method:
     """`every`: inner steps between outer steps, in units of the trial's. `late`: of them, how many a merge comes late."""
@@ -31,6 +34,20 @@ class Method:
     """The method whose learning rate it takes; its own where this is empty."""
     at_each_count: bool = True
     """Whether it is trained at every count of replicas, or at the lowest alone."""
+
+    def sent(self, replicas: int, phase: int) -> float:
+        """Bytes that a node sends per parameter and `phase` inner steps: messages to partners, or a ring's all-reduce of
+        float32."""
+        ring = 2 * (replicas - 1) / replicas * _WIDTHS["float32"]
+        match self.scheme:
+            case "pairs":
+                return _WIDTHS[self.codec] / self.every
+            case "all":
+                return ring / self.every
+            case "gradients":
+                return ring * phase
+            case "none":
+                return 0.0
 
 
 OURS = Method("NoLoCo, ours", "pairs", alpha=0.2, every=0.5, codec="modulo8")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 METHOD = "NoLoCo, the paper's"
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
-GAMMAS = (0.1, 0.4, 0.7, 0.75, 1.1, 1.4)
+GAMMAS = (0.1, 0.4, 0.7, 1.4)
 """Tried in training with the method's own alpha and beta; the bound is 1.5."""
 
 
