@@ -310,10 +310,12 @@ class Exchanger:
         """
         for name in [name for name in self._doubts if name[0] == partner]:
             session = self._doubts.pop(name)
-            await session.ask()
-            if session.machine.state is State.IN_DOUBT:
-                self._doubt(name, session)
-            else:
+            try:
+                await session.ask()
+            finally:
+                if session.machine.state is State.IN_DOUBT:  # the partner may be none the wiser, or nobody wait any longer
+                    self._doubt(name, session)
+            if session.machine.state is not State.IN_DOUBT:
                 self._emit(DoubtSettled(partner, name[1].hex(), session.machine.state is State.COMMITTED))
 
     def _blame(self, partner: PeerId, deed: Deed | None) -> None:
