@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nolocod.lab import choices
+from nolocod.lab import choices, compare
 from nolocod.lab.methods import BY_NAME, OURS
 from nolocod.lab.trials import Trial, book, perform
 from nolocod.manifest import Manifest
@@ -76,3 +76,24 @@ def test_bytes_are_those_of_the_messages() -> None:
     assert BY_NAME["DiLoCo"].sent(4, 50) == 6, "a ring of 4 sends its sums on 3 times, and then the results"
     assert BY_NAME["data parallel"].sent(4, 50) == 300
     assert BY_NAME["none"].sent(4, 50) == 0
+
+
+def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path: Path) -> None:
+    few = (compare.DILOCO, compare.PAPERS, compare.OURS, compare.NONE)
+    smaller = compare.Size((2,), (1,), (1e-3,), False, TINY, few)
+    size = replace(smaller, replicas=(2, 4), methods=(*few, "pair averaging"), beside=smaller)
+    told: list[str] = []
+    found = compare.compare(size, book(tmp_path / "kept.jsonl"), 1, told.append)
+    assert sum("4 replicas" in line for line in told) == 3, (
+        "neither of those that do not depend on the number, or are told once"
+    )
+    assert found.beside is not None
+    text = found.to_text()
+    assert text.count("| NoLoCo, ours | 2 | 0.001 | ") == 3, "2 and 4 replicas, and the other model's 2"
+    assert text.count("pair averaging") == 1 + 1, "a row, and a claim"
+    assert "The same with another model (tiny)" in text
+    mine, theirs = (found.ends[name, 2][0].mean for name in (compare.OURS, "pair averaging"))
+    claim = next(one for one in found.claims() if one.text == "NoLoCo, ours is below pair averaging")
+    assert claim.holds == (mine < theirs)
+    assert claim.seen.startswith(f"{100 * (mine / theirs - 1):+.2f} to"), "of 2 replicas alone"
+    assert json.loads(found.to_json())["beside"]["rates"] == dict.fromkeys(few, 1e-3)

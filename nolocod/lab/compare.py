@@ -38,9 +38,14 @@ class Size:
     variants: bool
     """The variants of ours too, at the smallest count of replicas."""
     like: Trial
+    methods: tuple[str, ...] = tuple(method.name for method in METHODS)
+    beside: Size | None = None
+    """Another model, and what is compared with it."""
 
 
-FULL = Size((4, 8, 16), (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3), True, Trial("none", 1, 0, 0.0))
+_SEEDS, _RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
+_SMALLER = Size((4,), _SEEDS, _RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPERS, OURS, NONE))
+FULL = Size((4, 8, 16), _SEEDS, _RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
 REDUCED = Size((4,), (1,), (8e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
 
 
@@ -61,6 +66,7 @@ class Comparison:
     rates: dict[str, float]
     ends: dict[tuple[str, int], list[Point]]
     size: Size
+    beside: Comparison | None = None
 
     def to_text(self) -> str:
         """Tables in Markdown."""
@@ -76,6 +82,8 @@ class Comparison:
             lines += [self._row(name, count) for name in methods]
         lines += ["\n| claim | holds | seen |", "|---|---|---|"]
         lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.seen} |" for claim in self.claims()]
+        if self.beside is not None:
+            lines += [f"\nThe same with another model ({self.beside.size.like.model}):", self.beside.to_text()]
         return "\n".join(lines)
 
     def methods_at(self, count: int) -> list[str]:
@@ -144,24 +152,28 @@ class Comparison:
 
     def to_json(self) -> str:
         ends = {f"{name}, {count}": [vars(end) for end in ends] for (name, count), ends in self.ends.items()}
-        return json.dumps({"rates": self.rates, "ends": ends, "claims": [vars(claim) for claim in self.claims()]})
+        beside = None if self.beside is None else json.loads(self.beside.to_json())
+        claims = [vars(claim) for claim in self.claims()]
+        return json.dumps({"rates": self.rates, "ends": ends, "claims": claims, "beside": beside})
 
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
     """Do what is not done yet, and compare."""
-    rates = dict.fromkeys(BY_NAME, size.rates[0])
+    methods = list(dict.fromkeys(method for method, _ in _all(size)))
+    rates = dict.fromkeys((method.name for method in methods), size.rates[0])
     if len(size.rates) > 1:
-        perform_all((trial for method in METHODS for trial in _tuning(method, size)), book, workers, tell)
-        rates = {name: _best(method, size, book) for name, method in BY_NAME.items()}
+        perform_all((trial for method in methods for trial in _tuning(method, size)), book, workers, tell)
+        rates = {method.name: _best(method, size, book) for method in methods}
     trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
     perform_all((trial for some in trials.values() for trial in some), book, workers, tell)
     ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items()}
-    return Comparison(rates, ends, size)
+    beside = None if size.beside is None else compare(size.beside, book, workers, tell)
+    return Comparison(rates, ends, size, beside)
 
 
 def _all(size: Size) -> Iterator[tuple[Method, int]]:
     for count in size.replicas:
-        for method in METHODS:
+        for method in (BY_NAME[name] for name in size.methods):
             if method.at_each_count or count == size.replicas[0]:
                 yield method, count
     if size.variants:
