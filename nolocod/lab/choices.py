@@ -23,6 +23,8 @@ _LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1)
 _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
 _RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+_LATE = tuple((late, phase, False) for phase, lates in ((100, (0, 5)), (50, (0, 1, 2, 5)), (24, (0, 5))) for late in lates)
+_LATE += ((0, 50, True), (5, 50, True))
 _OUTER = ((0.0, 1.0, 1.0), (OURS.alpha, OURS.beta, OURS.gamma), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 0.7, 0.75))
 
 
@@ -90,18 +92,23 @@ def questions() -> tuple[Question, ...]:
     return (
         _how_often(_SIZES),
         Question(
-            "By the outer step's settings, every 12 inner steps",
+            "By the outer step's settings",
             "alpha, beta, gamma",
             {
-                (f"{alpha:g}, {beta:g}, {gamma:g}", size): _with_outer(like, alpha, beta, gamma)
-                for alpha, beta, gamma in _OUTER
-                for size, like in _each_size(_SIZES, 24)
+                (f"{alpha:g}, {beta:g}, {gamma:g}", f"{size}, every {_phase(like)}"): _with_outer(like, alpha, beta, gamma)
+                for phase, settings in ((50, _OUTER[:2]), (24, _OUTER))
+                for alpha, beta, gamma in settings
+                for size, like in _each_size(_SIZES, phase)
             },
         ),
         Question(
-            "By how many of 25 inner steps a merge comes late",
-            "inner steps late",
-            {(f"{late}", size): replace(like, late=late or None) for late in (0, 1, 2, 5) for size, like in _SIZES.items()},
+            "By how many inner steps a merge comes late: what an exchange takes in a run that does not wait for it",
+            "late, of, learning rate",
+            {
+                (f"{late} of {_phase(like)}{', half' if slower else ''}", size): _late(like, late, slower=slower)
+                for late, phase, slower in _LATE
+                for size, like in _each_size(_SIZES, phase)
+            },
         ),
         Question(
             "Learning rate by number of replicas, 0.12 M parameters",
@@ -159,6 +166,10 @@ def _how_often(sizes: dict[str, Trial]) -> Question:
 def _each_size(sizes: dict[str, Trial], phase: int) -> Iterator[tuple[str, Trial]]:
     for size, like in sizes.items():
         yield size, replace(like, phase=phase)
+
+
+def _late(like: Trial, late: int, *, slower: bool) -> Trial:
+    return replace(like, late=late or None, learning_rate=like.learning_rate / (2 if slower else 1))
 
 
 def _with_outer(like: Trial, alpha: float, beta: float, gamma: float) -> Trial:
