@@ -39,7 +39,7 @@ class Span:
     like: Trial
 
 
-FULL = Span((4, 8, 16), (1, 2, 3), Trial(METHOD, 8, 0, 1e-3, model="tiny", steps=2000, held_out=1, points=1))
+FULL = Span((4, 8, 16), (1, 2, 3), Trial(METHOD, 4, 0, 1e-3, model="tiny", steps=1000, phase=25, held_out=1, points=1))
 REDUCED = Span((4,), (1, 2), Trial(METHOD, 4, 0, 1e-3, model="tiny", steps=600, phase=20, held_out=1, points=1))
 
 
