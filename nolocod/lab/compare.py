@@ -46,7 +46,7 @@ class Size:
 _SEEDS, _RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
 _SMALLER = Size((4,), _SEEDS, _RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPERS, OURS, NONE))
 FULL = Size((4, 8, 16), _SEEDS, _RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
-REDUCED = Size((4,), (1,), (8e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
+REDUCED = Size((4,), (1,), (2e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def test_a_killed_trainer_costs_a_restart_and_not_the_node(swarm: Swarm) -> None
     after = first.report
     assert after is not None
     assert after.uptime > before.uptime, "the node itself went on"
-    assert after.errors[0].code == "NLC-125"
+    assert "NLC-125" in {error.code for error in after.errors}, "beside the steps since the last checkpoint, if there were any"
     assert first.process is not None
     first.process.kill()
     first.process.wait(ENOUGH)

@@ -21,7 +21,7 @@ from nolocod.config import Address, NodeConfig, Relaying
 from nolocod.errors import BannedError, OtherRunError, RefusedError, RemoteError
 from nolocod.events import Event, PeerBanned
 from nolocod.identity import Identity, PeerId
-from nolocod.manifest import Manifest, Sealed, seal
+from nolocod.manifest import Manifest, Sealed, seal, wire_name
 from nolocod.p2p.exchanger import Exchanger
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.mesh import Mesh, open_mesh
@@ -125,12 +125,13 @@ class Scene:
 
     def offer(self, **changes: object) -> pb.Body:
         """An Offer to Alice that is good but for `changes` of its body."""
+        codec = wire_name(self.run.manifest.codec)
         body = pb.Body(
             run_id=self.run.run_id,
             session=self.sessions.randbytes(16),
             sequence=1,
             receiver=self.alice.peer_id,
-            offer=pb.Offer(standing=standing_to_wire(STANDING), codec="float32/1", size=SIZE, dense=True),
+            offer=pb.Offer(standing=standing_to_wire(STANDING), codec=codec, size=SIZE, dense=True),
         )
         for name, value in changes.items():
             setattr(body, name, value)
@@ -338,7 +339,8 @@ async def test_replays_wrong_runs_and_lies_are_refused_by_name_and_harm_nobody(t
             body = besieged.offer()
             body.offer.standing.round = 10**6 if change == "round" else STANDING.round
             body.offer.size = SIZE + 1 if change == "size" else SIZE
-            body.offer.codec = "pickle/1" if change == "codec" else "float32/1"
+            if change == "codec":
+                body.offer.codec = "pickle/1"
             cases[change] = besieged.sealed(body)
         for name, message in cases.items():
             answer = await besieged.say(message)
