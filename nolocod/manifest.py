@@ -41,6 +41,10 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 _CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1, "delta4": 1}
 
 
+CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
+"""Per parameter on the wire, about (docs/codecs.md)."""
+
+
 def wire_name(codec: Codec) -> str:
     """The codec and its version, as partners name it to each other: both must mean the same bytes."""
     return f"{codec}/{_CODEC_VERSIONS[codec]}"

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from nolocod import presets
 from nolocod.benchmarks.base import spread
-from nolocod.benchmarks.training import BYTES, INNER_STEPS, Setting, alone, cores, paired_with, parameters_of, run_of
+from nolocod.benchmarks.training import INNER_STEPS, Setting, alone, cores, paired_with, parameters_of, run_of
+from nolocod.manifest import CODEC_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ def in_turn(options: Options, runs: dict[str, Manifest], after: int = 1) -> Iter
     """Two daemons of each of `runs`, which have one model: the repetition, the run's name, and what was seen after their
     first `after` outer steps with each other."""
     first = next(iter(runs.values()))
-    size = parameters_of(first) * BYTES[first.codec]
+    size = parameters_of(first) * CODEC_BYTES[first.codec]
     with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name:
         folder = Path(name)
         settings: dict[str, Setting] = {}

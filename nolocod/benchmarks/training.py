@@ -33,6 +33,7 @@ from nolocod.benchmarks.base import BenchError, spread
 from nolocod.benchmarks.parties import python
 from nolocod.config import DataDir
 from nolocod.errors import NotRunningError
+from nolocod.manifest import CODEC_BYTES
 from nolocod.status import client
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ INNER_STEPS = 50
 WARM_UP = 10
 """Inner steps before the daemon's clock starts; as many as the bare loop's."""
 _LOOK_SECONDS = 0.05
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
-"""Per parameter on the wire, about."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
         run_file.write_text(presets.to_toml(run), encoding="utf-8")
         setting = Setting(run_file, folder, options.seconds, *cores())
         result = TrainingResult(setting.pinned, [], [], [], [], [])
-        size = parameters_of(run) * BYTES[run.codec]
+        size = parameters_of(run) * CODEC_BYTES[run.codec]
         for number in range(1, options.pairs + 1):
             result.idle.append(alone(setting, number))
             result.bare.append(bare_rate(setting, run, result.idle[-1]))

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from nolocod.lab.compare import TUNING_SEED
+from nolocod.lab.compare import RATES, TUNING_SEED
 from nolocod.lab.methods import OURS
 from nolocod.lab.trials import Trial, perform_all
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1)
 _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
-_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 _LATE = tuple((late, phase, False) for phase, lates in ((100, (0, 5)), (50, (0, 1, 2, 5)), (24, (0, 5))) for late in lates)
 _LATE += ((0, 50, True), (5, 50, True))
 _OUTER = ((0.0, 1.0, 1.0), (OURS.alpha, OURS.beta, OURS.gamma), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 0.7, 0.75))
@@ -95,7 +94,7 @@ def questions() -> tuple[Question, ...]:
             "By the outer step's settings",
             "alpha, beta, gamma",
             {
-                (f"{alpha:g}, {beta:g}, {gamma:g}", f"{size}, every {_phase(like)}"): _with_outer(like, alpha, beta, gamma)
+                (f"{alpha:g}, {beta:g}, {gamma:g}", f"{size}, every {like.inner_steps}"): _with_outer(like, alpha, beta, gamma)
                 for phase, settings in ((50, _OUTER[:2]), (24, _OUTER))
                 for alpha, beta, gamma in settings
                 for size, like in _each_size(_SIZES, phase)
@@ -105,7 +104,7 @@ def questions() -> tuple[Question, ...]:
             "By how many inner steps a merge comes late: what an exchange takes in a run that does not wait for it",
             "late, of, learning rate",
             {
-                (f"{late} of {_phase(like)}{', half' if slower else ''}", size): _late(like, late, slower=slower)
+                (f"{late} of {like.inner_steps}{', half' if slower else ''}", size): _late(like, late, slower=slower)
                 for late, phase, slower in _LATE
                 for size, like in _each_size(_SIZES, phase)
             },
@@ -116,7 +115,7 @@ def questions() -> tuple[Question, ...]:
             {
                 (f"{count}", f"{rate:g}"): replace(_TINY, replicas=count, learning_rate=rate)
                 for count in (2, 4, 8)
-                for rate in _RATES
+                for rate in RATES
             },
             by_row=True,
         ),
@@ -126,7 +125,7 @@ def questions() -> tuple[Question, ...]:
             {
                 (size, f"{rate:g}"): replace(_LIKE, model=model, learning_rate=rate)
                 for model, size in {"micro": "0.06 M", "tiny": "0.12 M", "0.4m": "0.36 M"}.items()
-                for rate in _RATES
+                for rate in RATES
             },
             by_row=True,
         ),
@@ -138,7 +137,7 @@ def questions() -> tuple[Question, ...]:
                     _TINY, batch=batch, steps=6000 // batch, phase=200 // batch, learning_rate=rate
                 )
                 for batch in (2, 4, 8)
-                for rate in _RATES
+                for rate in RATES
             },
             by_row=True,
         ),
@@ -156,7 +155,7 @@ def _how_often(sizes: dict[str, Trial]) -> Question:
         text,
         "inner steps, bytes",
         {
-            (f"{_phase(like)}, {50 / _phase(like) / 8:.2f}", size): like
+            (f"{like.inner_steps}, {50 / like.inner_steps / 8:.2f}", size): like
             for phase in (100, 50, 24, 12)
             for size, like in _each_size(sizes, phase)
         },
@@ -176,11 +175,6 @@ def _with_outer(like: Trial, alpha: float, beta: float, gamma: float) -> Trial:
     if (alpha, beta, gamma) == (OURS.alpha, OURS.beta, OURS.gamma):
         return like
     return replace(like, alpha=alpha, beta=beta, gamma=gamma)
-
-
-def _phase(trial: Trial) -> int:
-    """Inner steps between two of its outer steps."""
-    return round(trial.phase * trial.settings.every)
 
 
 def choices(asked: tuple[Question, ...], book: Book, workers: int, tell: Callable[[str], None]) -> Choices:

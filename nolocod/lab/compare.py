@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nolocod.lab import methods
 from nolocod.lab.methods import BY_NAME, METHODS, VARIANTS, Method
+from nolocod.lab.methods import OURS as DEFAULT
 from nolocod.lab.trials import Trial, perform_all
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nolocod.lab.trials import Book
     from nolocod.trainer.rehearsal import Point
 
-DILOCO, OURS, PAPERS, NONE = "DiLoCo", methods.OURS.name, "NoLoCo, the paper's", "none"
+DILOCO, OURS, PAPERS, NONE = "DiLoCo", DEFAULT.name, "NoLoCo, the paper's", "none"
 TUNING_SEED = 100
 """Not among those that are compared."""
 
@@ -43,9 +43,9 @@ class Size:
     """Another model, and what is compared with it."""
 
 
-_SEEDS, _RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
-_SMALLER = Size((4,), _SEEDS, _RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPERS, OURS, NONE))
-FULL = Size((4, 8, 16), _SEEDS, _RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
+_SEEDS, RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
+_SMALLER = Size((4,), _SEEDS, RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPERS, OURS, NONE))
+FULL = Size((4, 8, 16), _SEEDS, RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
 REDUCED = Size((4,), (1,), (2e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
 
 
@@ -88,9 +88,7 @@ class Comparison:
 
     def methods_at(self, count: int) -> list[str]:
         """Those that are told at `count` replicas."""
-        return [
-            name for name, replicas in self.ends if replicas == count or (name == NONE and replicas == self.size.replicas[0])
-        ]
+        return [name for name in dict.fromkeys(name for name, _ in self.ends) if name == NONE or (name, count) in self.ends]
 
     def at(self, name: str, count: int) -> list[Point]:
         """One point for each seed."""
@@ -151,10 +149,15 @@ class Comparison:
         return (none - own) / (none - diloco)
 
     def to_json(self) -> str:
-        ends = {f"{name}, {count}": [vars(end) for end in ends] for (name, count), ends in self.ends.items()}
-        beside = None if self.beside is None else json.loads(self.beside.to_json())
-        claims = [vars(claim) for claim in self.claims()]
-        return json.dumps({"rates": self.rates, "ends": ends, "claims": claims, "beside": beside})
+        return json.dumps(self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "rates": self.rates,
+            "ends": {f"{name}, {count}": [vars(end) for end in ends] for (name, count), ends in self.ends.items()},
+            "claims": [vars(claim) for claim in self.claims()],
+            "beside": None if self.beside is None else self.beside._facts(),
+        }
 
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:

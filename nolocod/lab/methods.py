@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from nolocod.manifest import CODEC_BYTES
+
 if TYPE_CHECKING:
     from nolocod.manifest import Codec
     from nolocod.trainer.rehearsal import Scheme
-
-
-_WIDTHS: dict[Codec, float] = {"float32": 4, "bfloat16": 2, "modulo8": 1, "delta4": 0.5}
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ class Method:
     def sent(self, replicas: int, phase: int) -> float:
         """Bytes that a node sends per parameter and `phase` inner steps: messages to partners, or a ring's all-reduce of
         float32."""
-        ring = 2 * (replicas - 1) / replicas * _WIDTHS["float32"]
+        ring = 2 * (replicas - 1) / replicas * CODEC_BYTES["float32"]
         match self.scheme:
             case "pairs":
-                return _WIDTHS[self.codec] / self.every
+                return CODEC_BYTES[self.codec] / self.every
             case "all":
                 return ring / self.every
             case "gradients":

@@ -61,9 +61,14 @@ class Trial:
         given = {key: getattr(self, key) for key in ("alpha", "beta", "gamma", "late", "fragments")}
         return replace(BY_NAME[self.method], **{key: value for key, value in given.items() if value is not None})
 
+    @property
+    def inner_steps(self) -> int:
+        """From one outer step to the next."""
+        return round(self.phase * self.settings.every)
+
     def manifest(self) -> Manifest:
         method = self.settings
-        phase = round(self.phase * method.every)
+        phase = self.inner_steps
         run = presets.local_run(
             MODELS[self.model], rounds=self.steps // phase, inner_steps=phase, seed=self.seed, own_text=False
         )
