@@ -2,8 +2,8 @@
 
     python -m tools.batching [REPLICAS ...]
 
-The rule: each way takes the same forward and backward passes of the lab's model, on one thread, and is told over replicas
-that take them in turn.
+The rule: each way takes the same forward and backward passes of the lab's model, on one thread or on the GPU where there is
+one, and is told over replicas that take them in turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 from nolocod.lab.trials import Trial
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import cross_entropy
-from nolocod.trainer.model import build, read_config
+from nolocod.trainer.model import build, pick_device, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +34,17 @@ def seconds(work: Callable[[], object]) -> float:
     """Of one pass; the first ones, which allocate and compile, do not count."""
     work()
     work()
+    _finish()
     began = time.perf_counter()
     for _ in range(_PASSES):
         work()
+    _finish()
     return (time.perf_counter() - began) / _PASSES
+
+
+def _finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def measure(count: int) -> dict[str, float]:
@@ -45,8 +52,9 @@ def measure(count: int) -> dict[str, float]:
     trial = Trial("none", count, 0, 1e-3)
     manifest = trial.manifest()
     config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
-    models = [build(config, seed) for seed in range(count)]
-    windows = torch.randint(0, 256, (count, trial.batch, trial.sequence + 1))
+    device = pick_device("auto")
+    models = [build(config, seed).to(device) for seed in range(count)]
+    windows = torch.randint(0, 256, (count, trial.batch, trial.sequence + 1), device=device)
     parameters, buffers = stack_module_state(models)
 
     def loss(own: dict[str, Tensor], kept: dict[str, Tensor], batch: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nolocod import datadir
-from nolocod.errors import SoakError, UsageError
+from nolocod.errors import DeviceError, SoakError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -45,6 +45,7 @@ def add_to(commands: Commands) -> None:
     lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
     lab.add_argument("what", choices=["compare", "choices", "spread", "scaling", "attacks"])
     lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
+    lab.add_argument("--gpu", action="store_true", help="of compare: 10 M parameters on this machine's GPU instead")
     lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
     lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
     lab.add_argument("--seed", type=int, default=0, help="of scaling and of random walks")
@@ -131,6 +132,8 @@ def _lab(options: argparse.Namespace) -> None:
         raise UsageError("--workers cannot be negative.")
     if options.into is not None and options.reduced:
         raise UsageError("--into is for the whole study.", remedy="Leave out --into or --reduced.")
+    if options.gpu and (options.what != "compare" or options.reduced):
+        raise UsageError("--gpu is for the whole of compare.", remedy="Leave out --gpu, or --reduced.")
     workers = options.workers or os.cpu_count() or 1
 
     def tell(text: str) -> None:
@@ -146,12 +149,13 @@ def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], N
     """The studies that have a place in evidence.md."""
     from nolocod import pages
 
-    place = pages.Place(options.into / "evidence.md", options.what, _INTO) if options.into else None
+    name = f"{options.what}-gpu" if options.gpu else options.what
+    place = pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
     study = {"compare": _compare, "choices": _choices, "spread": _spread, "scaling": _scaling}[options.what]
     result, draw = study(options, workers, tell)
     if place is not None:
         if draw is not None:
-            draw(options.into / f"evidence-{options.what}.svg")
+            draw(options.into / f"evidence-{name}.svg")
         place.fill(result.to_text())
     print(result.to_json() if options.json else result.to_text())
 
@@ -168,8 +172,21 @@ def _compare(options: argparse.Namespace, workers: int, tell: Callable[[str], No
     from nolocod.lab import compare, figures, trials
 
     size = compare.REDUCED if options.reduced else compare.FULL
+    if options.gpu:
+        size = compare.GPU
+        _require_device(size.like.device)
     result = compare.compare(size, trials.book(_kept(options, "evidence.jsonl")), workers, tell)
     return result, partial(figures.draw_comparison, result)
+
+
+def _require_device(name: str) -> None:
+    """DeviceError if this machine has none that computes."""
+    from nolocod.trainer.model import pick_device
+
+    try:
+        pick_device(name)
+    except DeviceError as error:
+        raise DeviceError(error.cause, remedy="Leave out --gpu to compare small models on the CPU.") from error
 
 
 def _choices(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:

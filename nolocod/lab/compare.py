@@ -46,6 +46,12 @@ class Size:
 _SEEDS, RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
 _SMALLER = Size((4,), _SEEDS, RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPERS, OURS, NONE))
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
+GPU = Size(
+    (4,), _SEEDS, (5e-4, 1e-3, 2e-3), False,
+    Trial("none", 1, 0, 0.0, model="10m", batch=8, sequence=256, device="cuda"),
+    ("data parallel", DILOCO, PAPERS, OURS, NONE),
+)  # fmt: skip
+"""What is compared where there is a GPU: ten million parameters."""
 REDUCED = Size((4,), (1,), (2e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
 
 

@@ -70,6 +70,10 @@ class Run:
         return math.sqrt(statistics.fmean(spread**2 for spread in self.spreads))
 
 
+def _facts(run: Run) -> dict[str, object]:
+    return vars(run) | {"correlation": run.correlation, "slope": run.slope}
+
+
 def _slope(rates: Sequence[float], spreads: Sequence[float]) -> float:
     """Of log variance on log learning rate, by least squares."""
     return statistics.linear_regression([math.log(rate) for rate in rates], [2 * math.log(one) for one in spreads]).slope
@@ -109,12 +113,16 @@ class Spread:
 
     def _by_rate(self) -> Iterator[str]:
         yield f"\nTrained replicas ({METHOD}) with different learning rates (spread: root mean square over the run):\n"
-        yield "| replicas | seed | spread at each learning rate | slope of log variance on log learning rate, between runs |"
-        yield "|---|---|---|---|"
+        yield (
+            "| replicas | seed | spread at each learning rate | slope of log variance on log learning rate, between runs "
+            "| over all points of these runs | r over all points |"
+        )
+        yield "|---|---|---|---|---|---|"
         for seed, slope in self.slopes().items():
             runs = [run for run in self.by_rate if run.seed == seed]
             shown = ", ".join(f"{run.peak:g}: {run.mean:.2e}" for run in runs)
-            yield f"| {runs[0].replicas} | {seed} | {shown} | {slope:.2f} |"
+            pooled = self.pooled(seed)
+            yield f"| {runs[0].replicas} | {seed} | {shown} | {slope:.2f} | {pooled.slope:.2f} | {pooled.correlation:.3f} |"
 
     def slopes(self) -> dict[int, float]:
         """Of log variance on the log of the peak learning rate, between the runs of each seed."""
@@ -122,6 +130,13 @@ class Spread:
         for run in self.by_rate:
             by_seed.setdefault(run.seed, []).append(run)
         return {seed: _slope([run.peak for run in runs], [run.mean for run in runs]) for seed, runs in by_seed.items()}
+
+    def pooled(self, seed: int) -> Run:
+        """The points of all runs of `seed` that differ by their peak, as if they were one run's."""
+        runs = [run for run in self.by_rate if run.seed == seed]
+        rates = tuple(rate for run in runs for rate in run.rates)
+        spreads = tuple(spread for run in runs for spread in run.spreads)
+        return Run(runs[0].replicas, seed, max(run.peak for run in runs), rates, spreads)
 
     def _gammas(self) -> Iterator[str]:
         yield "\nSpread at the end of trained runs by gamma, each seed:\n"
@@ -131,9 +146,14 @@ class Spread:
             yield f"| {gamma:g} | {', '.join(f'{one:.2e}' for one in ends)} |"
 
     def to_json(self) -> str:
-        runs = [vars(run) | {"correlation": run.correlation, "slope": run.slope} for run in self.runs]
         return json.dumps(
-            {"walks": [vars(walk) for walk in self.walks], "runs": runs, "slopes": self.slopes(), "gammas": self.gammas}
+            {
+                "walks": [vars(walk) for walk in self.walks],
+                "runs": [_facts(run) for run in self.runs],
+                "slopes": self.slopes(),
+                "pooled": [_facts(self.pooled(seed)) for seed in self.slopes()],
+                "gammas": self.gammas,
+            }
         )
 
 

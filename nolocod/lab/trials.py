@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": presets.MODELS["tiny"],
     "0.4m": presets.llama(96, 3, 4, 256),
     "small": presets.MODELS["small"],
+    "10m": presets.MODELS["10m"],
 }
 
 
@@ -55,6 +56,8 @@ class Trial:
     gamma: float | None = None
     late: int | None = None
     fragments: int | None = None
+    device: str = "cpu"
+    """As torch names it. On a GPU the inner steps compute in bfloat16, as a node's do."""
 
     @property
     def settings(self) -> Method:
@@ -92,7 +95,7 @@ def perform(trial: Trial) -> list[Point]:
     watch = max(1, manifest.outer.rounds // trial.points)
     variant = Variant(method.name, method.codec, method.late, method.fragments, method.scheme)
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-        rehearsal = Rehearsal(manifest, variant, trial.replicas, Path(cache), watch)
+        rehearsal = Rehearsal(manifest, variant, trial.replicas, Path(cache), watch, trial.device)
         rehearsal.run()
     return rehearsal.points
 

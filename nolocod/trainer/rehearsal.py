@@ -82,8 +82,10 @@ def use_threads(count: int) -> None:
 class Rehearsal:
     """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
 
-    def __init__(self, manifest: Manifest, variant: Variant, count: int, cache: Path, watch: int = 0) -> None:
-        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none."""
+    def __init__(
+        self, manifest: Manifest, variant: Variant, count: int, cache: Path, watch: int = 0, device: str = "cpu"
+    ) -> None:
+        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it."""
         # As many inner steps from merge to merge of a fragment, and in all, whatever the number of fragments.
         inner, settings = manifest.inner, manifest.outer
         fragments = variant.fragments
@@ -108,7 +110,7 @@ class Rehearsal:
             self.manifest = msgspec.structs.replace(self.manifest, inner=everybodys)
             sealed = seal(self.manifest, Identity.generate())
         for index, source in enumerate(sources):
-            replica = Replica(sealed, tokenizer.vocabulary, source, "cpu")
+            replica = Replica(sealed, tokenizer.vocabulary, source, device)
             replica.draw_as(f"replica {index}")
             self._replicas.append(replica)
         self._watch = watch
@@ -158,7 +160,7 @@ class Rehearsal:
         settings, count = self.manifest.outer, len(self._replicas)
         total = torch.zeros_like(self._replicas[0].phi)
         for replica in self._replicas:
-            total += outer.message(replica.phi, replica.theta, settings)
+            total += outer.message(replica.phi, replica.theta.cpu(), settings)
         for replica in self._replicas:
             outer.step(replica.phi, replica.delta, total, count, settings)
             replica.theta.copy_(replica.phi)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -31,3 +32,13 @@ def test_methods_are_in_the_order_that_the_paper_tells(tmp_path: Path) -> None:
         assert claims[text]["holds"], claims[text]
     again = subprocess.run(line, capture_output=True, text=True, timeout=ENOUGH, check=True)
     assert (again.stdout, again.stderr) == (first.stdout, ""), "what was done is not done again"
+
+
+def test_without_a_gpu_the_study_that_needs_one_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nolocod", "lab", "compare", "--gpu", "--kept", str(tmp_path / "kept.jsonl")]
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=ENOUGH, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "NLC-126" in done.stderr
+    assert "Leave out --gpu" in done.stderr
+    assert not (tmp_path / "kept.jsonl").exists()
