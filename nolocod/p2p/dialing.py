@@ -3,7 +3,8 @@
 The rule: whatever can be seen of us is seen of the listening port, so that a NAT keeps one mapping for all,
 and what a peer observes tells others where to dial or to punch. Where that port cannot be used, a fresh one is;
 only punching needs it. Who may have to be punched to is dialled from a fresh one: our own router remembers what was
-dialled in vain for minutes, lets the other's packets in by that, and drops our answers, which do not continue it.
+dialled in vain for minutes, lets the other's packets in by that, and drops our answers, which do not continue it. Who
+answers there is dialled again from the listening one while nobody can tell our NAT's kind yet.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class Dialler:
         self._sources = {_family(address.host): address for address in reversed(listening)}
         self.expected: dict[Endpoint, Expected] = {}
         """Who is being punched to, by where it would come from."""
+        self.to_be_seen: Callable[[], bool] = lambda: False
+        """Whether somebody is looked for who sees our listening port."""
         # Also frees an inbound connection's task and slot when the connection ends. libp2p 0.8.1 keeps both until the
         # host stops: after `max_connections` inbound connections in its whole life, a node would accept no more.
         swarm._handle_inbound_connection = self._accept
@@ -116,7 +119,7 @@ class Dialler:
         self._knocks.answered(target[0], trio.current_time())
 
     async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
-        connected, from_listen_port = (await _open(target, None), False) if fresh else await self._connect(target)
+        connected, from_listen_port = await (self._try_first(target) if fresh else self._connect(target))
         try:
             await self._upgrade(connected, peer, Origin("direct", from_listen_port), client=True)
         except BaseLibp2pError as error:
@@ -124,6 +127,14 @@ class Dialler:
                 raise
             # Perhaps both of us dialled at the same moment, and TCP made one connection of it, with two clients.
             await self._upgrade(await _open(target, None), peer, Origin("direct"), client=True)
+
+    async def _try_first(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
+        """As `_connect`, of one who may not answer: from a fresh port, which is given up if the other is to be seen."""
+        first = await _open(target, None)
+        if not self.to_be_seen():
+            return first, False
+        with first:
+            return await self._connect(target)
 
     async def _connect(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
         """A socket, and whether it is bound to the listening port."""

@@ -86,6 +86,7 @@ class Reachability:
         self._contrary = 0
         self._told: ReachFound | None = None
         self._alone_since: float | None = None
+        host.dialler.to_be_seen = lambda: self.kind is None
 
     async def run(self) -> None:
         """Find out, and keep finding out, until cancelled."""

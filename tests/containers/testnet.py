@@ -71,12 +71,20 @@ class Testnet:
         try:
             self._run_it()
         except CheckFailed:
-            print(self.compose("ps", "--all"), self.compose("logs", "--tail", "15"), sep="\n")
+            print(self.compose("ps", "--all"), self.compose("logs", "--tail", "15"), *self._nodes_words(), sep="\n")
             raise
         finally:
             self.compose("down", "-v", "--timeout", "30", seconds=180, faults=True)
         with step("`down -v` has left nothing"):
             self._nothing_left()
+
+    def _nodes_words(self) -> Iterator[str]:
+        """What the nodes of different networks say of themselves."""
+        for service in ("bootstrap", "home", "flat"):
+            try:
+                yield f"{service}: {self.compose('exec', '-T', service, 'nolocod', 'status')}"
+            except CheckFailed as error:
+                yield f"{service} says nothing: {error}"
 
     def _build(self, buildkit: str) -> None:
         settings = {"DOCKER_BUILDKIT": buildkit}

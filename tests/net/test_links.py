@@ -349,6 +349,17 @@ async def test_who_may_have_to_be_punched_to_is_dialled_from_a_fresh_port(beside
         assert endpoint(ann.observed[bob.own].address) != endpoint(ann.announced[0])
 
 
+async def test_who_answers_a_fresh_port_sees_the_listening_one_where_that_is_wanted() -> None:
+    async with around_a_relay() as (_, ann, bob):
+        ann.dialler.to_be_seen = lambda: True
+        await ann.connect(bob.own, bob.circuits)
+        assert await ann.dial_straight(bob.own, bob.announced, 2.0)
+        await until(lambda: bob.own in ann.observed)
+        assert ann.observed[bob.own].from_listen_port
+        assert endpoint(ann.observed[bob.own].address) == endpoint(ann.announced[0])
+        await until(lambda: bob.dialler.doorway.inside == 1)  # the try has hung up
+
+
 async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer() -> None:
     async with around_a_relay(HIDDEN) as (_, ann, bob):
         with socket.socket() as deaf:
