@@ -117,12 +117,12 @@ class Inner(Section, frozen=True):
 class Outer(Section, frozen=True):
     """The outer step (NoLoCo Eq. 2 with the signs of its Eq. 32) and when it is taken."""
 
-    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    """Outer momentum. The paper's alpha, beta and gamma are 0.5, 0.7 and 0.7; docs/evidence.md says what chose these."""
-    beta: Annotated[float, Meta(gt=0, le=4)] = 1.0
+    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    """Outer momentum. Alpha, beta and gamma are the paper's; docs/evidence.md tells what others did."""
+    beta: Annotated[float, Meta(gt=0, le=4)] = 0.7
     """How much of the pair's mean change is taken."""
-    gamma: Annotated[float, Meta(gt=0, le=4)] = 1.0
-    """How much of the way to the pair's mean slow weights is gone."""
+    gamma: Annotated[float, Meta(gt=0, le=4)] = 0.7
+    """How much of the way to the pair's mean slow weights is gone. Replicas are closest at 1 - alpha^2."""
     rounds: Count = 0
     """The run's goal; 0 means without end (constant learning rate)."""
     staleness: Positive = 3

@@ -103,7 +103,8 @@ class Inspection:
     """What the trainer found in the partner's message."""
 
     spread: float
-    """||theta_i - theta_j|| at the snapshots, over the fragment."""
+    """||theta_i - theta_j|| at the snapshots, over the fragment. A message holds beta Delta + gamma phi, so where beta
+    is not gamma, what each learned since its last outer step counts beta / gamma times."""
     skipped: bytes = b""
     """Bit map of the blocks whose distance bound did not hold (codec.py); empty for none. Neither side
     merges those: they take a solo step."""

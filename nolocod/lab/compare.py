@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.lab.methods import BY_NAME, METHODS, VARIANTS, Method
+from nolocod.lab.methods import BY_NAME, LARGE_STEPS, LITTLE_MOMENTUM, METHODS, VARIANTS, Method
 from nolocod.lab.methods import OURS as DEFAULT
 from nolocod.lab.trials import Trial, perform_all
 
@@ -112,7 +112,8 @@ class Comparison:
             (OURS, DILOCO, 0.01),
             (PAPERS, DILOCO, 0.01),
             (OURS, PAPERS, 0.0),
-            (OURS, "the paper's, as ours is sent", 0.0),
+            (OURS, LITTLE_MOMENTUM, 0.0),
+            (OURS, LARGE_STEPS, 0.0),
             (OURS, "pair averaging", 0.0),
             (OURS, "pair averaging, as ours is sent", 0.0),
         ]

@@ -49,8 +49,9 @@ class Method:
                 return 0.0
 
 
-OURS = Method("NoLoCo, ours", "pairs", alpha=0.2, every=0.5, codec="modulo8")
-"""A run file's defaults: a byte where the paper's pairs send eight, twice as often."""
+LITTLE_MOMENTUM, LARGE_STEPS = "ours, alpha 0.2, beta and gamma 1", "ours, beta 1, gamma 0.75"
+OURS = Method("NoLoCo, ours", "pairs", alpha=0.5, beta=0.7, gamma=0.7, every=0.5, codec="modulo8")
+"""A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often."""
 _OURS = replace(OURS, tuned_as=OURS.name)
 METHODS = (
     Method("data parallel", "gradients"),
@@ -62,11 +63,12 @@ METHODS = (
     Method("none", "none", at_each_count=False),  # replicas do not know how many there are
 )
 VARIANTS = (
-    replace(_OURS, name="ours, float32, half as often", codec="float32", every=1),
-    replace(_OURS, name="ours, three times as often", every=0.16),
+    replace(_OURS, name="ours, with the paper's bytes", every=0.26),
     replace(_OURS, name="ours, merged 5 inner steps late", late=5),
     replace(_OURS, name="ours, 5 fragments", fragments=5),
-    replace(_OURS, name="the paper's, as ours is sent", alpha=0.5, beta=0.7, gamma=0.7),
-    replace(_OURS, name="pair averaging, as ours is sent", alpha=0),
+    replace(OURS, name=LITTLE_MOMENTUM, alpha=0.2, beta=1, gamma=1),
+    replace(OURS, name=LARGE_STEPS, beta=1, gamma=0.75),
+    replace(OURS, name="pair averaging, as ours is sent", alpha=0, beta=1, gamma=1, tuned_as="pair averaging"),
+    Method("DiLoCo, with our alpha, as often", "all", alpha=OURS.alpha, beta=OURS.beta, every=OURS.every, tuned_as="DiLoCo"),
 )
 BY_NAME = {method.name: method for method in (*METHODS, *VARIANTS)}
