@@ -25,7 +25,7 @@ _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
 _LATE = tuple((late, phase, False) for phase, lates in ((100, (0, 5)), (50, (0, 1, 2, 5)), (24, (0, 5))) for late in lates)
 _LATE += ((0, 50, True), (5, 50, True))
-_OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 0.7, 0.75))
+_OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
 _LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 1.0, 0.75))
 _LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
 _LONG = {TUNING_SEED: sorted(_LIKELY + _LESS_LIKELY), TUNING_SEED + 1: _LIKELY}
@@ -113,7 +113,7 @@ def questions() -> tuple[Question, ...]:
                 (f"{alpha:g}, {beta:g}, {gamma:g}", f"{size}, every {like.inner_steps}"): replace(
                     like, alpha=alpha, beta=beta, gamma=gamma
                 )
-                for phase, settings in ((50, _OUTER[:2]), (24, _OUTER))
+                for phase, settings in ((50, _OUTER[:3]), (24, _OUTER))
                 for alpha, beta, gamma in settings
                 for size, like in _each_size(_SIZES, phase)
             },
