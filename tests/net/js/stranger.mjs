@@ -21,7 +21,7 @@ const { listen = [], relay = false } = JSON.parse(process.argv[2] ?? '{}')
 
 const services = {
   identify: identify({ timeout: WAIT, maxOutboundStreams: 8 }), // it begins one by itself when it has dialled
-  ping: ping({ timeout: WAIT }),
+  ping: ping({ timeout: WAIT, maxOutboundStreams: 2 }), // its DHT pings whom it puts into its table; two at once are answered
   // addresses on loopback are what these tests have, and what the mapper that is the default would drop
   dht: kadDHT({ protocol: '/ipfs/kad/1.0.0', clientMode: true, peerInfoMapper: passthroughMapper })
 }
