@@ -54,8 +54,7 @@ def pair(folder: Path, **changes: object) -> tuple[Replica, Replica]:
 def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: str) -> None:
     alice, bob = pair(tmp_path, codec=codec)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    settings = alice.plan.settings
-    distance = (alice.theta - bob.theta).norm().item() * settings.beta / settings.gamma  # they began with the same phi
+    distance = (alice.theta - bob.theta).norm().item()
     alice.snapshot(a_out, Subject())
     bob.snapshot(b_out, Subject())
     spread = alice.inspect(a_out, b_out).spread
@@ -68,6 +67,15 @@ def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: st
     assert torch.equal(alice.delta, bob.delta)
     assert torch.equal(alice.theta, alice.phi)
     assert alice.steps_since_outer == 0
+
+
+def test_where_beta_is_not_gamma_the_spread_counts_what_was_learned_beta_over_gamma_times(tmp_path: Path) -> None:
+    alice, bob = pair(tmp_path, codec="float32", outer=Outer(alpha=0.5, beta=1.0, gamma=0.75))
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    learned = (alice.theta - bob.theta).norm().item()  # both began with the same slow weights
+    alice.snapshot(a_out, Subject())
+    bob.snapshot(b_out, Subject())
+    assert alice.inspect(a_out, b_out).spread == pytest.approx(learned / 0.75, rel=1e-4)
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])

@@ -16,7 +16,7 @@ from nolocod.lab.methods import OURS
 from nolocod.lab.trials import Trial, perform_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from nolocod.lab.trials import Book
 
@@ -94,29 +94,21 @@ def questions() -> tuple[Question, ...]:
     """All that is asked."""
     return (
         _how_often(_SIZES),
-        Question(
+        _outer(
             "By the outer step's settings, in runs twice as long as the others, every 25",
-            "alpha, beta, gamma",
-            {
-                (f"{alpha:g}, {beta:g}, {gamma:g}", f"{size}, seed {seed}"): replace(
-                    like, steps=3000, seed=seed, alpha=alpha, beta=beta, gamma=gamma
-                )
+            (
+                (f"{size}, seed {seed}", replace(like, steps=2 * like.steps, seed=seed), settings)
                 for seed, settings in _LONG.items()
-                for alpha, beta, gamma in settings
                 for size, like in _SIZES.items()
-            },
+            ),
         ),
-        Question(
+        _outer(
             "By the outer step's settings, in runs as short as the others",
-            "alpha, beta, gamma",
-            {
-                (f"{alpha:g}, {beta:g}, {gamma:g}", f"{size}, every {like.inner_steps}"): replace(
-                    like, alpha=alpha, beta=beta, gamma=gamma
-                )
+            (
+                (f"{size}, every {like.inner_steps}", like, settings)
                 for phase, settings in ((50, _OUTER[:3]), (24, _OUTER))
-                for alpha, beta, gamma in settings
                 for size, like in _each_size(_SIZES, phase)
-            },
+            ),
         ),
         Question(
             "By how many inner steps a merge comes late: what an exchange takes in a run that does not wait for it",
@@ -183,6 +175,16 @@ def _how_often(sizes: dict[str, Trial]) -> Question:
 def _each_size(sizes: dict[str, Trial], phase: int) -> Iterator[tuple[str, Trial]]:
     for size, like in sizes.items():
         yield size, replace(like, phase=phase)
+
+
+def _outer(text: str, columns: Iterable[tuple[str, Trial, Iterable[tuple[float, float, float]]]]) -> Question:
+    """Each of `columns`, by name, asks its own settings of its own trial."""
+    cells = {
+        (f"{alpha:g}, {beta:g}, {gamma:g}", column): replace(like, alpha=alpha, beta=beta, gamma=gamma)
+        for column, like, settings in columns
+        for alpha, beta, gamma in settings
+    }
+    return Question(text, "alpha, beta, gamma", cells)
 
 
 def _late(like: Trial, late: int, *, slower: bool) -> Trial:

@@ -49,15 +49,15 @@ class Method:
                 return 0.0
 
 
-LITTLE_MOMENTUM, LARGE_STEPS = "ours, alpha 0.2, beta and gamma 1", "ours, beta 1, gamma 0.75"
-OURS = Method("NoLoCo, ours", "pairs", alpha=0.5, beta=0.7, gamma=0.7, every=0.5, codec="modulo8")
+_PAPERS = Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7)
+OURS = replace(_PAPERS, name="NoLoCo, ours", every=0.5, codec="modulo8")
 """A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often."""
 _OURS = replace(OURS, tuned_as=OURS.name)
 METHODS = (
     Method("data parallel", "gradients"),
     Method("DiLoCo", "all", alpha=0.3, beta=0.7, gamma=0.7),
     Method("DiLoCo, half as often", "all", alpha=0.3, beta=0.7, gamma=0.7, every=2, tuned_as="DiLoCo", at_each_count=False),
-    Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7),
+    _PAPERS,
     OURS,
     Method("pair averaging", "pairs", at_each_count=False),
     Method("none", "none", at_each_count=False),  # replicas do not know how many there are
@@ -66,8 +66,8 @@ VARIANTS = (
     replace(_OURS, name="ours, with the paper's bytes", every=0.26),
     replace(_OURS, name="ours, merged 5 inner steps late", late=5),
     replace(_OURS, name="ours, 5 fragments", fragments=5),
-    replace(OURS, name=LITTLE_MOMENTUM, alpha=0.2, beta=1, gamma=1),
-    replace(OURS, name=LARGE_STEPS, beta=1, gamma=0.75),
+    replace(OURS, name="ours, alpha 0.2, beta and gamma 1", alpha=0.2, beta=1, gamma=1),
+    replace(OURS, name="ours, beta 1, gamma 0.75", beta=1, gamma=0.75),
     replace(OURS, name="pair averaging, as ours is sent", alpha=0, beta=1, gamma=1, tuned_as="pair averaging"),
     Method("DiLoCo, with our alpha, as often", "all", alpha=OURS.alpha, beta=OURS.beta, every=OURS.every, tuned_as="DiLoCo"),
 )
