@@ -17,7 +17,7 @@ import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
-from nolocod.lab.trials import Trial
+from nolocod.studies.lab.trials import Trial
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import cross_entropy
 from nolocod.trainer.model import build, pick_device, read_config

@@ -27,7 +27,8 @@ import browser  # beside this file
 import panels
 from prometheus import prometheus
 
-from nolocod import datadir, testnet
+from nolocod.node import data_directory
+from nolocod.studies import testnet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,7 @@ def _watched_swarm(folder: Path, seconds: float) -> Iterator[str]:
                 if not all(reports):
                     continue
                 began = began or time.monotonic()
-                watch([datadir.find_running(node.paths).http for node in nodes.nodes])
+                watch([data_directory.find_running(node.paths).http for node in nodes.nodes])
                 if len(nodes.nodes) == options.nodes and time.monotonic() > began + seconds / 3:
                     nodes.join()
                 if time.monotonic() > began + seconds + _STEP:

@@ -16,24 +16,24 @@ from typing import Any, get_type_hints
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from nolocod import manifest
-from nolocod.config import NodeConfig
 from nolocod.doctor.findings import CHECKS
 from nolocod.errors import Entry, LocalError, NolocodError, RemoteError
-from nolocod.events import ExchangeEnded, Started, Troubled
 from nolocod.identity import PeerId
-from nolocod.metrics import Metrics
-from nolocod.p2p.autonat import AutoNatLimits
-from nolocod.p2p.buffers import Unread
-from nolocod.p2p.heartbeat import MAX_HEARTBEAT
+from nolocod.node.config import NodeConfig
+from nolocod.observe.events import ExchangeEnded, Started, Troubled
+from nolocod.observe.metrics import Metrics
+from nolocod.p2p.discovery.address_book import CAPACITY
+from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.host import HostLimits
-from nolocod.p2p.peerbook import CAPACITY
-from nolocod.p2p.receipts import ReceiptStore
-from nolocod.p2p.relay import RelayLimits
+from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
+from nolocod.p2p.nat.autonat import AutoNatLimits
+from nolocod.p2p.nat.circuit_relay import RelayLimits
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.yamux import MuxLimits
+from nolocod.p2p.transport.buffers import Unread
+from nolocod.p2p.transport.yamux import MuxLimits
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import MAX_LINE
+from nolocod.run import manifest
 from nolocod.trainer.checkpoint import KEPT
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from nolocod.identity import PeerId  # noqa: E402  # found by the line above
-from nolocod.p2p.draws import Draw  # noqa: E402
-from nolocod.p2p.partners import choose  # noqa: E402
-from nolocod.terms import Member, Standing  # noqa: E402
+from nolocod.p2p.membership.draws import Draw  # noqa: E402
+from nolocod.p2p.membership.peer_selection import choose  # noqa: E402
+from nolocod.proto.types import Member, Standing  # noqa: E402
 
 RUN = "cd" * 32
 PHASE, PATIENCE, EXCHANGE = 60.0, 60.0, 5.0

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nolocod.lab.trials import Trial
+from nolocod.studies.lab.multi_replica import Rehearsal, Variant, use_threads
+from nolocod.studies.lab.trials import Trial
 from nolocod.trainer.nearness import FAR, distance
-from nolocod.trainer.rehearsal import Rehearsal, Variant, use_threads
 
 RATES = (5e-4, 1e-3, 2e-3)
 

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import browser  # beside this file
 from rich.console import Console
 
-from nolocod import datadir, terminal, testnet
-from nolocod.status.table import SwarmRow, swarm_table
+from nolocod.node import data_directory
+from nolocod.observe import terminal
+from nolocod.observe.status.table import SwarmRow, swarm_table
+from nolocod.studies import testnet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.status.state import StatusReport
+    from nolocod.observe.status.state import StatusReport
 
 DOCS = Path(__file__).parent.parent / "docs"
 _MOST_BYTES = 250_000
@@ -58,7 +60,7 @@ def draw_page() -> None:
             for reports in nodes.watch():
                 if _halfway(reports, options):
                     break
-            address = f"http://{datadir.find_running(nodes.nodes[1].paths).http}/"
+            address = f"http://{data_directory.find_running(nodes.nodes[1].paths).http}/"
             with browser.browser(Path(name) / "profile") as chromium:
                 for theme in ("light", "dark"):
                     page = chromium.page(1280, 800, dark=theme == "dark")

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from nolocod.pages import Place
-from nolocod.sim.scenarios import SCENARIOS
-from nolocod.sim.swarm import Plan, simulate, slowed
+from nolocod.studies.pages import Place
+from nolocod.studies.sim.scenarios import SCENARIOS
+from nolocod.studies.sim.swarm import Plan, simulate, slowed
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulator.md"
 _ROW = re.compile(r"^(\| ([\d,]+) \| (\d+) \|.*\|)$", re.MULTILINE)

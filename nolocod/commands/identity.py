@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod import datadir
 from nolocod.commands import Commands
-from nolocod.config import DataDir
 from nolocod.errors import ReceiptError, UsageError
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir
 
 if TYPE_CHECKING:
     import argparse
 
-    from nolocod.evidence import Verdict
+    from nolocod.p2p.exchange.receipt_audit import Verdict
 
 
 def add_to(commands: Commands) -> None:
@@ -47,32 +47,32 @@ def _id(options: argparse.Namespace) -> None:
     from nolocod.identity import load_or_create
 
     paths = DataDir(options.data_dir)
-    datadir.make(paths)
+    data_directory.make(paths)
     print(load_or_create(paths.identity).peer_id)
 
 
 def _backup(options: argparse.Namespace) -> None:
-    from nolocod import backup
     from nolocod.identity import load
+    from nolocod.node import identity_backup
 
     identity = load(DataDir(options.data_dir).identity)
-    backup.must_be_new(options.file)  # before anybody thinks of a passphrase
+    identity_backup.must_be_new(options.file)  # before anybody thinks of a passphrase
     passphrase = None if options.no_passphrase else _new_passphrase()
-    backup.write(options.file, identity, passphrase)
+    identity_backup.write(options.file, identity, passphrase)
     print(f"{options.file}: the identity of {identity.peer_id}")
     if passphrase is None:
         print("It is not encrypted: whoever can read the file is this node.", file=sys.stderr)
 
 
 def _restore(options: argparse.Namespace) -> None:
-    from nolocod import backup
+    from nolocod.node import identity_backup
 
     paths = DataDir(options.data_dir)
-    stored = backup.read(options.file)
-    with datadir.hold(paths):
-        backup.must_be_free(paths.identity)
+    stored = identity_backup.read(options.file)
+    with data_directory.hold(paths):
+        identity_backup.must_be_free(paths.identity)
         identity = stored.open(_passphrase("Passphrase: ") if stored.encrypted else None)
-        backup.put_back(identity, paths.identity)
+        identity_backup.put_back(identity, paths.identity)
     print(identity.peer_id)
 
 
@@ -96,28 +96,28 @@ def _which(_options: argparse.Namespace) -> None:
 
 
 def _stored(options: argparse.Namespace) -> Verdict:
-    from nolocod import evidence
+    from nolocod.p2p.exchange import receipt_audit
 
-    return evidence.verify(evidence.stored(DataDir(options.data_dir).receipts))
+    return receipt_audit.verify(receipt_audit.stored(DataDir(options.data_dir).receipts))
 
 
 def _list(options: argparse.Namespace) -> None:
-    from nolocod import evidence
+    from nolocod.p2p.exchange import receipt_audit
 
     for receipt in _stored(options).receipts:
-        print(json.dumps(evidence.as_fields(receipt)) if options.json else evidence.summary(receipt))
+        print(json.dumps(receipt_audit.as_fields(receipt)) if options.json else receipt_audit.summary(receipt))
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from nolocod import evidence
+    from nolocod.p2p.exchange import receipt_audit
 
-    files = options.files or evidence.stored(DataDir(options.data_dir).receipts)
-    verdict = evidence.verify(files, _run_of(options))
+    files = options.files or receipt_audit.stored(DataDir(options.data_dir).receipts)
+    verdict = receipt_audit.verify(files, _run_of(options))
     if options.json:
         print(
             json.dumps(
                 {
-                    "verified": [evidence.as_fields(receipt) for receipt in verdict.receipts],
+                    "verified": [receipt_audit.as_fields(receipt) for receipt in verdict.receipts],
                     "faults": verdict.faults,
                     "proofs": [{"peer_id": proof.peer, "says": str(proof)} for proof in verdict.proofs],
                 }
@@ -126,7 +126,7 @@ def _verify(options: argparse.Namespace) -> None:
     else:
         if options.files:
             for receipt in verdict.receipts:
-                print(evidence.summary(receipt))
+                print(receipt_audit.summary(receipt))
         print(f"{len(verdict.receipts)} verified, {len(verdict.faults)} not")
         for proof in verdict.proofs:
             print(f"PROOF: {proof}")
@@ -137,20 +137,20 @@ def _verify(options: argparse.Namespace) -> None:
 
 def _run_of(options: argparse.Namespace) -> str | None:
     """The run that receipts must be of: the manifest's that was named, or for this node's own receipts its run."""
-    from nolocod.manifest import unseal
+    from nolocod.run.manifest import unseal
 
     if options.manifest is not None:
-        return unseal(datadir.read_foreign(options.manifest)).run_id
-    sealed = None if options.files else datadir.stored_manifest(DataDir(options.data_dir))
+        return unseal(data_directory.read_foreign(options.manifest)).run_id
+    sealed = None if options.files else data_directory.stored_manifest(DataDir(options.data_dir))
     return None if sealed is None else sealed.run_id
 
 
 def _show(options: argparse.Namespace) -> None:
-    from nolocod import evidence
+    from nolocod.p2p.exchange import receipt_audit
 
-    receipt = evidence.find(_stored(options).receipts, options.session)
+    receipt = receipt_audit.find(_stored(options).receipts, options.session)
     if options.out is not None:
-        evidence.export(receipt, options.out)
+        receipt_audit.export(receipt, options.out)
         print(f"{options.out}: anybody can check it with `nolocod receipts verify`")
         return
-    print(json.dumps(evidence.as_fields(receipt), indent=2))
+    print(json.dumps(receipt_audit.as_fields(receipt), indent=2))

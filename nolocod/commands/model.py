@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod import datadir
-from nolocod.config import DataDir
 from nolocod.errors import NothingToUseError, UsageError
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir
 
 if TYPE_CHECKING:
     import argparse
 
     from nolocod.commands import Commands
-    from nolocod.manifest import Sealed
+    from nolocod.run.manifest import Sealed
 
 
 def add_to(commands: Commands) -> None:
@@ -54,7 +54,7 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _run_of(options: argparse.Namespace) -> Sealed:
     """The run of the data directory whose checkpoint a command wants to use."""
-    sealed = datadir.stored_manifest(DataDir(options.data_dir))
+    sealed = data_directory.stored_manifest(DataDir(options.data_dir))
     if sealed is None:
         raise NothingToUseError(f"{options.data_dir} belongs to no run.")
     return sealed

@@ -7,18 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod import datadir
-from nolocod.config import Access, Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size
 from nolocod.errors import UsageError
-from nolocod.events import Started
+from nolocod.node import data_directory
+from nolocod.node.config import Access, Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size
+from nolocod.observe.events import Started
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from nolocod.commands import Commands
-    from nolocod.events import Event
-    from nolocod.manifest import Manifest
+    from nolocod.observe.events import Event
+    from nolocod.run.manifest import Manifest
 
 
 def add_to(commands: Commands) -> None:
@@ -135,7 +135,7 @@ def _allowance(options: argparse.Namespace) -> Allowance:
 
 
 def _start(options: argparse.Namespace) -> None:
-    if datadir.stored_manifest(DataDir(options.data_dir)) is None:
+    if data_directory.stored_manifest(DataDir(options.data_dir)) is None:
         raise UsageError(
             f"{options.data_dir} belongs to no run.",
             remedy="Found one with `nolocod create RUN.toml`, or join one with `nolocod join --bootstrap ADDRESS`.",
@@ -144,7 +144,7 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _join(options: argparse.Namespace) -> None:
-    if not (options.bootstrap or options.invite) and datadir.stored_manifest(DataDir(options.data_dir)) is None:
+    if not (options.bootstrap or options.invite) and data_directory.stored_manifest(DataDir(options.data_dir)) is None:
         raise UsageError("a first join needs --bootstrap or --invite.", remedy="Ask for the line that the first node printed.")
     _run(options, may_seed=False)
 
@@ -153,8 +153,8 @@ def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
     config = _node_config(options)  # before the imports below, which take a second
     import trio
 
-    from nolocod import logs
-    from nolocod.daemon import run_node
+    from nolocod.node.daemon import run_node
+    from nolocod.observe import logs
 
     logs.set_up(options.log_level, options.log_format)
     follower = logs.LogFollower()
@@ -174,7 +174,7 @@ def welcome(paths: DataDir, event: Event) -> None:
     if isinstance(event, Started):
         print(f"node {event.peer_id} of run {event.run_name} ({event.run_id[:12]})")
         print(f"status and metrics: http://{event.http}")
-        sealed = datadir.stored_manifest(paths)
+        sealed = data_directory.stored_manifest(paths)
         assert sealed is not None  # a node tells that it has started once it knows its run
         print(*_ways_in(sealed.manifest, paths, event), sep="\n", flush=True)
 
@@ -191,7 +191,7 @@ def _ways_in(manifest: Manifest, paths: DataDir, started: Started) -> list[str]:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from nolocod import terminal
+    from nolocod.observe import terminal
 
     terminal.show_status(DataDir(options.data_dir), watch=options.watch, as_json=options.json)
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from nolocod.logs import amount, duration
+from nolocod.observe.logs import amount, duration
 
 if TYPE_CHECKING:
-    from nolocod.manifest import Manifest
+    from nolocod.run.manifest import Manifest
     from nolocod.trainer.estimate import Estimate
 
 

@@ -7,17 +7,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod import datadir
-from nolocod.config import DataDir, parse_rate, parse_span
 from nolocod.errors import NotRunningError, UsageError
-from nolocod.manifest import read_run_file
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir, parse_rate, parse_span
+from nolocod.run.manifest import read_run_file
 
 if TYPE_CHECKING:
     import argparse
 
     from nolocod.commands import Commands
     from nolocod.identity import Identity
-    from nolocod.manifest import Sealed
+    from nolocod.run.manifest import Sealed
 
 
 def add_to(commands: Commands) -> None:
@@ -44,7 +44,7 @@ def _create(options: argparse.Namespace) -> None:
     if options.plan:
         _plan(options)
         return
-    sealed = datadir.found(DataDir(options.data_dir), options.run_file)
+    sealed = data_directory.found(DataDir(options.data_dir), options.run_file)
     print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
     print(f"run id {sealed.run_id}")
     more = " --data PATH" if sealed.manifest.data.from_node else ""
@@ -54,8 +54,8 @@ def _create(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     rate = parse_rate(options.line, "--line")
     manifest = read_run_file(options.run_file)
-    from nolocod import terminal
     from nolocod.commands.plan import plan_table
+    from nolocod.observe import terminal
     from nolocod.trainer.estimate import estimate, speed
     from nolocod.trainer.model import pick_device
 
@@ -64,20 +64,20 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _network_key(options: argparse.Namespace) -> None:
-    from nolocod import papers
+    from nolocod.run import credentials
 
-    papers.make_network_key(options.file)
+    credentials.make_network_key(options.file)
     print(f"{options.file}: give it to those who may be in the network, and to nobody else")
 
 
 def _invite(options: argparse.Namespace) -> None:
-    from nolocod import papers
-    from nolocod.p2p.addresses import split
-    from nolocod.status import client
+    from nolocod.observe.status import client
+    from nolocod.p2p.nat.addresses import split
+    from nolocod.run import credentials
 
     paths = DataDir(options.data_dir)
     if options.list:
-        for note in papers.issued(paths):
+        for note in credentials.issued(paths):
             print(f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}")
         return
     bootstrap = options.bootstrap
@@ -85,12 +85,12 @@ def _invite(options: argparse.Namespace) -> None:
         split(address)
     if not bootstrap:
         try:
-            bootstrap = client.read(datadir.find_running(paths)).addresses
+            bootstrap = client.read(data_directory.find_running(paths)).addresses
         except NotRunningError:
             print("No node runs here: who uses the token needs --bootstrap as well.", file=sys.stderr)
     sealed, owner = _owned(options)
-    grant = papers.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
-    note, token = papers.issue(paths, sealed, owner, grant)
+    grant = credentials.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
+    note, token = credentials.issue(paths, sealed, owner, grant)
     print(f"invitation {note.id}, until {_day(note.expires)}, for {note.peer or 'whoever holds the token'}", file=sys.stderr)
     if sealed.manifest.access == "open":
         print('The run has access = "open": membership needs no invitation, and nobody can be revoked.', file=sys.stderr)
@@ -98,10 +98,10 @@ def _invite(options: argparse.Namespace) -> None:
 
 
 def _revoke(options: argparse.Namespace) -> None:
-    from nolocod import papers
+    from nolocod.run import credentials
 
     sealed, owner = _owned(options)
-    revoked = papers.revoke(DataDir(options.data_dir), sealed, owner, options.names)
+    revoked = credentials.revoke(DataDir(options.data_dir), sealed, owner, options.names)
     print(f"version {revoked.version}: {len(revoked.invitations)} invitations and {len(revoked.peers)} peers are revoked")
     print("A running node of this data directory tells the others.")
 
@@ -110,7 +110,7 @@ def _owned(options: argparse.Namespace) -> tuple[Sealed, Identity]:
     """The run of the data directory, and the identity that may have founded it."""
     from nolocod.identity import load_or_create
 
-    sealed = datadir.stored_manifest(DataDir(options.data_dir))
+    sealed = data_directory.stored_manifest(DataDir(options.data_dir))
     if sealed is None:
         raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Found one with `nolocod create RUN.toml`.")
     return sealed, load_or_create(DataDir(options.data_dir).identity)

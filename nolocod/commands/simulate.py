@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nolocod import pages
 from nolocod.errors import SimulationError, UsageError
+from nolocod.studies import pages
 
 if TYPE_CHECKING:
     import argparse
     from io import BufferedWriter
 
     from nolocod.commands import Commands
-    from nolocod.sim.swarm import Report
+    from nolocod.studies.sim.swarm import Report
 
 NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "rough")
 """Of the scenarios: their module is loaded when one is run."""
@@ -45,9 +45,9 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.faults is not None:
         _faults(options)
         return
-    from nolocod.sim import schedule
-    from nolocod.sim.scenarios import SCENARIOS
-    from nolocod.sim.swarm import Plan, paced, simulate
+    from nolocod.studies.sim import schedule
+    from nolocod.studies.sim.scenarios import SCENARIOS
+    from nolocod.studies.sim.swarm import Plan, paced, simulate
 
     settings = SCENARIOS.get(options.scenario)
     if settings is None:
@@ -76,8 +76,8 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _faults(options: argparse.Namespace) -> None:
-    from nolocod.sim import matrix
-    from nolocod.sim.mishaps import FAULTS
+    from nolocod.studies.sim import matrix
+    from nolocod.studies.sim.faults import FAULTS
 
     unknown = [word for word in options.faults if not matrix.known(word)]
     if unknown:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nolocod import datadir
 from nolocod.errors import DeviceError, SoakError, UsageError
+from nolocod.node import data_directory
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +55,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _testnet(options: argparse.Namespace) -> None:
-    from nolocod import terminal, testnet
+    from nolocod.observe import terminal
+    from nolocod.studies import testnet
 
     _end_as_on_ctrl_c()
     summary = testnet.run(
@@ -72,7 +73,7 @@ def _testnet(options: argparse.Namespace) -> None:
         lambda text: print(text, flush=True),
     )
     if options.report is not None:
-        datadir.write_whole(options.report, summary.to_json().encode())
+        data_directory.write_whole(options.report, summary.to_json().encode())
     terminal.show(terminal.summary_table(summary))
 
 
@@ -91,7 +92,7 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from nolocod import benchmarks
+    from nolocod.studies import benchmarks
 
     _end_as_on_ctrl_c()
     if options.pairs < 1 or options.megabytes < 1 or not options.seconds > 0:
@@ -111,8 +112,8 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _soak(options: argparse.Namespace) -> None:
-    from nolocod.soak import run
-    from nolocod.testnet import folder
+    from nolocod.studies.soak import run
+    from nolocod.studies.testnet import folder
 
     _end_as_on_ctrl_c()
     calm = run.read_report(options.against) if options.against else None
@@ -120,7 +121,7 @@ def _soak(options: argparse.Namespace) -> None:
     with folder(options.keep) as root:
         result = run.Soak(asked, root, lambda text: print(text, flush=True)).run()
     if options.report is not None:
-        datadir.write_whole(options.report, result.to_json().encode())
+        data_directory.write_whole(options.report, result.to_json().encode())
     for line in run.lines(result, calm):
         print(line)
     if result.broken:
@@ -147,7 +148,7 @@ def _lab(options: argparse.Namespace) -> None:
 
 def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
     """The studies that have a place in evidence.md."""
-    from nolocod import pages
+    from nolocod.studies import pages
 
     name = f"{options.what}-gpu" if options.gpu else options.what
     place = pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
@@ -169,7 +170,7 @@ _Drawn = tuple[_Study, "Callable[[Path], None] | None"]
 
 
 def _compare(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.lab import compare, figures, trials
+    from nolocod.studies.lab import compare, figures, trials
 
     size = compare.REDUCED if options.reduced else compare.FULL
     if options.gpu:
@@ -190,14 +191,14 @@ def _require_device(name: str) -> None:
 
 
 def _choices(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.lab import choices, trials
+    from nolocod.studies.lab import choices, trials
 
     asked = choices.reduced() if options.reduced else choices.questions()
     return choices.choices(asked, trials.book(_kept(options, "evidence.jsonl")), workers, tell), None
 
 
 def _spread(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.lab import figures, spread, trials
+    from nolocod.studies.lab import figures, spread, trials
 
     span = spread.REDUCED if options.reduced else spread.FULL
     result = spread.spread(span, trials.book(_kept(options, "evidence.jsonl")), workers, tell)
@@ -205,7 +206,7 @@ def _spread(options: argparse.Namespace, workers: int, tell: Callable[[str], Non
 
 
 def _scaling(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.lab import crowds, figures, scaling
+    from nolocod.studies.lab import crowds, figures, scaling
 
     wanted = crowds.crowds(scaling.FEW if options.reduced else scaling.COUNTS, scaling.SPREADS)
     rows = crowds.rows(crowds.record(_kept(options, "crowds.jsonl")), wanted, workers, tell)
@@ -215,8 +216,8 @@ def _scaling(options: argparse.Namespace, workers: int, tell: Callable[[str], No
 
 def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
     """Has a page of its own."""
-    from nolocod import pages
-    from nolocod.lab import attacks
+    from nolocod.studies import pages
+    from nolocod.studies.lab import attacks
 
     if options.into is not None:
         pages.read(options.into / attacks.PAGE, _INTO)
@@ -224,7 +225,7 @@ def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], No
     log = attacks.log(_kept(options, "attacks.jsonl"))
     attacks.fight_all(study.battles(), log, workers, tell)
     if options.into is not None:
-        datadir.write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
+        data_directory.write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
     print(study.to_text(log))
 
 

@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import trio
 
-from nolocod.config import Address
 from nolocod.doctor import local, network, reach
 from nolocod.doctor.findings import CHECKS, Finding, Report, fail, failed, ok, skipped, warn
 from nolocod.doctor.training import Job, Line
 from nolocod.errors import NolocodError, PortTakenError, RefusedError, RemoteError, on_one_line
 from nolocod.identity import Identity
+from nolocod.node.config import Address
+from nolocod.p2p.discovery.address_book import Peerbook
 from nolocod.p2p.host import HostLimits, open_host
-from nolocod.p2p.peerbook import Peerbook
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from nolocod.config import NodeConfig
     from nolocod.doctor.network import Told, Visit
-    from nolocod.events import Event, NatClass
     from nolocod.identity import PeerId
-    from nolocod.manifest import Sealed
+    from nolocod.node.config import NodeConfig
+    from nolocod.observe.events import Event, NatClass
     from nolocod.p2p.host import Host
+    from nolocod.run.manifest import Sealed
 
 T = TypeVar("T")
 

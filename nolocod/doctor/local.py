@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod import access, datadir, identity, papers
+from nolocod import identity
 from nolocod.doctor.findings import Finding, fail, failed, ok, warn
 from nolocod.errors import (
     InvitationError,
@@ -27,21 +27,23 @@ from nolocod.errors import (
     VersionError,
 )
 from nolocod.identity import PeerId
-from nolocod.p2p.addresses import announced, claim, dialable, endpoint, is_bridge
-from nolocod.p2p.gate import Gate
+from nolocod.node.data_directory import find_running, stored_manifest
+from nolocod.observe.status import client
+from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.nat.addresses import announced, claim, dialable, endpoint, is_bridge
 from nolocod.proto.envelope import MAJOR
-from nolocod.status import client
+from nolocod.run import credentials, invitations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nolocod.access import Invitation
-    from nolocod.config import Address, DataDir, NodeConfig
-    from nolocod.datadir import Running
     from nolocod.identity import Identity
-    from nolocod.manifest import Sealed
-    from nolocod.status.state import StatusReport
+    from nolocod.node.config import Address, DataDir, NodeConfig
+    from nolocod.node.data_directory import Running
+    from nolocod.observe.status.state import StatusReport
+    from nolocod.run.invitations import Invitation
+    from nolocod.run.manifest import Sealed
 
 _OLDEST = (3, 11)
 _LITTLE = 1_000_000_000
@@ -122,7 +124,7 @@ def node_here(paths: DataDir) -> tuple[Finding, Here]:
     if not pid:
         return ok("D08", "no node runs here."), Here()
     try:
-        running = datadir.find_running(paths)
+        running = find_running(paths)
         report = client.read(running)
     except NotRunningError as error:
         joining = f"process {pid} holds the directory, and is not up yet."
@@ -153,7 +155,7 @@ def _holder(lock: Path) -> str:
 
 def stored_run(paths: DataDir) -> tuple[Finding, Sealed | None]:
     """D09, and the run. Raises ManifestError or VersionError."""
-    sealed = datadir.stored_manifest(paths)
+    sealed = stored_manifest(paths)
     if sealed is None:
         return ok("D09", "belongs to no run yet; a bootstrap tells which one it is."), None
     if sealed.manifest.protocol != MAJOR:
@@ -211,13 +213,13 @@ class Papers:
 def papers_in_order(config: NodeConfig, own: PeerId | None, sealed: Sealed | None, now: float) -> tuple[Finding, Papers]:
     """D13 at the time of day `now`. Raises UsageError, InvitationError, InvitationOverError or NotInvitedError."""
     wanted = config.access
-    token = access.read_token(wanted.invite) if wanted.invite else None
-    named = papers.read_network_key(wanted.network_key) if wanted.network_key else None
-    key = named or (token.network_key if token else None) or papers.stored_network_key(config.paths)
+    token = invitations.read_token(wanted.invite) if wanted.invite else None
+    named = credentials.read_network_key(wanted.network_key) if wanted.network_key else None
+    key = named or (token.network_key if token else None) or credentials.stored_network_key(config.paths)
     gate = Gate.of(key, wanted.allow)
     told = ["a network key" if key else "", f"an allow list of {len(gate.allowed)}" if gate.allowed is not None else ""]
     if token is not None:
-        told.append(_invited(access.unchecked(token), own, sealed, now))
+        told.append(_invited(invitations.unchecked(token), own, sealed, now))
     elif sealed is not None and sealed.manifest.access == "invited":
         told.append(_admitted(config.paths, own, sealed, now))
     text = ", ".join(filter(None, told))
@@ -235,11 +237,11 @@ def _invited(invitation: Invitation, own: PeerId | None, sealed: Sealed | None, 
 def _admitted(paths: DataDir, own: PeerId | None, sealed: Sealed, now: float) -> str:
     if own == sealed.manifest.owner:
         return "the run is this node's own"
-    admission = papers.stored_admission(paths)
+    admission = credentials.stored_admission(paths)
     if own is None or not admission:
         raise NotInvitedError(f"run {sealed.manifest.name} is for those who are invited, and this node is not.")
-    papers.check_own(admission, own, sealed)
-    invitation = access.open_admission(admission, own, PeerId(sealed.manifest.owner), sealed.run_id)
+    credentials.check_own(admission, own, sealed)
+    invitation = invitations.open_admission(admission, own, PeerId(sealed.manifest.owner), sealed.run_id)
     return f"an admission {_until(invitation, now)}"
 
 

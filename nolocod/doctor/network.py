@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.config import SLOWEST_RATE
 from nolocod.doctor.findings import Finding, fail, failed, ok, skipped, warn
 from nolocod.errors import (
     ManifestError,
@@ -30,22 +29,24 @@ from nolocod.errors import (
     VersionError,
 )
 from nolocod.identity import short
-from nolocod.p2p import heartbeat, sample
-from nolocod.p2p.addresses import split, tcp_parts, via
-from nolocod.p2p.dht import look_up
-from nolocod.p2p.info import fetch_info
+from nolocod.node.config import SLOWEST_RATE
+from nolocod.p2p.discovery.kademlia import look_up
+from nolocod.p2p.discovery.run_info import fetch_info
+from nolocod.p2p.membership import heartbeat
+from nolocod.p2p.nat.addresses import split, tcp_parts, via
 from nolocod.p2p.requests import Terms, ask
-from nolocod.p2p.streams import GOSSIP
+from nolocod.p2p.throughput import rate
+from nolocod.p2p.transport.stream import GOSSIP
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAJOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nolocod.events import NatClass
     from nolocod.identity import Identity, PeerId
-    from nolocod.manifest import Sealed
+    from nolocod.observe.events import NatClass
     from nolocod.p2p.host import Host
+    from nolocod.run.manifest import Sealed
 
 _CONNECT = 4.0
 """Seconds for a TCP connection."""
@@ -270,7 +271,7 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
 async def throughput(host: Host, peer: PeerId, exchange: int | None) -> Finding:
     """D30: the last check, so that no other one is in its way. `exchange`: bytes of one, each way, if known."""
     try:
-        down, up = await sample.rate(host, peer, "down"), await sample.rate(host, peer, "up")
+        down, up = await rate(host, peer, "down"), await rate(host, peer, "up")
     except PeerBusyError:
         return skipped("D30", f"{short(peer)} gives no sample now: it is asked by others, or was by us a moment ago.")
     except RefusedError:

@@ -14,26 +14,26 @@ import trio
 
 from nolocod.doctor.findings import Finding, ok, skipped, warn
 from nolocod.errors import RemoteError
-from nolocod.events import Punched
 from nolocod.identity import short
-from nolocod.p2p import autonat
-from nolocod.p2p.addresses import endpoint, public, via
-from nolocod.p2p.natclass import Seen, Verdict, find
-from nolocod.p2p.punch import Puncher
-from nolocod.p2p.reach import candidates, own_hosts, own_port, sightings
-from nolocod.p2p.relay import RelayClient
-from nolocod.p2p.upnp import PortMapper
+from nolocod.observe.events import Punched
+from nolocod.p2p.nat import autonat
+from nolocod.p2p.nat.addresses import endpoint, public, via
+from nolocod.p2p.nat.circuit_relay import RelayClient
+from nolocod.p2p.nat.classify import Seen, Verdict, find
+from nolocod.p2p.nat.hole_punching import Puncher
+from nolocod.p2p.nat.port_mapping import PortMapper
+from nolocod.p2p.nat.reachability import candidates, own_hosts, own_port, sightings
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Sequence
 
-    from nolocod.config import NodeConfig
     from nolocod.doctor.network import Told
-    from nolocod.events import Event, NatClass
     from nolocod.identity import PeerId
+    from nolocod.node.config import NodeConfig
+    from nolocod.observe.events import Event, NatClass
+    from nolocod.observe.status.state import ReachReport
     from nolocod.p2p.host import Host
-    from nolocod.status.state import ReachReport
 
 _HELPERS = 4
 _ROUTER = 8.0

@@ -20,8 +20,8 @@ from nolocod.doctor.examine import examine
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from nolocod.config import NodeConfig
     from nolocod.doctor.findings import Finding, Report
+    from nolocod.node.config import NodeConfig
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 

@@ -18,7 +18,7 @@ import psutil
 
 from nolocod.doctor.findings import CHECKS, Finding, failed, ok, skipped, warn
 from nolocod.errors import NolocodError, TrainerError
-from nolocod.manifest import Manifest, unseal
+from nolocod.run.manifest import Manifest, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,21 +39,32 @@ from nolocod.errors import (
     RemoteError,
     UsageError,
 )
-from nolocod.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.identity import PeerId, short
-from nolocod.p2p.addresses import announced, claim, dialable, endpoint, interleave, near, straight, transport, via, with_peer
-from nolocod.p2p.dialing import Dialler
-from nolocod.p2p.identify import IDENTIFY, Identified, Observation, Self, answer, ask
-from nolocod.p2p.libp2p_streams import LibStream, already_gone, map_exceptions, shielded
-from nolocod.p2p.links import Link, Origin, origin_of, relayed
-from nolocod.p2p.negotiation import Negotiation
-from nolocod.p2p.noise import NOISE_PROTOCOL, NoiseTransport
-from nolocod.p2p.peerstore import BoundedStore
-from nolocod.p2p.strangers import DoorLimits, Doorway, Rate, Turnstile
-from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
-from nolocod.p2p.wire import deadline
-from nolocod.p2p.wire_ends import Circuit
-from nolocod.p2p.yamux import MuxLimits, YamuxMultistream
+from nolocod.observe.events import Emit, PeerConnected, PeerDisconnected, Reach
+from nolocod.p2p.exchange.channel import deadline
+from nolocod.p2p.limits.peerstore import BoundedStore
+from nolocod.p2p.limits.rate_limits import DoorLimits, Doorway, Rate, Turnstile
+from nolocod.p2p.nat.addresses import (
+    announced,
+    claim,
+    dialable,
+    endpoint,
+    interleave,
+    near,
+    straight,
+    transport,
+    via,
+    with_peer,
+)
+from nolocod.p2p.nat.identify import IDENTIFY, Identified, Observation, Self, answer, ask
+from nolocod.p2p.transport.connection import Link, Origin, origin_of, relayed
+from nolocod.p2p.transport.dialer import Dialler
+from nolocod.p2p.transport.endpoints import Circuit
+from nolocod.p2p.transport.libp2p_stream import LibStream, already_gone, map_exceptions, shielded
+from nolocod.p2p.transport.multistream import Negotiation
+from nolocod.p2p.transport.noise import NOISE_PROTOCOL, NoiseTransport
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
+from nolocod.p2p.transport.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -63,11 +74,11 @@ if TYPE_CHECKING:
     from libp2p.host.basic_host import BasicHost
     from libp2p.network.swarm import Swarm
 
-    from nolocod.config import Address
     from nolocod.identity import Identity
-    from nolocod.p2p.gate import Gate
-    from nolocod.p2p.metering import Meter
-    from nolocod.p2p.streams import Handler, Stream
+    from nolocod.node.config import Address
+    from nolocod.p2p.limits.connection_gater import Gate
+    from nolocod.p2p.limits.metering import Meter
+    from nolocod.p2p.transport.stream import Handler, Stream
 
 logger = logging.getLogger(__name__)
 

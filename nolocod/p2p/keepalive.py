@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import ProtocolError, RemoteError
-from nolocod.p2p.wire import deadline
+from nolocod.p2p.exchange.channel import deadline
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
-    from nolocod.p2p.gossip import Gossip
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership import Membership
+    from nolocod.p2p.membership.gossip_service import Gossip
+    from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
 
 PING = "/ipfs/ping/1.0.0"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.access import unchecked
 from nolocod.errors import (
     NolocodError,
     PeerTooSlowError,
@@ -23,42 +22,43 @@ from nolocod.errors import (
     RemoteError,
     VersionError,
 )
-from nolocod.manifest import RunId
-from nolocod.p2p.addresses import split
-from nolocod.p2p.dht import open_dht
-from nolocod.p2p.discovery import Discovery, find_run
-from nolocod.p2p.draws import Draw
-from nolocod.p2p.gate import Gate
-from nolocod.p2p.gossip import Gossip
-from nolocod.p2p.guard import Guard
-from nolocod.p2p.hearsay import Voice, new_life
+from nolocod.p2p.discovery.address_book import Peerbook
+from nolocod.p2p.discovery.bootstrap import Discovery, find_run
+from nolocod.p2p.discovery.kademlia import open_dht
+from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.info import serve_info
 from nolocod.p2p.keepalive import drop_the_dead, keep_alive
-from nolocod.p2p.membership import Membership, Open
-from nolocod.p2p.partners import choose
-from nolocod.p2p.peerbook import Peerbook
-from nolocod.p2p.reputation import Deed, Records, Reputation, Watched, deed_of
+from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.limits.rate_limits import DoorLimits
+from nolocod.p2p.membership.admission import Guard
+from nolocod.p2p.membership.draws import Draw
+from nolocod.p2p.membership.gossip import Voice, new_life
+from nolocod.p2p.membership.gossip_service import Gossip
+from nolocod.p2p.membership.peer_scoring import Deed, Records, Reputation, Watched, deed_of
+from nolocod.p2p.membership.peer_selection import choose
+from nolocod.p2p.membership.table import Membership, Open
+from nolocod.p2p.nat.addresses import split
+from nolocod.p2p.nat.connectivity import Ways
 from nolocod.p2p.requests import Terms, turn_away
-from nolocod.p2p.strangers import DoorLimits
-from nolocod.p2p.streams import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.ways import Ways
-from nolocod.papers import accept, keep_network_key, read_network_key, stored_network_key
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
+from nolocod.run.credentials import accept, keep_network_key, read_network_key, stored_network_key
+from nolocod.run.invitations import unchecked
+from nolocod.run.manifest import RunId
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-    from nolocod.config import DataDir, NodeConfig
-    from nolocod.events import Emit, Reach
     from nolocod.identity import Identity, PeerId
-    from nolocod.manifest import Sealed
-    from nolocod.p2p.discovery import Contact
-    from nolocod.p2p.metering import Meter
-    from nolocod.p2p.streams import Handler, Stream
-    from nolocod.terms import Answer, Member, Offer, Standing
+    from nolocod.node.config import DataDir, NodeConfig
+    from nolocod.observe.events import Emit, Reach
+    from nolocod.p2p.discovery.bootstrap import Contact
+    from nolocod.p2p.limits.metering import Meter
+    from nolocod.p2p.transport.stream import Handler, Stream
+    from nolocod.proto.types import Answer, Member, Offer, Standing
+    from nolocod.run.manifest import Sealed
 
 _SAVE_EVERY = 30.0
 _FAREWELL = 1.5

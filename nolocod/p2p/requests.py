@@ -33,7 +33,7 @@ from nolocod.proto.limits import Limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.p2p.streams import Stream
+    from nolocod.p2p.transport.stream import Stream
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import blake3
 
 from nolocod.errors import AlteredBytesError, ProtocolError
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.terms import Description
+from nolocod.proto.types import Description
 
 if TYPE_CHECKING:
     from nolocod.proto.limits import Limits

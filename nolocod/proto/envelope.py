@@ -14,7 +14,7 @@ from nolocod.errors import OtherRunError, PeerVersionError, ProtocolError
 from nolocod.identity import Identity, PeerId, short, verify
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.limits import Limits
-from nolocod.terms import Standing
+from nolocod.proto.types import Standing
 
 M = TypeVar("M", bound=Message)
 

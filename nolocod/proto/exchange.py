@@ -19,12 +19,12 @@ from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, stand
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import Receipt, check_signature, commit_message, content_of, sign
 from nolocod.proto.states import ANSWERER, OFFERER, State
-from nolocod.terms import CHUNK_SIZE, Subject
+from nolocod.proto.types import CHUNK_SIZE, Subject
 
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
     from nolocod.proto.framing import ChunkHead
-    from nolocod.terms import Description, Standing
+    from nolocod.proto.types import Description, Standing
 
 SESSION_SIZE = 16
 

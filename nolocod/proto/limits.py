@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nolocod.terms import AHEAD_CHUNKS
+from nolocod.proto.types import AHEAD_CHUNKS
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from nolocod.manifest import Manifest
+    from nolocod.run.manifest import Manifest
     from nolocod.trainer.snapshot import Snapshot
     from nolocod.trainer.windows import Source
 

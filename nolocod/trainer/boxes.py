@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 
-from nolocod.terms import AHEAD_CHUNKS, CHUNK_SIZE
+from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux; Python has no name for it."""

@@ -17,11 +17,11 @@ import msgspec
 import safetensors
 import torch
 
-from nolocod.codec import bytes_of, pieces
 from nolocod.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
 from nolocod.errors import CheckpointError
-from nolocod.terms import Standing  # noqa: TC001 - msgspec reads the annotation at run time
-from nolocod.trainer.trust import Known
+from nolocod.outer.codec import bytes_of, pieces
+from nolocod.proto.types import Standing  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.trainer.clipping import Known
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:

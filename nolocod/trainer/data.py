@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from nolocod.manifest import Data
+    from nolocod.run.manifest import Data
 
 _STDLIB_BYTES = 20 << 20
 """The most of the standard library that is read: enough for a small model, quick to tokenise."""

@@ -18,7 +18,7 @@ from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, rea
 from nolocod.trainer.snapshot import Plan
 
 if TYPE_CHECKING:
-    from nolocod.manifest import Manifest
+    from nolocod.run.manifest import Manifest
 
 EFFICIENCY = 0.4
 """Share of a bare matrix product's speed that an inner step reaches, by habit of transformers of some size; small ones

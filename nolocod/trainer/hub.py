@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from nolocod.manifest import Data, Manifest
+    from nolocod.run.manifest import Data, Manifest
     from nolocod.trainer.data import Tokenizer
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from nolocod.manifest import Manifest
+    from nolocod.run.manifest import Manifest
 
 _PATIENCE = 10
 """Steps in a row without a finite gradient before training is given up."""

@@ -18,15 +18,15 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nolocod.codec import Fragment, fragments_of
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one_line
+from nolocod.outer.codec import Fragment, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from nolocod.manifest import Manifest
+    from nolocod.run.manifest import Manifest
 
 _BYTES_TO_TRAIN = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.terms import Sampled
+    from nolocod.proto.types import Sampled
 
 FAR = 2 / 3
 """Of a tensor's norm. Honest replicas of the lab's tiny model were up to 0.62 apart (`python -m tools.nearness`), and one whose

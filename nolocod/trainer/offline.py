@@ -15,10 +15,10 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import GenerationConfig
 
-from nolocod.codec import pieces
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, NothingToUseError
-from nolocod.manifest import Sealed, unseal
+from nolocod.outer.codec import pieces
+from nolocod.run.manifest import Sealed, unseal
 from nolocod.trainer import checkpoint
 from nolocod.trainer.data import Tokenizer, make_tokenizer
 from nolocod.trainer.inner import mean_loss
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.config import DataDir
+    from nolocod.node.config import DataDir
     from nolocod.trainer.pipe import Setup
     from nolocod.trainer.windows import Source
 

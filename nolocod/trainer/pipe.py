@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from nolocod.terms import Applied, Description, Inspection, Sampled, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.proto.types import Applied, Description, Inspection, Sampled, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import trio
 
-from nolocod import errors, events
+from nolocod import errors
 from nolocod.errors import LocalError, NolocodError, TrainerError
-from nolocod.terms import Applied, Box, Description, Inspection, Sampled, Standing, Subject
+from nolocod.observe import events
+from nolocod.proto.types import Applied, Box, Description, Inspection, Sampled, Standing, Subject
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nolocod.events import Emit
+    from nolocod.observe.events import Emit
 
 __all__ = ["Dumped", "Loaded", "Setup", "TrainerProcess", "open_trainer"]
 

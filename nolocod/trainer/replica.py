@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 import blake3
 import torch
 
-from nolocod import outer
-from nolocod.codec import BLOCK
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
-from nolocod.terms import Applied, Description, Inspection, Standing, Subject, describe
+from nolocod.outer import step
+from nolocod.outer.codec import BLOCK
+from nolocod.proto.types import Applied, Description, Inspection, Standing, Subject, describe
 from nolocod.trainer import checkpoint, nearness
 from nolocod.trainer.accept import AcceptTest, Candidates
+from nolocod.trainer.clipping import Envelope
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
-from nolocod.trainer.trust import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.manifest import Sealed
-    from nolocod.terms import Sampled
+    from nolocod.proto.types import Sampled
+    from nolocod.run.manifest import Sealed
     from nolocod.trainer.windows import Source
 
 
@@ -202,8 +202,8 @@ class Replica:
         scratch = torch.empty(BLOCK)
         for block in self.plan.fragments[number].blocks:
             phi = self.phi[block.span]
-            own = outer.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
-            outer.step(phi, self.delta[block.span], own, 1, settings)
+            own = step.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
+            step.step(phi, self.delta[block.span], own, 1, settings)
             self.theta[block.span].copy_(phi)
         return self._stepped(number, 0, self.standing.round + 1, began)
 

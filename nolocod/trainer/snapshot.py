@@ -18,32 +18,22 @@ from typing import TYPE_CHECKING
 import blake3
 import torch
 
-from nolocod import outer
-from nolocod.codec import (
-    BLOCK,
-    HEADER,
-    Coder,
-    Fragment,
-    Head,
-    Shared,
-    box_size,
-    bytes_of,
-    coder_for,
-)
-from nolocod.codec.base import Noise, read_head, write_head
-from nolocod.codec.blocks import is_set, to_bitmap
 from nolocod.errors import RejectedTensorError, TrainerError
-from nolocod.terms import CHUNK_SIZE, Description, Inspection, Subject
+from nolocod.outer import step
+from nolocod.outer.codec import BLOCK, HEADER, Coder, Fragment, Head, Shared, box_size, bytes_of, coder_for
+from nolocod.outer.codec.base import Noise, read_head, write_head
+from nolocod.outer.codec.blocks import is_set, to_bitmap
+from nolocod.proto.types import CHUNK_SIZE, Description, Inspection, Subject
 from nolocod.trainer.boxes import outbox_offset
-from nolocod.trainer.trust import Measured
+from nolocod.trainer.clipping import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from nolocod.codec import Block
-    from nolocod.manifest import Codec, Outer
+    from nolocod.outer.codec import Block
+    from nolocod.run.manifest import Codec, Outer
 
 _CHANGE = 0
 """The noise stream of the kept change."""
@@ -223,7 +213,7 @@ class Snapshot:
                 total, n = self._sum(self._own(block, phi, change, outbox), other), 2
                 self._coder.settle(block, change)
             self._coder.learn(block, None if apart is None else self.weight * apart)
-            outer.step(phi, self._weights.delta[block.span], total, n, settings)
+            step.step(phi, self._weights.delta[block.span], total, n, settings)
 
     def rehearse(self, outbox: Tensor, inbox: Tensor, flat: Tensor, *, paired: bool) -> None:
         """Write the fragment's slow weights as `step` would leave them into `flat` (all of the model, on any device);
@@ -239,7 +229,7 @@ class Snapshot:
                 total, n = self._sum(self._own(block, phi, change, outbox), other), 2
             delta = momentum[: block.size].copy_(self._weights.delta[block.span])
             slow = after[: block.size].copy_(phi)
-            outer.step(slow, delta, total, n, self._plan.settings)
+            step.step(slow, delta, total, n, self._plan.settings)
             flat[block.span].copy_(slow)
 
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
@@ -259,7 +249,7 @@ class Snapshot:
             before = torch.sub(self._weights.phi[block.span], delta, out=self._total[: block.size])
             theta = self._weights.theta[block.span]
             change = self._change(block, before, outbox)
-            outer.correct(theta, delta.to(theta.device), change.to(theta.device))
+            step.correct(theta, delta.to(theta.device), change.to(theta.device))
 
     def _walk(self, inbox: Tensor) -> list[slice]:
         """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""
@@ -285,7 +275,7 @@ class Snapshot:
         """theta - phi at the snapshot."""
         change = self._scratch[: block.size]
         if self._plan.keeps_outbox:
-            return outer.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
+            return step.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
         if self._kept is None:
             return torch.sub(self._weights.theta[block.span].cpu(), phi, out=change)
         kept = self._kept[block.within]

@@ -10,7 +10,7 @@ from nolocod.trainer.windows import Shard, Source, Windows
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nolocod.manifest import Manifest
+    from nolocod.run.manifest import Manifest
 
 
 def open_source(manifest: Manifest, tokenizer: Tokenizer, peer_id: str, data: Path | None, cache: Path) -> Source:

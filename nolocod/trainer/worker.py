@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
-from nolocod.manifest import unseal
+from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.terms import Applied, Inspection
+    from nolocod.proto.types import Applied, Inspection
     from nolocod.trainer.replica import Replica
 
 R = TypeVar("R")

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.benchmarks import MEASUREMENTS, Options, parse_parameters
 from nolocod.errors import NolocodError
+from nolocod.studies.benchmarks import MEASUREMENTS, Options, parse_parameters
 from tests.bench import contest, report, utilisation, wan
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.benchmarks import probe
-from nolocod.benchmarks.base import BenchError, Options
-from nolocod.benchmarks.exchange import connect, extra_memory, found, node_command
-from nolocod.benchmarks.parties import Pair, pair
+from nolocod.studies.benchmarks import probe
+from nolocod.studies.benchmarks.base import BenchError, Options
+from nolocod.studies.benchmarks.exchange import connect, extra_memory, found, node_command
+from nolocod.studies.benchmarks.parties import Pair, pair
 from tests.bench import venvs
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from nolocod.benchmarks.base import spread
+from nolocod.studies.benchmarks.base import spread
 from tests.bench.contest import CONTESTANTS
 
 Table = dict[str, Any]

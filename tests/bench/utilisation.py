@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nolocod import presets
-from nolocod.benchmarks.base import Options, spread
-from nolocod.benchmarks.parties import enter, python, started
-from nolocod.benchmarks.training import INNER_STEPS, bound_to, cores, parameters_of, run_of
 from nolocod.errors import NolocodError
+from nolocod.run import presets
+from nolocod.studies.benchmarks.base import Options, spread
+from nolocod.studies.benchmarks.parties import enter, python, started
+from nolocod.studies.benchmarks.training import INNER_STEPS, bound_to, cores, parameters_of, run_of
 from tests.bench import wan
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nolocod import datadir
-from nolocod.benchmarks.training import WARM_UP, Setting, cores, daemon, give_core, rate, wait
-from nolocod.config import DataDir
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir
+from nolocod.studies.benchmarks.training import WARM_UP, Setting, cores, daemon, give_core, rate, wait
 from tests.bench.workers.talk import Talk
 
 _NO_CHECKPOINTS = ("--checkpoint-every", "3600")
@@ -30,10 +30,10 @@ class End:
 
     def found(self) -> dict[str, Any]:
         """Start a daemon that founds a run."""
-        datadir.found(self._paths, self._setting.run_file)
+        data_directory.found(self._paths, self._setting.run_file)
         self._process = self._daemons.enter_context(daemon(self._setting, self._paths, "start", *_NO_CHECKPOINTS))
         wait(self._paths, self._process, lambda report: report.inner_steps >= WARM_UP)
-        return {"address": datadir.find_running(self._paths).addresses[0]}
+        return {"address": data_directory.find_running(self._paths).addresses[0]}
 
     def alone(self) -> dict[str, Any]:
         """Measure it; the other trains beside it, in a run of its own."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.benchmarks.base import BenchError, spread
-from nolocod.benchmarks.parties import Pair, enter, private_network, python, started
-from nolocod.benchmarks.transport import connect, rate
 from nolocod.errors import NolocodError
+from nolocod.studies.benchmarks.base import BenchError, spread
+from nolocod.studies.benchmarks.parties import Pair, enter, private_network, python, started
+from nolocod.studies.benchmarks.transport import connect, rate
 from tests.bench import venvs
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def measure(
 @contextmanager
 def _ends(carrier: str, networks: tuple[int, int]) -> Iterator[Pair]:
     commands = [
-        [*enter(network), *python("nolocod.benchmarks.transport_end", carrier, str(rank), HOSTS[rank])]
+        [*enter(network), *python("nolocod.studies.benchmarks.transport_end", carrier, str(rank), HOSTS[rank])]
         for rank, network in enumerate(networks)
     ]
     with started(commands) as (first, second):

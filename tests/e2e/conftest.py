@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from swarm import Swarm
 
+from tests.support.swarm import Swarm
 from tools import browser
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from swarm import Swarm, ready
+
+from tests.support.swarm import Swarm, ready
 
 PARAMETERS = 28_832
 """Of the model in swarm.py, over bytes."""

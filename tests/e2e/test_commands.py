@@ -12,15 +12,15 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
-from swarm import ENOUGH, gone, ready, trainer_of
 
-from nolocod.config import DataDir
 from nolocod.identity import Identity
+from nolocod.node.config import DataDir
+from tests.support.swarm import ENOUGH, gone, ready, trainer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from swarm import Swarm
+    from tests.support.swarm import Swarm
 
 
 def nolocod(*arguments: str, home: Path, status: int = 0) -> tuple[str, str]:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from swarm import ENOUGH
+from tests.support.swarm import ENOUGH
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from swarm import Swarm
+    from tests.support.swarm import Swarm
 
 
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from swarm import ENOUGH, Daemon, Swarm, ready, trainer_of
 
 from nolocod.errors import LostStepsError, UnacknowledgedError
-from nolocod.p2p.receipts import ReceiptStore
+from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.proto.serving import Serving
 from nolocod.proto.states import TABLE, State
+from tests.support.swarm import ENOUGH, Daemon, Swarm, ready, trainer_of
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
 
-FAULTY = Path(__file__).with_name("faulty.py")
+FAULTY = Path(__file__).parents[1] / "support" / "faulty.py"
 STOPPED = 0.5
 """Seconds for which a stopped daemon stands still."""
 UNFORCED = {State.ABORTED, State.CLOSED}

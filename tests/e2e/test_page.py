@@ -7,14 +7,12 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from swarm import ENOUGH, ready, trainer_of
-
-from nolocod import datadir
 from nolocod.identity import short
+from nolocod.node import data_directory
+from tests.support.swarm import ENOUGH, ready, trainer_of
 
 if TYPE_CHECKING:
-    from swarm import Daemon, Swarm
-
+    from tests.support.swarm import Daemon, Swarm
     from tools.browser import Browser
 
 LIVE = "document.getElementById('link').textContent === 'live'"
@@ -22,7 +20,7 @@ LIVE = "document.getElementById('link').textContent === 'live'"
 
 def row(daemon: Daemon, text: str) -> str:
     """A script: whether the table of peers says `text` of `daemon`."""
-    name = short(datadir.find_running(daemon.paths).peer_id)
+    name = short(data_directory.find_running(daemon.paths).peer_id)
     rows = "[...document.querySelectorAll('#peers tbody tr')]"
     return f"{rows}.some(row => row.innerText.includes('{name}') && row.innerText.includes('{text}'))"
 
@@ -36,7 +34,7 @@ def figure(name: str) -> str:
 def test_the_page_follows_real_nodes_through_faults(swarm: Swarm, chromium: Browser) -> None:
     first = swarm.found(steps=50)
     swarm.wait("the first node's address", lambda: ready(first))
-    http = datadir.find_running(first.paths).http
+    http = data_directory.find_running(first.paths).http
     page = chromium.page(1280, 800)
     page.open(f"http://{http}/")
     page.wait(LIVE, ENOUGH)
@@ -48,7 +46,7 @@ def test_the_page_follows_real_nodes_through_faults(swarm: Swarm, chromium: Brow
     page.wait(f"{figure('Paired / solo')} > 1 && document.querySelectorAll('.arc.done').length === 1", ENOUGH)
 
     # whoever holds the token sees the page of an open address, and the token stays in no history
-    port = datadir.find_running(second.paths).http.rpartition(":")[2]
+    port = data_directory.find_running(second.paths).http.rpartition(":")[2]
     other = chromium.page(390, 844)
     other.open(f"http://127.0.0.1:{port}/")
     assert "needs a token" in other.text("body")

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from page_states import STATES, peer, ten_peers
-from swarm import ENOUGH
 
-from nolocod.config import Address
-from nolocod.events import InnerSteps, PeerSeen, Troubled
 from nolocod.identity import short
-from nolocod.metrics import Metrics
-from nolocod.status.server import Pages, serve_http
+from nolocod.node.config import Address
+from nolocod.observe.events import InnerSteps, PeerSeen, Troubled
+from nolocod.observe.metrics import Metrics
+from nolocod.observe.status.server import Pages, serve_http
+from tests.support.page_states import STATES, peer, ten_peers
+from tests.support.swarm import ENOUGH
 from tools import browser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.status.state import StatusState
+    from nolocod.observe.status.state import StatusState
     from tools.browser import Browser, Page
 
 AXE = "4.10.3"

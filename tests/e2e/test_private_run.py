@@ -6,15 +6,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from swarm import ENOUGH, RUN_FILE, ready
-
-from nolocod import datadir
 from nolocod.errors import InvitationError, InvitationOverError, NetworkKeyError, NotInvitedError
+from nolocod.node import data_directory
+from tests.support.swarm import ENOUGH, RUN_FILE, ready
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from swarm import Swarm
+    from tests.support.swarm import Swarm
 
 
 def nolocod(*arguments: str) -> str:
@@ -39,7 +38,7 @@ def test_a_private_run_from_its_founding_to_a_revocation(swarm: Swarm, tmp_path:
     nolocod("network-key", str(key))
     run_file.write_text('access = "invited"\n' + RUN_FILE)
     owner = swarm.daemon()
-    datadir.found(owner.paths, run_file)
+    data_directory.found(owner.paths, run_file)
     owner.run("start", "--network-key", str(key))
     swarm.wait("the owner tells its address", lambda: ready(owner))
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from swarm import ENOUGH
+from tests.support.swarm import ENOUGH
 
 if TYPE_CHECKING:
     from pathlib import Path

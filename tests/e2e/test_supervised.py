@@ -8,9 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from swarm import ENOUGH
-
 from nolocod.identity import Identity
+from tests.support.swarm import ENOUGH
 
 if TYPE_CHECKING:
     from pathlib import Path

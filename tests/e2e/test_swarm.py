@@ -6,10 +6,10 @@ import signal
 import stat
 from typing import TYPE_CHECKING
 
-from swarm import ready
+from tests.support.swarm import ready
 
 if TYPE_CHECKING:
-    from swarm import Daemon, Swarm
+    from tests.support.swarm import Daemon, Swarm
 
 
 def knows(daemon: Daemon) -> int:

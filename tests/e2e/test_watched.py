@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from swarm import ENOUGH, ready
 
-from nolocod import datadir
+from nolocod.node import data_directory
+from tests.support.swarm import ENOUGH, ready
 from tools.prometheus import prometheus
 
 if TYPE_CHECKING:
-    from swarm import Swarm
+    from tests.support.swarm import Swarm
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed")
@@ -31,7 +31,7 @@ def test_every_panel_and_rule_has_data_in_a_healthy_swarm(swarm: Swarm, tmp_path
     second = swarm.daemon().run("join", "--bootstrap", first.address)
     swarm.wait("the second node's address", lambda: ready(second))
     swarm.wait_paired([first, second], 1)
-    targets = [datadir.find_running(one.paths).http for one in (first, second)]
+    targets = [data_directory.find_running(one.paths).http for one in (first, second)]
     with prometheus(tmp_path, 1) as (url, watch):
         watch(targets)
         command = [sys.executable, "-m", "tools.panels", "--prometheus", url, "--wait", str(ENOUGH)]

@@ -24,8 +24,7 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr import Multiaddr
 
-from nolocod import access, backup, datadir, evidence, identity, manifest, papers
-from nolocod.config import DataDir
+from nolocod import identity
 from nolocod.errors import (
     BackupError,
     DataDirError,
@@ -40,13 +39,19 @@ from nolocod.errors import (
     VersionError,
 )
 from nolocod.identity import Identity
-from nolocod.p2p import addresses, frames, identify, records, relay_messages
-from nolocod.p2p.budget import Ledger
-from nolocod.p2p.delimited import receive_message
-from nolocod.p2p.hearsay import Hearsay, Voice
-from nolocod.p2p.membership import Membership
-from nolocod.p2p.peerbook import Peerbook
-from nolocod.p2p.reputation import Records, Reputation
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir
+from nolocod.node.identity_backup import read as read_backup
+from nolocod.observe.status import client
+from nolocod.p2p.discovery.address_book import Peerbook
+from nolocod.p2p.exchange import receipt_audit
+from nolocod.p2p.limits.bandwidth import Ledger
+from nolocod.p2p.membership.gossip import Hearsay, Voice
+from nolocod.p2p.membership.peer_scoring import Records, Reputation
+from nolocod.p2p.membership.table import Membership
+from nolocod.p2p.nat import addresses, circuit_messages, identify
+from nolocod.p2p.transport import noise_records, yamux_frames
+from nolocod.p2p.transport.delimited import receive_message
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto import receipt
 from nolocod.proto.content import describe_from_wire, describe_to_wire
@@ -54,8 +59,8 @@ from nolocod.proto.envelope import Dialogue, open_envelope, peek, seal
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.framing import HEAD_SIZE, chunk_head, parse_head
 from nolocod.proto.limits import Limits
-from nolocod.status import client
-from nolocod.terms import Standing, Subject, describe
+from nolocod.proto.types import Standing, Subject, describe
+from nolocod.run import credentials, invitations, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,7 +256,7 @@ def gossip(raw: bytes) -> None:
 def receipt_line(raw: bytes) -> None:
     with suppress(RemoteError):
         receipt.from_line(raw)
-    for _ in evidence.read(FOLDER.write("receipts", raw)):
+    for _ in receipt_audit.read(FOLDER.write("receipts", raw)):
         pass
 
 
@@ -261,8 +266,8 @@ def receipt_content(raw: bytes) -> None:
     with suppress(RemoteError):
         made = receipt.Receipt(raw, receipt.sign(ALICE, raw), receipt.sign(BOB, raw))
         made.check()
-        evidence.as_fields(made)
-        evidence.summary(made)
+        receipt_audit.as_fields(made)
+        receipt_audit.summary(made)
 
 
 @target(SEALED.to_bytes(), most=16384)
@@ -284,32 +289,32 @@ def run_file(raw: bytes) -> None:
         manifest.read_run_file(FOLDER.write("run.toml", raw))
 
 
-INVITATION = access.Invitation(RUN, bytes(16), WALL + 100, BOB.public)
-TOKEN = access.Token(access.seal_invitation(INVITATION, OWNER), BOB.secret, ("/ip4/203.0.113.7/tcp/4001",))
+INVITATION = invitations.Invitation(RUN, bytes(16), WALL + 100, BOB.public)
+TOKEN = invitations.Token(invitations.seal_invitation(INVITATION, OWNER), BOB.secret, ("/ip4/203.0.113.7/tcp/4001",))
 
 
-@target(access.print_token(TOKEN).encode())
+@target(invitations.print_token(TOKEN).encode())
 def token(raw: bytes) -> None:
     with suppress(InvitationError):
-        access.read_token(raw.decode("utf-8", "replace"))
+        invitations.read_token(raw.decode("utf-8", "replace"))
 
 
-@target(access.sign_admission(TOKEN, ALICE.peer_id))
+@target(invitations.sign_admission(TOKEN, ALICE.peer_id))
 def admission(raw: bytes) -> None:
     with suppress(RemoteError):
-        access.open_admission(raw, ALICE.peer_id, OWNER.peer_id, RUN)
+        invitations.open_admission(raw, ALICE.peer_id, OWNER.peer_id, RUN)
 
 
-@target(access.seal_revocations(access.Revocations(1, frozenset([bytes(16)]), frozenset([BOB.peer_id])), RUN, OWNER))
+@target(invitations.seal_revocations(invitations.Revocations(1, frozenset([bytes(16)]), frozenset([BOB.peer_id])), RUN, OWNER))
 def revocations(raw: bytes) -> None:
     with suppress(RemoteError):
-        access.open_revocations(raw, OWNER.peer_id, RUN)
+        invitations.open_revocations(raw, OWNER.peer_id, RUN)
 
 
 # --- libp2p's protocols -------------------------------------------------------------------------------
 
 ADDRESS = Multiaddr("/ip4/203.0.113.7/tcp/4001").to_bytes()
-PEER = relay_messages.peer_bytes(BOB.peer_id)
+PEER = circuit_messages.peer_bytes(BOB.peer_id)
 
 
 @target(
@@ -320,7 +325,7 @@ def relay_hop(raw: bytes) -> None:
     message = received(raw, HopMessage, 4096)
     if message is not None:
         with suppress(RemoteError):
-            relay_messages.read_peer(message.peer)
+            circuit_messages.read_peer(message.peer)
         _ = [identify.readable(one) for one in message.reservation.addrs]
 
 
@@ -329,7 +334,7 @@ def relay_stop(raw: bytes) -> None:
     message = received(raw, StopMessage, 4096)
     if message is not None:
         with suppress(RemoteError):
-            relay_messages.read_peer(message.peer)
+            circuit_messages.read_peer(message.peer)
 
 
 @target(sent(identify.Identify(agent_version="x", listen_addrs=[ADDRESS], observed_addr=ADDRESS, protocols=["/a/1"])))
@@ -383,11 +388,11 @@ def address_bytes(raw: bytes) -> None:
         addresses.dialable(text)
 
 
-@target(b"".join(frames.pack(kind, 1, int(kind < 2), 3) + b"abc" * (kind == 0) for kind in frames.Kind))
+@target(b"".join(yamux_frames.pack(kind, 1, int(kind < 2), 3) + b"abc" * (kind == 0) for kind in yamux_frames.Kind))
 def yamux(raw: bytes) -> None:
-    deframer = frames.Deframer()
+    deframer = yamux_frames.Deframer()
     step = raw[0] % 40 + 1 if raw else 1
-    with suppress(frames.FrameError):
+    with suppress(yamux_frames.FrameError):
         for at in range(0, len(raw), step):
             for _ in deframer.feed(memoryview(raw)[at : at + step]):
                 pass
@@ -395,11 +400,11 @@ def yamux(raw: bytes) -> None:
 
 @target(b"\0\x20" + bytes(32))
 def noise_record(raw: bytes) -> None:
-    with suppress(records.RecordError):
-        size = records.pending(memoryview(raw))
+    with suppress(noise_records.RecordError):
+        size = noise_records.pending(memoryview(raw))
         if size is not None:
-            sealed = memoryview(raw)[records.HEAD : records.HEAD + size + records.TAG]
-            records.Opener(bytes(32)).open_into(sealed, memoryview(bytearray(size)))
+            sealed = memoryview(raw)[noise_records.HEAD : noise_records.HEAD + size + noise_records.TAG]
+            noise_records.Opener(bytes(32)).open_into(sealed, memoryview(bytearray(size)))
 
 
 # --- files and pages ----------------------------------------------------------------------------------
@@ -432,25 +437,25 @@ def identity_file(raw: bytes) -> None:
 @target(b"ab" * 32 + b"\n")
 def network_key(raw: bytes) -> None:
     with suppress(UsageError, DataDirError):
-        papers.read_network_key(FOLDER.write("network.key", raw))
+        credentials.read_network_key(FOLDER.write("network.key", raw))
 
 
 @target(BOB.peer_id.encode() + b"\n# a friend\n")
 def allow_list(raw: bytes) -> None:
     with suppress(UsageError, DataDirError):
-        papers.read_allow_list(FOLDER.write("allow", raw))
+        credentials.read_allow_list(FOLDER.write("allow", raw))
 
 
 @target(json.dumps([{"id": "00" * 16, "expires": WALL, "peer": ""}]).encode())
 def invitations(raw: bytes) -> None:
     with suppress(DataDirError):
-        papers.issued(DataDir(FOLDER.write("invitations.json", raw).parent))
+        credentials.issued(DataDir(FOLDER.write("invitations.json", raw).parent))
 
 
 @target(json.dumps({"pid": 1, "http": "127.0.0.1:1", "peer_id": "x", "run_id": RUN, "addresses": ["/x"]}).encode())
 def running_note(raw: bytes) -> None:
     with suppress(NotRunningError):
-        datadir.find_running(DataDir(FOLDER.write("daemon.json", raw).parent))
+        data_directory.find_running(DataDir(FOLDER.write("daemon.json", raw).parent))
 
 
 @target(
@@ -460,7 +465,7 @@ def running_note(raw: bytes) -> None:
 )
 def identity_backup(raw: bytes) -> None:
     with suppress(BackupError):
-        stored = backup.read(FOLDER.write("backup", raw))
+        stored = read_backup(FOLDER.write("backup", raw))
         if not stored.encrypted:
             assert stored.open(None).peer_id == stored.peer_id
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 import msgspec
 import torch
 
-from nolocod.codec import box_size, fragments_of
 from nolocod.errors import CheckpointError, RejectedTensorError
-from nolocod.manifest import Codec, Outer
-from nolocod.terms import Sampled, Subject
+from nolocod.outer.codec import box_size, fragments_of
+from nolocod.proto.types import Sampled, Subject
+from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer import checkpoint, nearness
 from nolocod.trainer.snapshot import Plan, Snapshot, Weights
 from tests.fuzz.targets import FOLDER, RUN, target

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from nolocod import datadir
-from nolocod.config import DataDir
 from nolocod.errors import NotRunningError
 from nolocod.identity import load_or_create
-from nolocod.p2p.receipts import ReceiptStore
-from nolocod.status import client
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir
+from nolocod.observe.status import client
+from nolocod.p2p.exchange.receipts import ReceiptStore
 from tests.lab.topology import LabError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.status.state import PeerRow, StatusReport
+    from nolocod.observe.status.state import PeerRow, StatusReport
     from tests.lab.topology import Place
 
 PORT = 4001
@@ -96,7 +96,7 @@ class Node:
         self.place = place
         self.paths = DataDir(root)
         self.log = root.with_suffix(".log")
-        datadir.make(self.paths)
+        data_directory.make(self.paths)
         self.peer_id = load_or_create(self.paths.identity).peer_id
         self.process: subprocess.Popen[bytes] | None = None
         self._killed = False
@@ -132,7 +132,7 @@ class Node:
     def report(self) -> StatusReport | None:
         """Its status page, asked for within its own network; None if it does not answer."""
         try:
-            return self._inside.submit(client.read, datadir.find_running(self.paths)).result()
+            return self._inside.submit(client.read, data_directory.find_running(self.paths)).result()
         except NotRunningError:
             return None
 
@@ -247,7 +247,7 @@ class Swarm:
     def found(self, place: Place, *flags: str) -> Node:
         """Found the run, bring up its first node, and wait until others can be given its address."""
         first = self.node(place)
-        datadir.found(first.paths, self._run_file)
+        data_directory.found(first.paths, self._run_file)
         first.run("start", *_listening(place), *flags)
         self.wait("the first node runs", lambda: first.report is not None, 60)
         return first

@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.benchmarks.base import BenchError
-from nolocod.benchmarks.parties import enter, private_network
+from nolocod.studies.benchmarks.base import BenchError
+from nolocod.studies.benchmarks.parties import enter, private_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

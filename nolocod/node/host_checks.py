@@ -1,0 +1,38 @@
+"""What a node looks at now and then on its own machine: the disk under its data directory, and its clock beside others'.
+
+The rule: it only looks and tells. That a disk is full or a clock is off is an error where somebody needs them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.observe.events import Surveyed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nolocod.observe.events import Emit
+
+_EVERY = 15.0
+"""Seconds: as often as Prometheus mostly scrapes."""
+
+
+async def survey(folder: Path, clock_offset: Callable[[], float], emit: Emit) -> None:
+    """Emit Surveyed at once and every 15 s, until cancelled. `clock_offset` is in seconds, others' minus ours."""
+    while True:
+        # in a thread: a network file system that hangs must not hold up the node, nor its end
+        free = await trio.to_thread.run_sync(_free, folder, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs of an older trio
+        emit(Surveyed(clock_offset(), free))
+        await trio.sleep(_EVERY)
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

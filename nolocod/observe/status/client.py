@@ -1,0 +1,55 @@
+"""Reading a running node's status over HTTP, for `nolocod status` and the testnet."""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nolocod.errors import HttpTokenError, NotRunningError
+from nolocod.observe.status.access import read_token
+from nolocod.observe.status.state import StatusReport
+
+if TYPE_CHECKING:
+    from nolocod.node.data_directory import Running
+
+_TIMEOUT = 5.0
+"""Seconds; a daemon answers in milliseconds, unless its machine is overloaded."""
+_MOST_BYTES = 8 << 20
+"""What answers at a daemon's old address may be anything, and may never end."""
+
+
+def read(running: Running) -> StatusReport:
+    """Ask the daemon for its report; NotRunningError if nothing, or somebody else, answers there,
+    HttpTokenError if its token cannot be read or is refused."""
+    headers = {"Host": "localhost"}
+    if running.http_token:
+        headers["Authorization"] = f"Bearer {read_token(Path(running.http_token))}"
+    connection = http.client.HTTPConnection(running.http, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", "/status.json", headers=headers)
+        reply = connection.getresponse()
+        if reply.status == 401:
+            shown = f"the token in {running.http_token}" if running.http_token else "readers without a token"
+            remedy = "Start the node again if its token file was replaced."
+            raise HttpTokenError(f"the node at {running.http} refuses {shown}.", remedy=remedy)
+        report = decode(reply.read(_MOST_BYTES + 1))
+    except (OSError, http.client.HTTPException) as error:
+        raise NotRunningError(f"process {running.pid} does not answer at {running.http} ({error}).") from error
+    finally:
+        connection.close()
+    if report.peer_id and report.peer_id != running.peer_id:
+        raise NotRunningError(f"another node answers at {running.http}.")
+    return report
+
+
+def decode(raw: bytes) -> StatusReport:
+    """What /status.json said; NotRunningError if no node of this release can have said it."""
+    try:
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")
+        return msgspec.json.decode(raw, type=StatusReport)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise NotRunningError(f"what answers there is no node of this release ({error}).") from error

@@ -1,0 +1,305 @@
+"""Status reports as tables for a terminal, and as lines where there is none.
+
+The rule: 80 columns suffice, numbers never wrap, and what a peer wrote is shown as text, never as markup. Only an address is
+longer, and never broken but on a screen that is drawn again and again: people paste it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from nolocod.identity import short
+from nolocod.observe.logs import REACHABLE, amount, duration, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from nolocod.observe.status.state import AllowanceReport, CurveReport, ExchangeRow, PeerRow, ReachReport, StatusReport
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COURSE = 40
+"""Bars of the loss's course at most."""
+_STEADY = ("node", "traffic", "month", "checkpoint", "process", "page", "addresses")
+"""What a low screen can do without: it hardly changes, or follows from the rest."""
+_SIZES = [(most, False) for most in range(8, 3, -1)] + [(most, True) for most in range(8, 0, -1)]
+"""Rows of a watched table's sections, and whether it is brief; the first that fits is taken."""
+
+
+@dataclass(frozen=True)
+class SwarmRow:
+    """One node of a local swarm; `report` is None while the node does not answer."""
+
+    name: str
+    report: StatusReport | None
+
+
+def node_table(report: StatusReport, most: int | None = None, *, brief: bool = False) -> RenderableType:
+    """One node in full: what it does, its training, its errors, peers and exchanges. At most `most` rows of each are shown
+    where a screen has to hold them all: peers that it had to do with, and what is newest."""
+    sections: list[RenderableType] = [_facts(report, _STEADY if brief else (), live=most is not None)]
+    if report.errors:
+        rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
+        sections.append(_table(("<error", "<message", ">ago"), rows, wrapped="message"))
+    if report.peers:
+        sections.append(_cut(_peers(_nearest(report)[:most]), len(report.peers), most))
+    if report.exchanges:
+        sections.append(_cut(_exchanges(report.exchanges[:most]), len(report.exchanges), most))
+    first, *rest = sections
+    return Group(first, *(Group("", section) for section in rest))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One node on a screen: as much of its table as there is room for."""
+
+    report: StatusReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tables = [node_table(self.report, most, brief=brief) for most, brief in _SIZES]
+        yield next(
+            (one for one in tables if len(console.render_lines(one, options.reset_height())) <= console.height), tables[-1]
+        )
+
+
+def _nearest(report: StatusReport) -> list[PeerRow]:
+    """Banned peers and those of the last exchanges first, then who is connected."""
+    partners = {report.exchanging_with, *(one.partner for one in report.exchanges)}
+    return sorted(
+        report.peers, key=lambda peer: (peer.banned_for is None, peer.peer_id not in partners, peer.reach is None, peer.peer_id)
+    )
+
+
+def _cut(table: Table, rows: int, most: int | None) -> RenderableType:
+    return table if most is None or rows <= most else Group(table, f"and {rows - most} more")
+
+
+def _peers(peers: Iterable[PeerRow]) -> Table:
+    rows = [
+        (
+            short(peer.peer_id),
+            peer.state or "connected",
+            "-" if peer.round is None else str(peer.round),
+            _count(peer.tokens),
+            _loss(peer.loss or None),  # a newcomer has none yet
+            peer.reach or "-",
+            peer.nat or "-",
+            _trust(peer),
+            duration(peer.age),
+        )
+        for peer in peers
+    ]
+    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", "<nat", ">trust", ">changed"), rows)
+
+
+def _trust(peer: PeerRow) -> str:
+    """Its reputation from 0 to 1, or for how long it is banned."""
+    if peer.banned_for is not None:
+        return f"ban {duration(peer.banned_for)}"
+    return "-" if peer.reputation is None else f"{peer.reputation:.2f}"
+
+
+def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
+    rows = [
+        (
+            short(one.partner),
+            one.role,
+            one.outcome.replace("_", " ") + (f" {one.error}" if one.error else ""),
+            amount(one.sent),
+            amount(one.received),
+            f"{one.seconds:.2f} s",
+            "-" if one.spread is None else f"{one.spread:.3g}",
+            duration(one.age),
+        )
+        for one in exchanges
+    ]
+    return _table(("<partner", "<role", "<outcome", ">sent", ">received", ">took", ">spread", ">ago"), rows)
+
+
+def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> RenderableType:
+    waiting = f", waiting for {report.waiting_for}" if report.waiting_for else ""
+    first = f" (first {report.validation_loss_first:.4g})" if report.validation_loss_first is not None else ""
+    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.exchanges_by_outcome.items())
+    checkpoint = (
+        "none yet"
+        if report.checkpoint_round is None or report.checkpoint_age is None
+        else f"round {report.checkpoint_round}, {duration(report.checkpoint_age)} ago"
+    )
+    facts = {
+        "run": f"{report.run_name or '-'} ({report.run_id[:12] or '-'})",
+        "node": f"{report.peer_id or '-'}",
+        "state": f"{report.state}{waiting} ({duration(report.since)})",
+        "training": f"round {report.round}, {report.inner_steps} inner steps, {_count(report.tokens)} tokens, "
+        f"{_count(report.tokens_per_second)} tokens/s",
+        "loss": f"{_loss(report.loss)}, validation {_loss(report.validation_loss)}{first}",
+        **_course(report.curve),
+        "outer": f"{report.outer_paired} paired, {report.outer_solo} solo",
+        "exchanges": (outcomes or "none yet")
+        + (f"; now with …{short(report.exchanging_with)}" if report.exchanging_with else ""),
+        "traffic": f"{amount(report.sent)} sent, {amount(report.received)} received",
+        **_allowance(report.allowance),
+        **_reach(report.reach),
+        "checkpoint": checkpoint,
+        "process": f"nolocod {report.version}, pid {report.pid}, up {duration(report.uptime)}, "
+        f"{report.utilisation:.0%} of it in training steps",
+        "page": f"http://{report.http}/" if report.http else "-",
+    }
+    if live or not report.addresses:
+        facts["addresses"] = "\n".join(report.addresses) or "-"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        if name in without:
+            continue
+        grid.add_row(name, Text("\n".join(plain(line) for line in value.split("\n"))))
+    if "addresses" in facts:
+        return grid
+    lines = (Text(plain(address), no_wrap=True, overflow="ignore") for address in report.addresses)
+    return Group(grid, Text("addresses", style="bold"), *lines)
+
+
+def _course(curve: CurveReport) -> dict[str, str]:
+    """The training loss since the process began, as bars, with the values of the highest and the lowest."""
+    values = [loss for _, loss in curve.training]
+    if len(values) < 2:
+        return {}
+    low, high = min(values), max(values)
+    wide = min(len(values), _COURSE)
+    edges = [index * len(values) // wide for index in range(wide + 1)]
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
+    bars = "".join(_BARS[round((mean - low) / ((high - low) or 1.0) * (len(_BARS) - 1))] for mean in means)
+    return {"course": f"{bars} {high:.4g} to {low:.4g}"}
+
+
+def _reach(report: ReachReport) -> dict[str, str]:
+    """How others reach it, and what it carries for them; the latter only where there was any."""
+    relays = f" (relays: {', '.join(short(one.peer_id) for one in report.relays)})" if report.relays else ""
+    because = f", because {report.why}" if report.why else ""
+    facts = {"reachable": REACHABLE[report.kind] + relays + because}
+    if report.punches:
+        facts["punched"] = f"{report.punched} of {report.punches} connections"
+    carried = report.carried
+    if carried.reservations or carried.circuits:
+        facts["relay"] = (
+            f"places held {carried.reservations}, circuits {carried.open} now, {carried.circuits} in all, "
+            f"{amount(carried.bytes)}"
+        )
+    return facts
+
+
+def _allowance(report: AllowanceReport) -> dict[str, str]:
+    """The line, and what the owner allows of it; "paused" only while it is so."""
+    facts = {
+        "line": f"{_speed(report.sending, report.max_upload)} up, {_speed(report.receiving, report.max_download)} down",
+        "month": amount(report.month_used) + (f" of {amount(report.monthly_budget)}" if report.monthly_budget else ""),
+    }
+    if report.hours or report.pause_on_battery:
+        trains = f"{', '.join(report.hours)} (local time)" if report.hours else "at all hours"
+        facts["trains"] = trains + (", not on battery" if report.pause_on_battery else "")
+    if report.paused:
+        after = f" (goes on in {duration(report.resumes_in)})" if report.resumes_in is not None else ""
+        facts["paused"] = report.paused_why + after
+    return facts
+
+
+def _speed(rate: float, limit: int | None) -> str:
+    return f"{amount(rate)}/s" + (f" of {amount(limit)}/s" if limit is not None else "")
+
+
+def swarm_table(rows: Sequence[SwarmRow]) -> RenderableType:
+    """A swarm, one line per node."""
+    header = (
+        "<node",
+        "<state",
+        ">round",
+        ">steps",
+        ">tokens/s",
+        ">loss",
+        ">valid.",
+        ">paired",
+        ">solo",
+        "<partner",
+        ">peers",
+    )
+    return _table(header, [_swarm_cells(row) for row in rows])
+
+
+def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
+    report = row.report
+    if report is None:
+        return (row.name, "no answer", *["-"] * 9)
+    return (
+        row.name,
+        report.state,
+        str(report.round),
+        _count(report.inner_steps),
+        _count(report.tokens_per_second),
+        _loss(report.loss),
+        _loss(report.validation_loss),
+        str(report.outer_paired),
+        str(report.outer_solo),
+        _partner(report),
+        str(sum(1 for peer in report.peers if peer.state)),
+    )
+
+
+def swarm_lines(rows: Sequence[SwarmRow]) -> list[str]:
+    """The same for a log or a pipe: one line per node that can be read alone."""
+    return [_swarm_line(row) for row in rows]
+
+
+def _swarm_line(row: SwarmRow) -> str:
+    name, state, at, steps, rate, loss, valid, paired, solo, partner, peers = _swarm_cells(row)
+    if row.report is None:
+        return f"{name}: {state}"
+    return (
+        f"{name}: {plain(state)}, round {at}, {steps} steps, {rate} tokens/s, loss {loss}, validation {valid}, "
+        f"outer {paired} paired {solo} solo, partner {partner}, {peers} peers"
+    )
+
+
+def _partner(report: StatusReport) -> str:
+    """Whom it exchanges with now, else the last with whom it did."""
+    if report.exchanging_with:
+        return short(report.exchanging_with)
+    return next((short(one.partner) for one in report.exchanges if one.outcome == "committed"), "-")
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
+    """Columns named "<left" or ">right"; only the column `wrapped` may take several lines."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column in header:
+        name = column[1:]
+        table.add_column(
+            name,
+            justify="left" if column[0] == "<" else "right",
+            no_wrap=name != wrapped,
+            overflow="fold" if wrapped else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    return table
+
+
+def _count(number: float | None) -> str:
+    """A count for people: 950, 5.2k, 1.3M."""
+    if number is None:
+        return "-"
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}P"
+
+
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"

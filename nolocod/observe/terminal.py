@@ -1,0 +1,121 @@
+"""What the commands show in a terminal, live where it is one and as plain lines where it is not."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from nolocod.identity import short
+from nolocod.node import data_directory
+from nolocod.observe.logs import amount
+from nolocod.observe.status import client
+from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
+
+    from nolocod.node.config import DataDir
+    from nolocod.observe.status.state import StatusReport
+    from nolocod.studies.testnet import Summary
+
+_LINES_EVERY = 5.0
+"""Seconds between two blocks of lines where the output is no terminal."""
+
+
+def show(what: RenderableType) -> None:
+    """Print to standard output."""
+    Console(highlight=False).print(what)
+
+
+def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
+    """Print a running node's report once, or every second until Ctrl-C."""
+    console = Console(highlight=False)
+
+    def read() -> StatusReport:
+        return client.read(data_directory.find_running(paths))
+
+    if not watch:
+        report = read()
+        if as_json:
+            console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
+        else:
+            console.print(node_table(report), crop=False)  # a terminal breaks a long address itself, and copies it whole
+        return
+    while as_json or not console.is_terminal:
+        if as_json:
+            console.out(msgspec.json.encode(read()).decode(), highlight=False)
+        else:
+            console.print(node_table(read()), "", crop=False)
+        time.sleep(1)
+    with Live(Watched(read()), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(1)
+            live.update(Watched(read()), refresh=True)
+
+
+@contextmanager
+def swarm_view(title: str) -> Iterator[Callable[[list[StatusReport | None]], None]]:
+    """Give a function that shows the nodes' reports: a live table, or a block of lines now and then."""
+    console = Console(highlight=False)
+    console.print(title)
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as live:
+            yield lambda reports: live.update(swarm_table(_rows(reports)))
+        return
+    began = time.monotonic()
+    last = began - _LINES_EVERY
+
+    def print_lines(reports: list[StatusReport | None]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _LINES_EVERY:
+            last = now
+            for line in swarm_lines(_rows(reports)):
+                console.out(f"{now - began:5.0f} s  {line}", highlight=False)
+
+    yield print_lines
+
+
+def _rows(reports: list[StatusReport | None]) -> list[SwarmRow]:
+    return [SwarmRow(f"node-{index}", report) for index, report in enumerate(reports)]
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """What a testnet came to."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("node", no_wrap=True)
+    table.add_column("peer", no_wrap=True)
+    for name in ("steps", "paired", "solo", "tokens", "val. before", "after", "sent", "received"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, node in enumerate(summary.nodes):
+        table.add_row(
+            f"node-{index}",
+            short(node.peer_id),
+            str(node.inner_steps),
+            str(node.outer_paired),
+            str(node.outer_solo),
+            f"{node.tokens:,}",
+            _loss(node.val_loss_first),
+            _loss(node.val_loss_last),
+            amount(node.bytes_sent),
+            amount(node.bytes_received),
+        )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("validation loss of the averaged model", _loss(summary.averaged_val_loss))
+    facts.add_row("of one node trained alone on as many tokens", _loss(summary.alone_val_loss))
+    spread = "-" if summary.weight_std is None else f"{summary.weight_std:.2e}"
+    facts.add_row("standard deviation of weights across nodes", spread)
+    facts.add_row("took", f"{summary.seconds:.0f} s" + (", interrupted" if summary.interrupted else ""))
+    return Group("", table, "", facts)
+
+
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"

@@ -1,0 +1,57 @@
+"""How a fragment of the weights becomes a message for a partner, and back.
+
+The rule: both partners of an exchange apply what the bytes say, the sender too: what it reads back is bit
+for bit what the partner reads. With rounding in between, anything else would leave the two with different
+means of delta. The sender need not keep the bytes for that: encoding is a function of phi, the change and
+the snapshot's seed, and is done again. What arrives is hostile until it was read without RejectedTensorError.
+
+A message is a header and then one record per block (blocks.py), in order; docs/codecs.md has the layout.
+Everything works on one block at a time, in scratch memory that fits a core's caches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nolocod.outer.codec.base import HEADER, Coder, Head, Shared, read_head, write_head
+from nolocod.outer.codec.blocks import BLOCK, Block, Fragment, bytes_of, fragments_of, is_set, pieces, to_bitmap
+from nolocod.outer.codec.difference import Delta4
+from nolocod.outer.codec.modulo import Modulo8
+from nolocod.outer.codec.plain import BFloat16, Float32
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nolocod.run.manifest import Codec
+
+__all__ = [
+    "BLOCK",
+    "HEADER",
+    "Block",
+    "Coder",
+    "Fragment",
+    "Head",
+    "Shared",
+    "box_size",
+    "bytes_of",
+    "coder_for",
+    "fragments_of",
+    "is_set",
+    "pieces",
+    "read_head",
+    "to_bitmap",
+    "write_head",
+]
+
+_KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8, "delta4": Delta4}
+
+
+def coder_for(codec: Codec, shared: Shared) -> Coder:
+    """The coder of one message of ours."""
+    return _KINDS[codec](shared)
+
+
+def box_size(codec: Codec, fragments: Sequence[Fragment]) -> int:
+    """Bytes of the largest message that any of `fragments` can make."""
+    kind = _KINDS[codec]
+    return max(HEADER + sum(kind.largest(block.size) for block in fragment.blocks) for fragment in fragments)

@@ -1,0 +1,152 @@
+"""What all codecs share: the header, the scratch memory, the seeded noise, the shape of a coder.
+
+The rule: a coder lives for one snapshot. Its state that outlives the exchange (distances, residuals) belongs
+to the replica and changes only when the exchange is applied.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from nolocod.errors import RejectedTensorError
+from nolocod.outer.codec.blocks import BLOCK, Block, Fragment, bytes_of
+from nolocod.run.manifest import wire_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nolocod.proto.types import Subject
+    from nolocod.run.manifest import Codec, Outer
+
+HEADER = 64
+"""Bytes before the first record: a cache line."""
+ALIGN = 16
+"""Records and their parts begin at multiples of this many bytes, so that every view of them is aligned."""
+SCRATCH = BLOCK + 128
+"""Elements of a scratch tensor: a block, filled up to whole groups."""
+
+_HEAD = struct.Struct("<8s16sQQHB")
+_MAGIC = b"nolocod\1"
+
+
+def padded(size: int) -> int:
+    """`size` bytes, filled up to a multiple of ALIGN."""
+    return -(-size // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class Head:
+    """The header of a message: what it is about and how long it is (`size` bytes, all in all)."""
+
+    codec: str
+    elements: int
+    size: int
+    fragment: int
+    dense: bool
+
+    @classmethod
+    def of(cls, codec: Codec, fragment: Fragment, subject: Subject, size: int) -> Head:
+        return cls(wire_name(codec), fragment.size, size, subject.fragment, subject.dense)
+
+
+def write_head(head: Head, out: Tensor) -> None:
+    """Write `head` into the first HEADER bytes of `out`."""
+    packed = _HEAD.pack(_MAGIC, head.codec.encode(), head.elements, head.size, head.fragment, head.dense)
+    bytes_of(out)[:HEADER] = packed.ljust(HEADER, b"\0")
+
+
+def read_head(box: Tensor) -> Head:
+    """Read the header of the message in `box`; RejectedTensorError if there is none."""
+    magic, codec, elements, size, fragment, dense = _HEAD.unpack(bytes_of(box[:HEADER])[: _HEAD.size])
+    if magic != _MAGIC:
+        raise RejectedTensorError("it does not begin as a message of weights does.")
+    return Head(codec.rstrip(b"\0").decode("ascii", "replace"), elements, size, fragment, bool(dense))
+
+
+class Noise:
+    """Uniform 16-bit noise for stochastic rounding, drawn once per snapshot and turned for every block.
+
+    Whatever the turn, each element's noise is uniform over the draw of the seed: its rounding has no bias.
+    """
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(0, 1 << 16, (BLOCK,), dtype=torch.int32, generator=generator)
+        self._ring = torch.cat([drawn, drawn])
+
+    def round(self, values: Tensor, block: Block, stream: int) -> Tensor:
+        """Round float32 `values` of a block to bfloat16 in place, up or down such that the mean is kept."""
+        turn = 16 * ((block.index * 0x9E3779B1 + stream * 0x85EBCA6B >> 8) % (BLOCK // 16))
+        bits = values.view(torch.int32)
+        bits.add_(self._ring[turn : turn + values.numel()]).bitwise_and_(-0x10000)
+        return values
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a coder is made with. `distance` (per block) and `residual` (bfloat16) are the replica's own, for the
+    fragment; empty where the codec has none."""
+
+    settings: Outer
+    fragment: Fragment
+    dense: bool
+    noise: Noise
+    distance: Tensor
+    residual: Tensor
+
+
+class Coder(ABC):
+    """One codec at work on one snapshot: `phi` are slow weights, `change` is theta - phi as kept with the
+    snapshot, both float32 of one block. Tensors that are returned are scratch: valid until the next call of the
+    same method."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.settings = shared.settings
+        self.fragment = shared.fragment
+        self.noise = shared.noise
+        self._own = torch.zeros(SCRATCH)
+        self._other = torch.zeros(SCRATCH)
+
+    @staticmethod
+    @abstractmethod
+    def largest(elements: int) -> int:
+        """Bytes of the largest record of a block of so many elements."""
+
+    @abstractmethod
+    def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
+        """Write our record of `block` at the start of `out` (uint8); returns its bytes, a multiple of ALIGN."""
+
+    @abstractmethod
+    def own(self, block: Block, phi: Tensor, change: Tensor) -> Tensor:
+        """Our message s = beta change + gamma phi as both partners decode it."""
+
+    @abstractmethod
+    def length(self, block: Block, rest: Tensor) -> int:
+        """Bytes of the partner's record at the start of `rest`; RejectedTensorError if it is none."""
+
+    @abstractmethod
+    def other(self, block: Block, phi: Tensor, change: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
+        """The partner's message, decoded; values that are not finite stay so.
+
+        None if, looked at with `check`, it cannot be what the partner meant.
+        """
+
+    def apart(self, difference: Tensor) -> float:
+        """What `learn` is to be told of s_i - s_j in a block; 0 where nobody wants to know."""
+        return 0.0
+
+    def learn(self, block: Block, apart: float | None) -> None:  # noqa: B027 - most codecs learn nothing
+        """The exchange is applied: `apart` is the largest |s_i - s_j| in `block`; None if it was skipped."""
+
+    def settle(self, block: Block, change: Tensor) -> None:  # noqa: B027 - most codecs leave nothing out
+        """The exchange is applied, and not skipped in `block`: keep what our message left out."""
+
+    def exact(self, phi: Tensor, change: Tensor) -> Tensor:
+        """s = beta change + gamma phi before any rounding to the wire (scratch of `own`)."""
+        s = torch.mul(change, self.settings.beta, out=self._own[: change.numel()])
+        return s.add_(phi, alpha=self.settings.gamma)

@@ -1,0 +1,381 @@
+"""When an outer step is due, with whom, and what follows: the only place that decides it.
+
+The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
+node looks for a partner; a node past half of its inner steps accepts the offer of another; and when
+patience ends without a partner, the step is taken solo. Nothing is applied unless the exchange was
+committed on both sides. No libp2p and no torch: the trainer and the mesh are the two protocols below,
+time is trio's clock, so that the simulator runs this very file.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from nolocod.errors import RefusedError
+from nolocod.identity import short
+from nolocod.observe.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
+from nolocod.proto.types import (
+    Accept,
+    Answer,
+    Applied,
+    Box,
+    Busy,
+    Description,
+    Ended,
+    Inspection,
+    Offer,
+    Refuse,
+    Standing,
+    Subject,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from nolocod.identity import PeerId
+
+_BUSY_SECONDS = 1.0
+"""What a peer is told when we are in another exchange: about as long as one takes."""
+_CLOSED_SECONDS = 5.0
+"""What a peer is told when we are stopping, or fetching weights."""
+_AVOID_SECONDS = 30.0
+"""How long a partner that refused or failed is not asked again, at most: one inner phase."""
+_LOOK_AGAIN = 0.5
+"""The longest pause between two looks for a partner: members come and go meanwhile."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
+"""Of an inner phase: between a partner that is busy and the next one, doubled with each. A node that offers is busy itself,
+so where all hurry from one to the next nobody finds anybody; and in a large swarm there is always a next one to bother."""
+
+
+class Trainer(Protocol):
+    """The replica, as rounds sees it."""
+
+    @property
+    def outbox(self) -> Box: ...
+    @property
+    def inbox(self) -> Box: ...
+    @property
+    def standing(self) -> Standing: ...
+    @property
+    def steps_since_outer(self) -> int: ...
+    @property
+    def subject(self) -> Subject:
+        """What the next outer step that we offer should be about."""
+        ...
+
+    def dense_due(self, fragment: int) -> bool:
+        """Whether the slow weights of `fragment` must travel in its next outer step."""
+        ...
+
+    async def wait_boundary(self) -> None:
+        """Return once enough inner steps were done since the last outer step."""
+        ...
+
+    async def snapshot(self, subject: Subject) -> Description: ...
+    async def inspect(self, *, probation: bool) -> Inspection:
+        """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
+        ...
+
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied: ...
+    async def solo(self) -> Applied: ...
+    async def discard(self) -> None: ...
+
+
+class Mesh(Protocol):
+    """The peers, as rounds sees them."""
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+        """Draw a live training member within the staleness limit, or None."""
+        ...
+
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+        """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
+        ...
+
+    def suspect(self, peer: PeerId) -> None:
+        """This peer could not be reached: do not choose it for a while."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The run's settings that rounds needs (manifest: `inner.steps` and `[outer]`)."""
+
+    inner_steps: int
+    staleness: int
+    patience: float
+    goal: int
+    """Outer steps at which the run ends; 0 for never."""
+
+    def reached(self, standing: Standing) -> bool:
+        return 0 < self.goal <= standing.round
+
+
+class Desk:
+    """One exchange's use of the trainer (terms.Desk); remembers whether a snapshot lies in the outbox."""
+
+    def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
+        """`begun` is told of the snapshot; `probation` says whether the partner's message counts for less."""
+        self._trainer = trainer
+        self._begun = begun
+        self._probation = probation
+        self.snapshot_taken = False
+
+    @property
+    def outbox(self) -> Box:
+        return self._trainer.outbox
+
+    @property
+    def inbox(self) -> Box:
+        return self._trainer.inbox
+
+    async def snapshot(self, subject: Subject) -> Description:
+        self._begun()
+        self.snapshot_taken = True  # before the await: cancelled in it, the trainer may have taken one
+        return await self._trainer.snapshot(subject)
+
+    async def inspect(self) -> bytes:
+        return (await self._trainer.inspect(probation=self._probation())).skipped
+
+
+def nobody(peer: PeerId) -> bool:
+    """Whether `peer` is on probation, where nobody is."""
+    return False
+
+
+class Rounds:
+    """Drives outer steps for one trainer, as offerer (`run`) and as answerer (terms.Reception)."""
+
+    def __init__(
+        self,
+        own: PeerId,
+        trainer: Trainer,
+        mesh: Mesh,
+        pace: Pace,
+        emit: Emit,
+        probation: Callable[[PeerId], bool] = nobody,
+    ) -> None:
+        """`probation`: whether a partner is so new to us that its messages count for less (manifest.Trust)."""
+        self._own = own
+        self._trainer = trainer
+        self._mesh = mesh
+        self._pace = pace
+        self._emit = emit
+        self._probation = probation
+        self._desk: Desk | None = None  # set while an accepted or own exchange is under way
+        self._offering_to: PeerId | None = None  # our offer that nobody accepted yet
+        self._started = 0.0
+        self._idle = trio.Event()
+        self._idle.set()
+        self._closing = False
+        self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
+        self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
+        self._step_seconds = 1.0
+
+    # --- the offering side ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take outer steps until the run's goal is reached, or `close` is called."""
+        self._closing = False
+        while not (self._closing or self._pace.reached(self._trainer.standing)):
+            await self._trainer.wait_boundary()
+            await self._outer_step()
+
+    async def close(self, grace: float) -> None:
+        """Accept nothing more and wait at most `grace` seconds for the exchange under way."""
+        self._closing = True
+        with trio.move_on_after(grace):
+            await self._idle.wait()
+
+    def _due(self) -> bool:
+        return self._trainer.steps_since_outer >= self._pace.inner_steps
+
+    async def _outer_step(self) -> None:
+        """Offer to one partner after another until a step was taken, by them, by us, or solo."""
+        deadline = trio.current_time() + self._pace.patience
+        pause = _FIRST_PAUSE
+        while True:
+            while self._desk is not None:  # looked at again: whoever was told first may have accepted the next one
+                await self._idle.wait()
+            own = self._trainer.standing
+            if self._closing or self._pace.reached(own) or not self._due():
+                return  # not due, or at the goal: an exchange that we accepted took the step meanwhile
+            late = trio.current_time() >= deadline
+            partner = None if late else self._mesh.partner(own, self._avoided())
+            if partner is not None:
+                if await self._attempt(partner) == "busy":
+                    seconds = pause * self._pace.inner_steps * self._step_seconds
+                    await trio.sleep_until(min(deadline, trio.current_time() + seconds))
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+            elif late or not self._busy:
+                await self._solo()
+            else:
+                await self._look_again(deadline)
+
+    def _avoided(self) -> set[PeerId]:
+        now = trio.current_time()
+        self._busy = {peer: until for peer, until in self._busy.items() if until > now}
+        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
+        return {*self._busy, *self._shunned}
+
+    async def _look_again(self, deadline: float) -> None:
+        names = ", ".join(short(peer) for peer in self._busy)
+        self._emit(StateChanged("training", f"a partner ({names}: busy)"))
+        free = min(self._busy.values())
+        await trio.sleep_until(min(free, deadline, trio.current_time() + _LOOK_AGAIN))
+
+    async def _attempt(self, partner: PeerId) -> str:
+        """Offer to `partner`; returns the outcome."""
+        self._offering_to = partner
+        desk = self._engage(partner, initiator=True)
+        try:
+            ended = await self._mesh.offer(partner, self._trainer.standing, self._trainer.subject, desk)
+        except BaseException:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._abandon(desk)
+            finally:
+                if desk.snapshot_taken:  # it was told as started
+                    self._report(Ended("aborted", partner, b"", reason="this node gave it up"), initiator=True)
+            raise
+        finally:
+            self._offering_to = None
+        if self._desk is not desk:  # both offered at once, and the partner's offer stood: see `decide`
+            self._report(ended, initiator=True)
+            return ended.outcome
+        await self._conclude(ended, desk, initiator=True)
+        self._remember(ended)
+        return ended.outcome
+
+    def _remember(self, ended: Ended) -> None:
+        """Decide how long this partner is left alone."""
+        now = trio.current_time()
+        if ended.outcome == "committed":
+            self._busy.clear()
+        elif ended.outcome == "busy":
+            self._busy[ended.partner] = now + max(ended.retry_after, 0.05)
+        else:
+            until = now + min(_AVOID_SECONDS, self._pace.inner_steps * self._step_seconds)
+            kept = self._busy if ended.outcome in ("aborted", "in_doubt") else self._shunned
+            kept[ended.partner] = until  # what broke once may well work the next time; a refusal stands
+            if ended.outcome == "unreachable":
+                self._mesh.suspect(ended.partner)
+
+    async def _solo(self) -> None:
+        desk = self._engage(None, initiator=True)
+        try:
+            applied = await self._trainer.solo()
+        finally:
+            self._release(desk)
+        self._emit(StateChanged("training"))
+        self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
+
+    # --- the answering side (terms.Reception) -----------------------------------------------------
+
+    def decide(self, offer: Offer) -> Answer:
+        """Answer another node's offer; after Accept this node is engaged until `ended`."""
+        own = self._trainer.standing
+        apart = abs(own.round - offer.standing.round)
+        if self._pace.reached(own):
+            return Refuse(RefusedError.entry.code, "this node takes no more outer steps")
+        if apart > self._pace.staleness:
+            return Refuse(RefusedError.entry.code, f"{apart} rounds apart, the limit is {self._pace.staleness}")
+        glare = self._offering_to == offer.partner and offer.partner < self._own
+        if self._closing:
+            return Busy(_CLOSED_SECONDS, "not training now")
+        if self._desk is not None and not glare:
+            return Busy(_BUSY_SECONDS, "in another exchange")
+        missing = math.ceil(self._pace.inner_steps / 2) - self._trainer.steps_since_outer
+        if missing > 0:
+            return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
+        self._engage(offer.partner, initiator=False)
+        return Accept(own, self._trainer.dense_due(offer.subject.fragment))
+
+    @property
+    def desk(self) -> Desk:
+        """The desk of the exchange that `decide` accepted last."""
+        if self._desk is None:
+            raise AssertionError("asked for the desk of an exchange that was not accepted")
+        return self._desk
+
+    async def ended(self, ended: Ended) -> None:
+        await self._conclude(ended, self.desk, initiator=False)
+
+    def follow(self, event: Event) -> None:
+        """Learn how long an inner step takes, for the time to retry that a busy node gives."""
+        if isinstance(event, InnerSteps) and event.steps > 0:
+            self._step_seconds = event.seconds / event.steps
+
+    # --- both sides -------------------------------------------------------------------------------
+
+    def _engage(self, partner: PeerId | None, *, initiator: bool) -> Desk:
+        def begun() -> None:
+            self._offering_to = None  # accepted: from here on nobody else's offer can stand
+            if partner is not None:
+                self._emit(ExchangeStarted(partner, initiator))
+
+        self._desk = Desk(self._trainer, begun, lambda: partner is not None and self._probation(partner))
+        self._started = trio.current_time()
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        return self._desk
+
+    def _release(self, desk: Desk) -> None:
+        if self._desk is desk:
+            self._desk = None
+            self._idle.set()
+
+    async def _abandon(self, desk: Desk) -> None:
+        try:
+            if desk.snapshot_taken:
+                await self._trainer.discard()
+        finally:
+            self._release(desk)
+
+    async def _conclude(self, ended: Ended, desk: Desk, *, initiator: bool) -> None:
+        """Apply what was committed, drop what was not, and free this node for the next exchange."""
+        if ended.outcome != "committed":
+            try:
+                await self._abandon(desk)
+            finally:
+                self._report(ended, initiator=initiator)
+            return
+        if ended.partner_standing is None:
+            raise AssertionError("a committed exchange without the partner's standing")
+        try:
+            with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
+                applied = await self._trainer.apply(ended.partner_standing.round, ended.skipped)
+        finally:
+            self._release(desk)
+            self._report(ended, initiator=initiator)
+        self._emit(StateChanged("training"))
+        self._emit(
+            OuterStep(
+                round=applied.round,
+                kind="paired",
+                partner=ended.partner,
+                inner_steps=applied.inner_steps,
+                spread=applied.spread,
+                seconds=applied.seconds,
+                weight=applied.weight,
+            )
+        )
+
+    def _report(self, ended: Ended, *, initiator: bool) -> None:
+        self._emit(
+            ExchangeEnded(
+                partner=ended.partner,
+                session=ended.session.hex(),
+                initiator=initiator,
+                outcome=ended.outcome,
+                sent=ended.sent,
+                received=ended.received,
+                seconds=trio.current_time() - self._started,
+                error=ended.error,
+                reason=ended.reason,
+            )
+        )

@@ -1,0 +1,231 @@
+"""Finding the run and its members: bootstrap addresses, peers of earlier days, the DHT.
+
+The rule: every address tried ends as a contact or as a named cause; a node that has members goes on
+looking for more now and then, so that a mesh that fell apart finds together again. Whom gossip has heard of lately
+is not asked: what bootstraps and the DHT carry does not grow with a swarm that holds together.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import (
+    SHUT_OUT,
+    LocalError,
+    ManifestError,
+    NoBootstrapError,
+    OtherRunError,
+    PeerNetworkKeyError,
+    PeerNotAllowedError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    PeerVersionError,
+    RefusedError,
+    RemoteError,
+    VersionError,
+    WrongRunError,
+)
+from nolocod.identity import short
+from nolocod.observe.events import Troubled
+from nolocod.p2p.discovery.kademlia import look_up
+from nolocod.p2p.discovery.run_info import fetch_info
+from nolocod.run.manifest import RunId
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Container, Sequence
+
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Emit
+    from nolocod.p2p.discovery.kademlia import Dht
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.membership.gossip_service import Gossip
+    from nolocod.p2p.requests import Terms
+    from nolocod.p2p.timing import Timing
+    from nolocod.run.manifest import Sealed
+
+Contact = tuple["PeerId", tuple[str, ...]]
+"""A peer and where to dial it."""
+
+_FINAL = (ManifestError, VersionError, OtherRunError, PeerVersionError, PeerNetworkKeyError, PeerNotAllowedError)
+"""What asking again does not change."""
+_RETRY = 0.5
+_REMEMBERED_AT_ONCE = 8
+_HINTS = 8
+"""Peers that are asked because a server of the DHT named them."""
+
+
+async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, seconds: float) -> Sealed:
+    """Ask all contacts at once which run they are in; the first good answer wins.
+
+    A peer that does not answer yet is asked again until `seconds` are over: it may just be starting. One that is in
+    no run, or left ours, may still serve the DHT: where `terms` name the run, those that it names are asked too.
+    Raises NoBootstrapError with each address's cause, or what all of them gave: WrongRunError, VersionError,
+    ManifestError; or what all that answered gave: NetworkKeyError, NotAllowedError.
+    """
+    causes: dict[PeerId, LocalError | RemoteError] = {}
+    found: list[Sealed] = []
+    asked = {peer for peer, _ in contacts}
+    named = frozenset(asked)
+
+    async def follow(server: PeerId, run_id: RunId) -> None:
+        with suppress(RemoteError):
+            hints = await look_up(host, server, run_id)
+            for peer in [peer for peer in hints if peer not in asked][: max(_HINTS - len(asked - named), 0)]:
+                asked.add(peer)
+                nursery.start_soon(query, (peer, hints[peer]))
+
+    async def query(contact: Contact) -> None:
+        peer, addresses = contact
+        while True:
+            try:
+                found.append(await fetch_info(host, peer, addresses, terms))
+            except _FINAL as error:
+                causes[peer] = error
+                return
+            except RemoteError as error:
+                causes[peer] = error
+                if terms.run_id is not None and peer in named and isinstance(error, RefusedError):
+                    await follow(peer, RunId(terms.run_id))
+            else:
+                scope.cancel()
+            await trio.sleep(_RETRY)
+
+    with trio.move_on_after(seconds) as scope:
+        async with trio.open_nursery() as nursery:
+            for contact in contacts:
+                nursery.start_soon(query, contact)
+    if found:
+        return found[0]
+    raise verdict(contacts, {peer: cause for peer, cause in causes.items() if peer in named})
+
+
+def verdict(contacts: Sequence[Contact], causes: dict[PeerId, LocalError | RemoteError]) -> LocalError:
+    """What it means that no contact would have us."""
+    errors = list(causes.values())
+    words = " ".join(
+        f"{addresses[0] if addresses else short(peer)}: {causes[peer].cause if peer in causes else 'timed out.'}"
+        for peer, addresses in contacts
+    )
+    everybody = bool(contacts) and len(errors) == len(contacts)
+    if everybody and all(isinstance(error, OtherRunError) for error in errors):
+        return WrongRunError(words)
+    if everybody and all(isinstance(error, (PeerVersionError, VersionError)) for error in errors):
+        return VersionError(words)
+    if everybody and all(isinstance(error, ManifestError) for error in errors):
+        return ManifestError(words)
+    answers = [error for error in errors if not isinstance(error, (PeerUnavailableError, PeerTooSlowError))]
+    for theirs, ours in SHUT_OUT.items():  # everybody who answers keeps us out for the same reason
+        if answers and all(isinstance(error, theirs) for error in answers):
+            return ours(words)
+    return NoBootstrapError(words or "no bootstrap address was given, and no peer is remembered.")
+
+
+class Discovery:
+    """Keeps a node that is in a run supplied with members. `dht` is filled in when the DHT is up."""
+
+    def __init__(
+        self,
+        gossip: Gossip,
+        bootstrap: Sequence[Contact],
+        remembered: Callable[[], Sequence[Contact]],
+        rng: random.Random,
+        timing: Timing,
+        emit: Emit,
+    ) -> None:
+        self.dht: Dht | None = None
+        self._gossip = gossip
+        self._bootstrap = bootstrap
+        self._remembered = remembered
+        self._rng = rng
+        self._timing = timing
+        self._emit = emit
+
+    async def enter(self) -> None:
+        """Contact the bootstraps, else the remembered peers; return with the first that has us.
+
+        Raises WrongRunError or VersionError when all bootstraps say so; NetworkKeyError, NotAllowedError,
+        NotInvitedError or InvitationOverError when all that answer do. That none can be reached is told and no more: the
+        node trains alone and goes on looking.
+        """
+        contacts = [*self._bootstrap, *self._remembered()[:_REMEMBERED_AT_ONCE]]
+        if not contacts:
+            return
+        causes = await self._contact_all(contacts)
+        if causes is None:
+            return
+        asked = self._bootstrap or contacts
+        named = verdict(asked, {peer: causes[peer] for peer, _ in asked if peer in causes})
+        if isinstance(named, NoBootstrapError):
+            self._emit(Troubled(named.code, named.cause))
+        else:
+            raise named
+
+    async def _contact_all(self, contacts: Sequence[Contact]) -> dict[PeerId, LocalError | RemoteError] | None:
+        """Contact all at once, until one answers: None then, else the causes of those that failed in time."""
+        causes: dict[PeerId, LocalError | RemoteError] = {}
+        answered = trio.Event()
+
+        async def attempt(peer: PeerId, addresses: Sequence[str]) -> None:
+            try:
+                await self._gossip.contact(peer, addresses)
+            except RemoteError as error:
+                causes[peer] = error
+            else:
+                answered.set()
+                scope.cancel()
+
+        with trio.move_on_after(self._timing.bootstrap) as scope:
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in contacts:
+                    nursery.start_soon(attempt, peer, addresses)
+        return None if answered.is_set() else causes
+
+    async def run(self, present: Callable[[], Sequence[Contact]]) -> None:
+        """Look for members until cancelled: often while there are none, now and then when there are."""
+        pause = self._timing.search
+        looked = -math.inf
+        while True:
+            await self._rest(pause * self._rng.uniform(0.8, 1.2), present)
+            known = present()
+            alone, members = not known, {peer for peer, _ in known}
+            bootstrap = [contact for contact in self._bootstrap if not self._known(contact, members)]
+            named = {peer for peer, _ in self._bootstrap}
+            others = [one for one in self._remembered() if one[0] not in named and not self._known(one, members)]
+            count = min(len(others), _REMEMBERED_AT_ONCE if alone else 1)
+            # the bootstraps always, where they are no members: they are few, and where the parts of a mesh meet again
+            chosen = [*bootstrap, *self._rng.sample(others, count)]
+            if chosen:
+                await self._contact_all(chosen)
+            if self.dht is not None and (alone or trio.current_time() - looked >= self._timing.lookup):
+                looked = trio.current_time()
+                await self._look_up(self.dht, [*known, *chosen])
+            pause = self._timing.search if alone else self._timing.widen
+
+    async def _rest(self, seconds: float, present: Callable[[], Sequence[Contact]]) -> None:
+        """Sleep so long, or until there are no members any more: who has lost all looks for them at once."""
+        due = trio.current_time() + seconds
+        while (left := due - trio.current_time()) > 0:
+            had = bool(present())
+            await trio.sleep(min(left, self._timing.search / 2))
+            if had and not present():
+                return
+
+    def _known(self, contact: Contact, members: Container[PeerId]) -> bool:
+        return contact[0] in members or self._gossip.knows(contact[0])
+
+    async def _look_up(self, dht: Dht, servers: Sequence[Contact]) -> None:
+        """Tell the DHT of us, and contact those that it names; `servers` are where we enter it."""
+        try:
+            await dht.refresh(servers)
+            providers = await dht.providers()
+        except RemoteError:
+            return  # the DHT is the second way; the first goes on
+        strangers = [contact for contact in providers.items() if not self._gossip.knows(contact[0])]
+        self._rng.shuffle(strangers)  # so that false records do not keep the true ones from their turn
+        if strangers:
+            await self._contact_all(strangers[:_REMEMBERED_AT_ONCE])

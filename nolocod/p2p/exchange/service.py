@@ -1,0 +1,341 @@
+"""Both ends of exchanges: offers to partners, and answers to theirs.
+
+The rule: a remote fault is an outcome, never an exception of `offer`; an accepted offer is always
+reported as ended, once. When two nodes offer to each other at once, the offer of the lower peer id
+stands. Who asks about an exchange that is over is told what was decided, or that it never will be; and this node asks
+so about its own that ended in doubt, as soon as it hears of the partner again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import trio
+
+from nolocod.errors import (
+    OtherRunError,
+    PeerBusyError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    PeerVersionError,
+    ProtocolError,
+    RefusedError,
+    RemoteError,
+)
+from nolocod.observe.events import DoubtSettled
+from nolocod.p2p.exchange.channel import Channel, Context, deadline
+from nolocod.p2p.exchange.session import Session
+from nolocod.p2p.membership.peer_scoring import Deed, deed_in, deed_of
+from nolocod.p2p.transport.stream import EXCHANGE
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import Dialogue, open_envelope
+from nolocod.proto.exchange import Exchange, Setting
+from nolocod.proto.receipt import commit_message
+from nolocod.proto.states import State
+from nolocod.proto.types import Accept, Answer, Busy, Ended, Offer, Refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Emit
+    from nolocod.p2p.exchange.receipts import ReceiptStore
+    from nolocod.p2p.transport.stream import Dial, Stream
+    from nolocod.proto.receipt import Receipt
+    from nolocod.proto.types import Desk, Reception, Standing, Subject
+
+GLARE = "glare"
+"""The reason of a Busy between two nodes that offered to each other at once."""
+
+_GLARE_SECONDS = 1.0
+_STARTING_SECONDS = 5.0
+_REMEMBERED = 1024
+_DOUBTS = 16
+_AFTERWARDS = 1 << 32  # numbers answers about a session whose own count is gone; above any count
+
+
+class Exchanger:
+    """One per node. `box_size` (bytes of the run's tensor) may be set once it is known: until then, Busy.
+
+    `judge` is told what partners did, by what we found ourselves: praise, or blame.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        dial: Dial,
+        reception: Reception,
+        receipts: ReceiptStore,
+        judge: Callable[[PeerId, Deed], None] = lambda _, __: None,
+        emit: Emit = lambda _: None,
+    ) -> None:
+        self._context = context
+        self._dial = dial
+        self._reception = reception
+        self._receipts = receipts
+        self._judge = judge
+        self._emit = emit
+        self._outstanding: dict[PeerId, trio.CancelScope] = {}  # our offers that are not answered
+        self._running: dict[tuple[PeerId, bytes], Session] = {}
+        self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
+        self._doubts: OrderedDict[tuple[PeerId, bytes], Session] = OrderedDict()  # ended so, until the partner tells more
+        self._lookup = trio.CapacityLimiter(1)  # a question about an old session reads a file
+
+    @property
+    def box_size(self) -> int:
+        return self._context.box_size
+
+    @box_size.setter
+    def box_size(self, size: int) -> None:
+        self._context = replace(self._context, box_size=size)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an exchange may take."""
+        return self._context.limits.whole(self._context.box_size)
+
+    # --- offering -----------------------------------------------------------------------------------
+
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+        """Run one exchange about `subject` with `partner`, as the one who offers.
+
+        Remote faults are outcomes; raises what `desk` or the receipt store raises of our own.
+        """
+        if partner in self._outstanding:
+            raise AssertionError("two offers at once to one partner")
+        await self._settle(partner)
+        machine = self._machine(partner, self._context.rng.randbytes(16), offerer=True)
+        outstanding = self._outstanding[partner] = trio.CancelScope()
+        try:
+            with outstanding:
+                channel = await self._ask(machine, standing, subject)
+        except RemoteError as error:
+            self._blame(partner, deed_of(error))
+            return self._unanswered(machine, error)
+        finally:
+            del self._outstanding[partner]
+        if outstanding.cancelled_caught:
+            return Ended("busy", partner, machine.session, reason=GLARE, retry_after=_GLARE_SECONDS)
+        if machine.state is State.CLOSED:
+            return self._declined(machine)
+        return await self._run(Session(self._context, machine, desk, self._receipts, self._dial), channel)
+
+    async def _ask(self, machine: Exchange, standing: Standing, subject: Subject) -> Channel:
+        """Offer, and wait for an answer."""
+        limits = self._context.limits
+        with deadline(limits.dial_seconds, "the dial"):
+            channel = Channel(await self._dial(machine.partner, EXCHANGE), limits)
+        try:
+            with deadline(limits.accept_seconds, "the answer to an offer"):
+                await channel.send_envelope(machine.offer(standing, subject))
+                machine.receive(await channel.receive_envelope())
+            await trio.lowlevel.checkpoint_if_cancelled()  # dropped just as the answer came: drop it still
+        except BaseException:
+            if machine.may_abort:  # an Accept may be on its way: its sender must not wait for us
+                await channel.last_words(machine.abort(PeerUnavailableError.entry.code, "the offer was given up"))
+            await channel.reset()
+            raise
+        if machine.state is State.CLOSED:
+            await channel.close()
+        return channel
+
+    def _unanswered(self, machine: Exchange, error: RemoteError) -> Ended:
+        outcome: Literal["unreachable", "refused", "aborted"]
+        match error:
+            case PeerUnavailableError() | PeerTooSlowError():
+                outcome = "unreachable"
+            case RefusedError() | PeerVersionError():
+                outcome = "refused"
+            case _:
+                outcome = "aborted"
+        return Ended(outcome, machine.partner, machine.session, error=error.code, reason=error.cause)
+
+    def _declined(self, machine: Exchange) -> Ended:
+        code, reason = machine.verdict
+        return Ended(
+            "busy" if code == PeerBusyError.entry.code else "refused",
+            machine.partner,
+            machine.session,
+            error=code,
+            reason=reason,
+            retry_after=machine.retry_after,
+        )
+
+    # --- answering ----------------------------------------------------------------------------------
+
+    async def handle(self, stream: Stream) -> None:
+        """Serve an inbound EXCHANGE stream: an Offer, or a Resume of an exchange that its stream outlived.
+
+        Raises RemoteError if the first message is not acceptable, and what our own parts raise.
+        """
+        limits = self._context.limits
+        channel = Channel(stream, limits)
+        try:
+            with deadline(limits.accept_seconds, "the first message"):
+                raw = await channel.receive_envelope()
+            body = await self._opened(channel, raw)
+            if body is None:
+                return
+            match body.WhichOneof("content"):
+                case "offer":
+                    await self._answer(channel, body)
+                    await self._settle(channel.remote)
+                case "resume":
+                    await self._resume(channel, body)
+                case name:
+                    raise ProtocolError(f"a stream began with {name or 'an unknown message'}.")
+        except BaseException:
+            await channel.reset()
+            raise
+
+    async def _opened(self, channel: Channel, raw: bytes) -> pb.Body | None:
+        """None for a peer of another run or version: it is told, so that its user learns what ours would."""
+        context = self._context
+        try:
+            return open_envelope(
+                raw,
+                run_id=context.run_id,
+                receiver=context.identity.peer_id,
+                remote=channel.remote,
+                limit=context.limits.envelope_bytes,
+            )
+        except (PeerVersionError, OtherRunError) as error:
+            dialogue = Dialogue(context.identity, context.run_id, channel.remote, b"")
+            await channel.last_words(dialogue.seal(pb.Body(refuse=pb.Refuse(code=error.code, reason=error.cause))))
+            return None
+
+    async def _answer(self, channel: Channel, body: pb.Body) -> None:
+        machine = self._machine(channel.remote, body.session, offerer=False)
+        machine.take_first(body)
+        if not self._context.box_size:
+            await channel.last_words(machine.busy(_STARTING_SECONDS, "starting"))
+            return
+        try:
+            machine.check_terms(body.offer)
+        except ProtocolError as error:
+            await channel.last_words(machine.refuse(error.code, error.cause))
+            return
+        if (channel.remote, body.session) in self._seen:
+            await channel.last_words(machine.refuse(ProtocolError.entry.code, "this session was offered before"))
+            return
+        answer = self._decide(machine)
+        match answer:
+            case Busy(retry_after, reason):
+                await channel.last_words(machine.busy(retry_after, reason))
+            case Refuse(code, reason):
+                await channel.last_words(machine.refuse(code, reason))
+            case Accept():
+                await self._accepted(channel, machine, answer)
+
+    def _decide(self, machine: Exchange) -> Answer:
+        """Ask `reception`, unless our own offer to the same partner stands."""
+        partner, standing = machine.partner, machine.partner_standing
+        if standing is None:
+            raise AssertionError("an offer without a standing")
+        ours = self._outstanding.get(partner)
+        if ours is not None and self._context.identity.peer_id < partner:
+            return Busy(0.0, GLARE)
+        if any(peer == partner for peer, _ in self._running):
+            return Busy(_GLARE_SECONDS, "in an exchange with you")
+        answer = self._reception.decide(Offer(partner, machine.session, standing, machine.subject))
+        if ours is not None and isinstance(answer, Accept):
+            ours.cancel()
+        self._remember((partner, machine.session))
+        return answer
+
+    async def _accepted(self, channel: Channel, machine: Exchange, accept: Accept) -> None:
+        """Reception is engaged: from here on it must be told the end, come what may."""
+        session = Session(self._context, machine, self._reception.desk, self._receipts, self._dial)
+        try:
+            try:
+                await channel.send_envelope(machine.accept(accept.standing, dense=accept.dense))
+            except RemoteError as error:
+                machine.abort(error.code, error.cause)
+                await channel.reset()
+                return
+            await self._run(session, channel)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._reception.ended(session.ended())
+
+    async def _resume(self, channel: Channel, body: pb.Body) -> None:
+        name = (channel.remote, body.session)
+        session = self._running.get(name)
+        if session is not None and not session.machine.offerer:
+            await session.hand_over(channel, body)
+            return
+        told = await session.answer_doubt() if session is not None and body.resume.confirmed else None
+        await channel.last_words(told or await self._look_up(*name))
+
+    async def _look_up(self, partner: PeerId, session: bytes) -> bytes:
+        """Commit if we decided so, or Abort: what is not kept here was not decided, and never will be."""
+        dialogue = Dialogue(self._context.identity, self._context.run_id, partner, session, _AFTERWARDS)
+        async with self._lookup:
+            receipt = await self._context.aside(self._receipts.find, session)
+        if receipt is not None and self._is_ours(receipt, partner):
+            return dialogue.seal(pb.Body(commit=commit_message(receipt)))
+        abort = pb.Abort(code=RefusedError.entry.code, reason="no such exchange is under way here")
+        return dialogue.seal(pb.Body(abort=abort))
+
+    def _is_ours(self, receipt: Receipt, partner: PeerId) -> bool:
+        return (receipt.offerer, receipt.answerer) == (self._context.identity.peer_id, partner)
+
+    # --- both ---------------------------------------------------------------------------------------
+
+    async def _run(self, session: Session, channel: Channel) -> Ended:
+        name = (session.machine.partner, session.machine.session)
+        self._running[name] = session
+        try:
+            await session.run(channel)
+        finally:
+            del self._running[name]
+        ended, failure = session.ended(), session.failure
+        if ended.outcome == "in_doubt":
+            self._doubt(name, session)
+        found = failure if isinstance(failure, RemoteError) else None
+        self._blame(session.machine.partner, deed_in(ended, found, self._context.box_size))
+        return ended
+
+    def _doubt(self, name: tuple[PeerId, bytes], session: Session) -> None:
+        self._doubts[name] = session
+        if len(self._doubts) > _DOUBTS:
+            self._doubts.popitem(last=False)
+
+    async def _settle(self, partner: PeerId) -> None:
+        """Ask a partner that we hear of again what it decided in exchanges that ended in doubt here.
+
+        What it applied is not applied here, the snapshot has gone; but both hold the receipt then, and the doubt is over.
+        """
+        for name in [name for name in self._doubts if name[0] == partner]:
+            session = self._doubts.pop(name)
+            try:
+                await session.ask()
+            finally:
+                if session.machine.state is State.IN_DOUBT:  # the partner may be none the wiser, or nobody wait any longer
+                    self._doubt(name, session)
+            if session.machine.state is not State.IN_DOUBT:
+                self._emit(DoubtSettled(partner, name[1].hex(), session.machine.state is State.COMMITTED))
+
+    def _blame(self, partner: PeerId, deed: Deed | None) -> None:
+        if deed is not None:
+            self._judge(partner, deed)
+
+    def _machine(self, partner: PeerId, session: bytes, *, offerer: bool) -> Exchange:
+        context = self._context
+        setting = Setting(
+            context.identity,
+            context.run_id,
+            context.codec,
+            context.box_size,
+            context.limits,
+            context.fragments,
+            context.staleness,
+        )
+        return Exchange(setting, partner, session, offerer=offerer)
+
+    def _remember(self, name: tuple[PeerId, bytes]) -> None:
+        self._seen[name] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)

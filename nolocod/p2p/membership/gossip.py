@@ -1,0 +1,261 @@
+"""What members tell each other of each other: which heartbeats go into a message, and what is made of those that come.
+
+The rule: one contact decides little. Per beat, a source is listened to for so many heartbeats, and where the
+table is full it brings in so many newcomers, whatever it sends (limited pushes: Bortnikov et al., "Brahms",
+Computer Networks 53(13), 2009). No clock and no network in here: `now` is a monotonic time in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nolocod import __version__
+from nolocod.errors import RemoteError
+from nolocod.observe.events import PartitionHealed, PeerLost, PeerSeen
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import MAX_NUMBER, seal, standing_to_wire
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Collection, Sequence
+
+    from nolocod.identity import Identity, PeerId
+    from nolocod.observe.events import NatClass
+    from nolocod.p2p.membership.heartbeat import Heartbeat
+    from nolocod.p2p.membership.table import Membership
+    from nolocod.proto.types import Standing
+
+_ENOUGH = 16
+"""With so many connections, gossip prefers connected members: a random graph of that degree holds together."""
+_CANDIDATES = 3
+"""Members drawn to find a connected one. Few, so that one to whom everybody is connected, as to a bootstrap, is
+asked at most so many times as often as others."""
+_MESSAGES = 3
+"""Full messages that a source is listened to per beat."""
+_SLOW_STATES = frozenset({"paused", "finished"})
+_STRANGERS_AT_ONCE = 8
+"""Members of another part of the mesh that are contacted when it is found."""
+_HISTORY = 64
+_MAX_AGE = 1e6
+
+
+@dataclass
+class Voice:
+    """Makes our heartbeats: `own` gives standing and state, `addresses` what others may dial, `reach` how others
+    reach us, `relays` whether we give reservations, `admission` by what right we are a member."""
+
+    identity: Identity
+    run_id: str
+    own: Callable[[], tuple[Standing, str]]
+    addresses: Callable[[], Sequence[str]]
+    clock: Callable[[], float] = time.time
+    reach: Callable[[], NatClass | None] = lambda: None
+    relays: Callable[[], bool] = lambda: False
+    admission: bytes = b""
+    life: int = 0
+    """When this process began, in seconds, and 32 random bits below (`new_life`); 0 is not told."""
+    clone: int = 0
+    """The life of another node that speaks with our key now, once that is proved."""
+    leaving: bool = False
+    """From now on nothing else is said."""
+    _count: int = field(default=0)
+    _other: tuple[int, int] = (0, 0)
+    """The count of what we last heard in our own name that we did not say, and whose life it was."""
+
+    def heartbeat(self) -> bytes:
+        """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
+        standing, state = self.own()
+        now_ms = int(self.clock() * 1000)
+        self._count = max(now_ms, self._count + 1)
+        heartbeat = pb.Heartbeat(
+            count=self._count,
+            standing=standing_to_wire(standing),
+            state="leaving" if self.leaving else state,
+            addresses=list(self.addresses())[:8],
+            version=__version__,
+            time_ms=now_ms,
+            reach=self.reach() or "",
+            relays=self.relays(),
+            admission=self.admission,
+            life=self.life,
+            other=self._other[1],
+        )
+        return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
+
+    def hear(self, heartbeat: Heartbeat) -> None:
+        """Something signed with our own key, by an earlier life of ours or by a clone of this node.
+
+        An earlier life's echoes go about for minutes, and anybody can replay them; but only one that lives can name our
+        life, which is drawn by chance when we begin. So each side names the other's, and who finds its own knows. We also
+        go on from the highest count, so that a clock that ran ahead does not keep us unheard after a restart.
+        """
+        if self.life == 0 or heartbeat.life == self.life:
+            return
+        if heartbeat.count < MAX_NUMBER // 2:
+            self._count = max(self._count, heartbeat.count)
+        if heartbeat.life and heartbeat.count > self._other[0]:
+            self._other = heartbeat.count, heartbeat.life
+        if heartbeat.other == self.life:
+            self.clone = heartbeat.life
+
+
+def new_life(wall: float, rng: random.Random) -> int:
+    """A life that begins at the time of day `wall`: later ones are greater, and nobody can guess one."""
+    return int(wall) << 32 | rng.getrandbits(32)
+
+
+@dataclass
+class Heard:
+    """What one message changed."""
+
+    changes: list[PeerSeen | PeerLost] = field(default_factory=list)
+    newcomers: list[PeerId] = field(default_factory=list)
+    """Members now, of whom nothing was known before."""
+    contact: list[PeerId] = field(default_factory=list)
+    """Whom to swap views with at once."""
+    faults: int = 0
+    healed: PartitionHealed | None = None
+
+
+class Hearsay:
+    """Speaks and listens for one node, and keeps `table` up to date."""
+
+    def __init__(self, table: Membership, voice: Voice, rng: random.Random) -> None:
+        self._table = table
+        self._voice = voice
+        table.in_our_name = voice.hear
+        self._rng = rng
+        self._timing = table.timing
+        self._beat = voice.heartbeat()
+        self._beat_at: float | None = None
+        self._listened: Counter[PeerId] = Counter()
+        self._brought: Counter[PeerId] = Counter()
+        self._rounds: deque[tuple[float, int]] = deque([(0.0, voice.own()[0].round)], _HISTORY)
+        self._healed_at: float | None = None
+        self._began: float | None = None
+        self._greeted = 0
+        self._connected: frozenset[PeerId] = frozenset()
+
+    def beat(self, now: float) -> list[PeerLost]:
+        """Seal a new heartbeat; return who is no member any more."""
+        self._beat, self._beat_at = self._voice.heartbeat(), now
+        self._listened.clear()
+        self._brought.clear()
+        own_round = self._voice.own()[0].round
+        if own_round != self._rounds[-1][1]:
+            self._rounds.append((now, own_round))
+        return [*self._table.expire(now), *self._table.review(self._voice.clock())]
+
+    def pause(self) -> float:
+        """Seconds until the next heartbeat."""
+        slow = 2.0 if self._voice.own()[1] in _SLOW_STATES else 1.0
+        return slow * self._timing.pace(len(self._table)) * self._rng.uniform(0.8, 1.2)
+
+    def targets(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
+        """Members to swap views with at this beat; and those whose connection ended since the last one, because they
+        may have ended themselves."""
+        gone = sorted(self._table.among(self._connected.difference(connected)))
+        self._connected = frozenset(connected)
+        return list(dict.fromkeys([*self._drawn(now, connected), *gone[: _ENOUGH if len(self._table) <= 2 * _ENOUGH else 1]]))
+
+    def _drawn(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
+        near = self._table.among(connected)
+        if len(near) < _ENOUGH:
+            return self._table.sample(self._rng, self._timing.fanout, now)
+        drawn = self._table.sample(self._rng, self._timing.fanout * _CANDIDATES, now)
+        drawn.sort(key=lambda peer: peer not in near)
+        return drawn[: self._timing.fanout]
+
+    def question(self, now: float) -> pb.Gossip:
+        """Our view, for a member that shall answer with its own."""
+        return self._message(now, (), answer=True)
+
+    def reply(self, source: PeerId, message: pb.Gossip, now: float) -> tuple[pb.Gossip, Heard]:
+        """Answer a question: with what the other does not have."""
+        before, before_life, sealed = self._table.said(source)
+        heard = self.learn(source, message, now)
+        if not message.answer:
+            return pb.Gossip(), heard
+        # two speak in one name, or one has begun anew: whoever asks is told of the other, for it hears of it nowhere else
+        other = before and self._table.said(source)[1] != before_life
+        first = [(before, max(0.0, now - sealed))] if other else []
+        return self._message(now, frozenset(message.heartbeats), answer=False, first=first), heard
+
+    def _message(
+        self, now: float, without: Collection[bytes], *, answer: bool, first: Sequence[tuple[bytes, float]] = ()
+    ) -> pb.Gossip:
+        """Our own heartbeat, `first` and what else there is room for, each with its age."""
+        if self._beat_at is None:
+            self._beat_at = now  # sealed when we began, which is now
+        others = [*first, *self._table.encode_view(self._rng, now, without)][: self._timing.view]
+        view = [(self._beat, now - self._beat_at), *others]
+        return pb.Gossip(
+            heartbeats=[raw for raw, _ in view],
+            ages=[math.ceil(age * 1000) for _, age in view],  # nobody grows younger on the way
+            answer=answer,
+            revocations=self._table.access.told(),
+        )
+
+    def learn(self, source: PeerId, message: pb.Gossip, now: float) -> Heard:
+        """Take in what `source` told; heartbeats that are not valid are dropped, one by one."""
+        heard, table, wall = Heard(), self._table, self._voice.clock()
+        before, settled, looked_at = len(table), table.settled(now), 0
+        own_round = self._voice.own()[0].round
+        ages = [*message.ages, *[0] * len(message.heartbeats)]
+        for raw, told in zip(message.heartbeats[: self._timing.view + 1], ages, strict=False):
+            if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
+                break
+            self._listened[source] += 1
+            age, met = min(told / 1000, _MAX_AGE), table.strangers
+            welcome = self._brought[source] <= self._timing.view // 2
+            try:
+                change = table.heard(raw, now, wall, self._round_at(now - age, own_round), age=age, newcomer=welcome)
+            except RemoteError:
+                heard.faults += 1
+                continue
+            looked_at += 1
+            if change is not None:
+                heard.changes.append(change)
+            if table.strangers > met and isinstance(change, PeerSeen):
+                heard.newcomers.append(change.peer_id)
+                self._brought[source] += 1
+        heard.faults += self._learn_revocations(message.revocations, heard)
+        strangers = [peer for peer in heard.newcomers if peer in table and peer != source]
+        if settled and before >= 2 and len(heard.newcomers) >= 2 and looked_at - len(heard.newcomers) <= looked_at / 16:
+            self._heal(source, heard, now)
+            heard.contact = strangers[:_STRANGERS_AT_ONCE]
+        elif self._is_new(now):
+            heard.contact = strangers[: max(_ENOUGH - self._greeted, 0)]
+            self._greeted += len(heard.contact)
+        return heard
+
+    def _is_new(self, now: float) -> bool:
+        if self._began is None:
+            self._began = now
+        return now < self._began + self._timing.eager
+
+    def _heal(self, source: PeerId, heard: Heard, now: float) -> None:
+        """The other side's view had next to nobody of ours: told once for all that come in the same while."""
+        if self._healed_at is None or now - self._healed_at >= self._table.lasts(now):
+            self._healed_at = now
+            heard.healed = PartitionHealed(source, len(heard.newcomers))
+
+    def _learn_revocations(self, raw: bytes, heard: Heard) -> int:
+        if not raw or raw == self._table.access.told():
+            return 0
+        try:
+            if self._table.access.learn(raw):
+                heard.changes += self._table.review(self._voice.clock())
+        except RemoteError:
+            return 1
+        return 0
+
+    def _round_at(self, then: float, own_round: int) -> int:
+        """Our own round, now `own_round`, at a time that is not long ago."""
+        if own_round != self._rounds[-1][1] and (self._beat_at is None or then >= self._beat_at):
+            return own_round
+        return next((number for since, number in reversed(self._rounds) if since <= then), self._rounds[0][1])

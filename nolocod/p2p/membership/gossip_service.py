@@ -1,0 +1,201 @@
+"""Heartbeats by push and pull: how members hear of each other.
+
+The rule: every few seconds a node seals one heartbeat and swaps it, with some that it knows of others, with a
+member; whoever is asked answers with its own view. So news spread in about log N beats, and nobody needs to
+know everybody, or everybody's connection. What goes into a message is `hearsay`'s matter; this is how it travels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import (
+    AdmissionError,
+    BannedError,
+    ClonedIdentityError,
+    OtherRunError,
+    PeerInvitationOverError,
+    PeerNotInvitedError,
+    PeerVersionError,
+    ProtocolError,
+    RemoteError,
+)
+from nolocod.observe.events import PeerLost, PeerSeen, Troubled
+from nolocod.p2p.membership.gossip import Hearsay
+from nolocod.p2p.membership.peer_scoring import Deed, deed_of
+from nolocod.p2p.requests import Terms, answer, ask
+from nolocod.p2p.transport.stream import GOSSIP
+from nolocod.proto import nolocod_pb2 as pb
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Emit
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.membership.gossip import Heard, Voice
+    from nolocod.p2p.membership.table import Membership
+    from nolocod.p2p.timing import Timing
+    from nolocod.p2p.transport.stream import Stream
+
+_AT_ONCE = 32
+_THEIRS = (PeerNotInvitedError, PeerInvitationOverError, BannedError)
+"""Refusals that only the refused one's user can do something about."""
+
+
+class Gossip:
+    """Speaks for this node and keeps `table` up to date. `run` does the work, `contact` adds a peer to it."""
+
+    def __init__(self, host: Host, table: Membership, voice: Voice, rng: random.Random, timing: Timing, emit: Emit) -> None:
+        self._host = host
+        self._table = table
+        self._hearsay = Hearsay(table, voice, rng)
+        self._voice = voice
+        self._emit = emit
+        self.cloned = trio.Event()
+        """Set once another node, that began before us, is known to speak with our key."""
+        self._warned_of = 0
+        """The life of the clone that was told last: each is told once."""
+        self._terms = Terms(voice.identity, voice.run_id, timing.request)
+        self._under_way: set[PeerId] = set()
+        self._nursery: trio.Nursery | None = None
+        self.changed = trio.Event()
+        """Set, and replaced, whenever the table changed."""
+        self.judge: Callable[[PeerId, Deed], None] = lambda _, __: None
+        """Told what peers do wrong that we asked, or that pass on what is not valid."""
+        self.heard_directly: dict[PeerId, float] = {}
+        """When we last had an answer or a question of a peer on its own connection."""
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Beat until cancelled; contacts run in `nursery`."""
+        self._nursery = nursery
+        while True:
+            now, connected = trio.current_time(), set(self._host.peers())
+            self._tell(self._hearsay.beat(now))
+            self._forget_strangers(connected)
+            for peer in self._hearsay.targets(now, connected):
+                self._start(peer, ())
+            await trio.sleep(self._hearsay.pause())
+
+    def _forget_strangers(self, connected: set[PeerId]) -> None:
+        """Whoever asked us once, and is neither member nor connected any more, is not kept in mind."""
+        self.heard_directly = {
+            peer: when for peer, when in self.heard_directly.items() if peer in connected or peer in self._table
+        }
+
+    def _start(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        if self._nursery is not None and peer not in self._under_way and len(self._under_way) < _AT_ONCE:
+            self._nursery.start_soon(self._contact_quietly, peer, addresses)
+
+    async def _contact_quietly(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        if peer not in self._under_way and not isinstance(self._table.access.objection(peer), BannedError):
+            try:
+                await self.contact(peer, addresses)
+            except RemoteError as error:
+                self._table.suspect(peer, trio.current_time())
+                self.trouble(error)
+
+    async def contact(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Swap views with `peer`, dialling `addresses` or those it announced. Raises RemoteError.
+
+        Each side then knows by what right the other is a member.
+        """
+        if isinstance(objection := self._table.access.objection(peer), BannedError):
+            raise objection
+        self._under_way.add(peer)
+        try:
+            stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
+            question = self._hearsay.question(trio.current_time())
+            body = await ask(stream, pb.Body(gossip=question), self._terms)
+            if not body.HasField("gossip"):
+                raise ProtocolError("gossip was answered with something else.")
+        except RemoteError as error:
+            if (deed := deed_of(error)) is not None:
+                self.judge(peer, deed)
+            raise
+        finally:
+            self._under_way.discard(peer)
+        self._take(peer, self._hearsay.learn(peer, body.gossip, trio.current_time()))
+        if (objection := self._table.access.objection(peer)) is not None:
+            raise AdmissionError(objection.cause)
+        self.heard_directly[peer] = trio.current_time()
+        self._table.trust(peer)
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether `peer` is a member, or was heard of lately where there are more than we hold."""
+        return self._table.known(peer, trio.current_time())
+
+    async def handle(self, stream: Stream) -> None:
+        """Answer a GOSSIP stream."""
+
+        def reply(body: pb.Body) -> pb.Body:
+            if not body.HasField("gossip"):
+                raise ProtocolError("a gossip stream began with something else.")
+            if isinstance(objection := self._table.access.objection(stream.remote), BannedError):
+                raise objection  # before a word of it is taken in
+            gossip, heard = self._hearsay.reply(stream.remote, body.gossip, trio.current_time())
+            self._take(stream.remote, heard)
+            if (objection := self._table.access.objection(stream.remote)) is not None:
+                raise objection
+            return pb.Body(gossip=gossip)
+
+        refused = await answer(stream, self._terms, reply)
+        if refused is not None:
+            if not isinstance(refused, _THEIRS):
+                self.trouble(refused)
+            return
+        self.heard_directly[stream.remote] = trio.current_time()
+
+    def _take(self, source: PeerId, heard: Heard) -> None:
+        self._host.faults += heard.faults
+        self._mind_clone()
+        if heard.faults:
+            self.judge(source, Deed.FALSE_NEWS)
+        if heard.healed is not None:
+            self._emit(heard.healed)
+        for peer in heard.contact:
+            self._start(peer, ())
+        self._tell(heard.changes)
+
+    def _mind_clone(self) -> None:
+        """Of two nodes with one identity the one that began later stops; the other goes on, and says so."""
+        voice = self._voice
+        if voice.clone in (0, self._warned_of):
+            return
+        self._warned_of = voice.clone
+        if voice.clone < voice.life:
+            self.cloned.set()
+        else:
+            cause = "another node began to speak with this node's key; it should stop by itself."
+            self._emit(Troubled(ClonedIdentityError.entry.code, cause))
+
+    def _tell(self, changes: Iterable[PeerSeen | PeerLost]) -> None:
+        changed = False
+        for change in changes:
+            changed = True
+            if isinstance(change, PeerLost):
+                self.heard_directly.pop(change.peer_id, None)
+            self._emit(change)
+        if changed:
+            self.changed.set()
+            self.changed = trio.Event()
+
+    def trouble(self, error: RemoteError) -> None:
+        """Show the faults that a user can act on; the others are the network's daily life."""
+        if isinstance(error, (OtherRunError, PeerVersionError, *_THEIRS)):
+            self._emit(Troubled(error.code, error.cause))
+
+    async def leave(self, seconds: float) -> None:
+        """Tell a few members, best effort, that we go."""
+        now = trio.current_time()
+        self._voice.leaving = True
+        self._tell(self._hearsay.beat(now))
+        self._under_way.clear()  # what is on its way does not say so
+        told = [member.peer_id for member in self._table.live(now) if member.peer_id in self._host.peers()]
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for peer in told[:_AT_ONCE]:
+                    nursery.start_soon(self._contact_quietly, peer, ())

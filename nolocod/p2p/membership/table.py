@@ -1,0 +1,359 @@
+"""Who is in the run and alive: a bounded table of signed heartbeats, a changing sample where the run is large.
+
+The rule: only a heartbeat's own signature makes a member, whoever carried it; a member lives as long as its
+count grows. A full table gives the place of its stalest entry to a fresher one, as Newscast does (Jelasity et
+al., "Gossip-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node knows is what it heard last. No
+clock, no randomness, no network in here: `now` is a monotonic time in seconds, `wall` the time of day in
+seconds, both passed in.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import statistics
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol
+
+from nolocod.observe.events import MADE_ROOM, PeerLost, PeerSeen
+from nolocod.p2p.membership import heartbeat
+from nolocod.p2p.timing import Timing
+from nolocod.proto.types import Member
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+    from nolocod.errors import RefusedError
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Reach
+    from nolocod.p2p.membership.heartbeat import Heartbeat
+
+_MEMORY = 4096
+"""Peers that are gone, or had to make room, of whom the last count is kept."""
+_BACK_OFF = 10.0
+_LONGEST_BACK_OFF = 300.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One member by its last accepted heartbeat, which was sealed at `heard`; `offset` is its clock minus ours, `lead`
+    its round minus ours at that time."""
+
+    said: Heartbeat
+    heard: float
+    offset: float
+    lead: int
+
+
+_HEARD = attrgetter("heard")
+
+
+@dataclass(frozen=True, slots=True)  # thousands of them in a large run
+class _Memory:
+    """What is kept of one that is no member now."""
+
+    count: int
+    heard: float
+    unreached: float = -math.inf
+    """When it could not be reached: a heartbeat from before brings it back no more."""
+
+
+@dataclass
+class _Suspicion:
+    """A member that could not be reached at `since`: not chosen until `until` and until it is heard again."""
+
+    since: float
+    until: float
+    failures: int
+    heard_again: bool = False
+
+
+class Access(Protocol):
+    """Who may be a member, as the run's owner says; and what of that goes from member to member."""
+
+    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
+        """Whether `peer` may be a member by the admission that it shows, at this time of day."""
+        ...
+
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        """Why nothing of the run is given to `peer` now, by what it has shown so far; None if it may have it."""
+        ...
+
+    def told(self) -> bytes:
+        """The revocations that we tell others, sealed; empty while there are none."""
+        ...
+
+    def learn(self, raw: bytes) -> bool:
+        """Take in revocations that a peer told; whether they are valid and new. Raises RemoteError."""
+        ...
+
+
+class Open:
+    """For runs that anybody may join."""
+
+    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
+        return True
+
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        return None
+
+    def told(self) -> bytes:
+        return b""
+
+    def learn(self, raw: bytes) -> bool:
+        return False
+
+
+@dataclass
+class Membership:
+    """The members of run `run_id` as node `own` knows them; `own` itself is never in it.
+
+    `timing` bounds how many are kept, and for how long without a new heartbeat.
+    """
+
+    own: PeerId
+    run_id: str
+    timing: Timing = field(default_factory=Timing)
+    access: Access = field(default_factory=Open)
+    strangers: int = 0
+    """How many members came of whom nothing was known."""
+    in_our_name: Callable[[Heartbeat], None] = lambda _heartbeat: None
+    """Told every valid heartbeat that carries our own signature."""
+    _entries: dict[PeerId, _Entry] = field(default_factory=dict)
+    _memories: dict[PeerId, _Memory] = field(default_factory=dict)  # so that echoes do not revive those that are gone
+    _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
+    _made_room: list[PeerId] = field(default_factory=list)
+    # a heap, in which those that were heard again or are gone are left for a while
+    _by_age: list[tuple[float, int, _Entry]] = field(default_factory=list)
+    _admitted: Iterator[int] = field(default_factory=itertools.count)
+    _began: float | None = None
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def among(self, peers: Iterable[PeerId]) -> set[PeerId]:
+        """Those of `peers` that are members."""
+        return {peer for peer in peers if peer in self._entries}
+
+    # --- what comes in ----------------------------------------------------------------------------
+
+    def heard(
+        self, raw: bytes, now: float, wall: float, own_round: int = 0, *, age: float = 0.0, newcomer: bool = True
+    ) -> PeerSeen | PeerLost | None:
+        """Take in a sealed heartbeat; return what it changed, None for an echo.
+
+        `age` is how many seconds ago it was sealed, as its carriers say, `own_round` our round at that time.
+        Without `newcomer` a full table takes nobody new.
+
+        Raises ProtocolError (size, content), SignatureError, OtherRunError or PeerVersionError.
+        """
+        if self._began is None:
+            self._began = now
+        if len(raw) <= heartbeat.MAX_HEARTBEAT and self._is_unwanted(raw, newcomer=newcomer):
+            return None
+        said = heartbeat.read(raw, self.run_id)
+        peer = said.peer
+        if peer == self.own:
+            self.in_our_name(said)
+            return None
+        if not self.access.admits(peer, said.admission, wall):
+            return None
+        if said.state == "leaving":
+            known = self._drop(peer)
+            self._remember(peer, _Memory(said.count, now))
+            return PeerLost(peer, "it left") if known else None
+        age = max(age, 0.0)
+        return self._admit(peer, _Entry(said, now - age, said.time - wall + age, said.standing.round - own_round), now)
+
+    def _is_unwanted(self, raw: bytes, *, newcomer: bool) -> bool:
+        """Tell cheaply, without a look at the signature, that a heartbeat is no newer than what we have."""
+        glance = heartbeat.glance(raw)
+        if glance is None:
+            return False
+        peer, count = glance
+        if count <= self._last_count(peer):
+            return True
+        return not newcomer and peer != self.own and peer not in self._entries and len(self._entries) >= self.timing.capacity
+
+    def _last_count(self, peer: PeerId) -> int:
+        if (entry := self._entries.get(peer)) is not None:
+            return entry.said.count
+        memory = self._memories.get(peer)
+        return -1 if memory is None else memory.count
+
+    def _admit(self, peer: PeerId, entry: _Entry, now: float) -> PeerSeen | None:
+        if now - entry.heard > self.lasts(now):
+            return None  # it would not live
+        before, memory = self._entries.get(peer), self._memories.get(peer)
+        if memory is not None and entry.heard <= memory.unreached:
+            return None
+        if before is None and len(self._entries) >= self.timing.capacity:
+            stalest = self._stalest()
+            if entry.heard <= stalest.heard:
+                return None
+            self._drop(stalest.said.peer)
+            self._made_room.append(stalest.said.peer)
+        self.strangers += before is None and memory is None
+        if before is not None:
+            entry.heard = max(entry.heard, before.heard)
+        self._entries[peer] = entry
+        self._note_age(entry)
+        self._memories.pop(peer, None)
+        suspicion = self._suspicions.get(peer)
+        if suspicion is not None and entry.heard > suspicion.since:  # what was on its way before says nothing
+            suspicion.heard_again = True
+        said = entry.said
+        if before is not None and (before.said.standing, before.said.state, before.said.nat) == (
+            said.standing,
+            said.state,
+            said.nat,
+        ):
+            return None
+        return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
+
+    def _note_age(self, entry: _Entry) -> None:
+        if len(self._by_age) >= 2 * self.timing.capacity:
+            self._by_age = [one for one in self._by_age if self._entries.get(one[2].said.peer) is one[2]]
+            heapq.heapify(self._by_age)
+        heapq.heappush(self._by_age, (entry.heard, next(self._admitted), entry))
+
+    def _stalest(self) -> _Entry:
+        """The member that was heard the longest ago."""
+        while True:
+            entry = self._by_age[0][2]
+            if self._entries.get(entry.said.peer) is entry:
+                return entry
+            heapq.heappop(self._by_age)
+
+    def lasts(self, now: float) -> float:
+        """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
+        young = self._began is None or now - self._began < self.timing.live
+        return self.timing.lasting if young else self.timing.lasts(len(self._entries))
+
+    def settled(self, now: float) -> bool:
+        """Whether we have been here for long enough to know the run."""
+        return self._began is not None and now - self._began >= self.lasts(now)
+
+    def expire(self, now: float) -> list[PeerLost]:
+        """Drop the members that are silent for too long, those we could not reach after half the time; tell who
+        had to make room since the last call."""
+        lost = [PeerLost(peer, MADE_ROOM) for peer in self._made_room if peer not in self._entries]
+        self._made_room.clear()
+        seconds, doubted = self.lasts(now), {peer for peer, doubt in self._suspicions.items() if not doubt.heard_again}
+        for peer, entry in list(self._entries.items()):
+            allowed = seconds / 2 if peer in doubted else seconds
+            if now - entry.heard > allowed:
+                self._drop(peer)
+                lost.append(PeerLost(peer, f"silent for {allowed:.0f} s"))
+        return lost
+
+    def review(self, wall: float) -> list[PeerLost]:
+        """Drop the members that may be none any more: an admission ended, or was revoked."""
+        refused = [peer for peer, entry in self._entries.items() if not self.access.admits(peer, entry.said.admission, wall)]
+        for peer in refused:
+            self._drop(peer)
+        return [PeerLost(peer, "it may not be a member any more") for peer in refused]
+
+    def _drop(self, peer: PeerId) -> bool:
+        entry, suspicion = self._entries.pop(peer, None), self._suspicions.pop(peer, None)
+        if entry is None:
+            return False
+        self._remember(peer, _Memory(entry.said.count, entry.heard, suspicion.since if suspicion else -math.inf))
+        return True
+
+    def _remember(self, peer: PeerId, memory: _Memory) -> None:
+        self._memories.pop(peer, None)
+        self._memories[peer] = memory
+        while len(self._memories) > _MEMORY:
+            del self._memories[next(iter(self._memories))]
+
+    def known(self, peer: PeerId, now: float) -> bool:
+        """Whether `peer` is a member, or had to make room and was heard not so long ago that it must be gone."""
+        memory = self._memories.get(peer)
+        return peer in self._entries or (memory is not None and self._is_sample() and now - memory.heard < 3 * self.lasts(now))
+
+    def _is_sample(self) -> bool:
+        """Whether there are more members than we hold."""
+        return len(self._entries) + len(self._memories) > self.timing.capacity
+
+    # --- who can be reached -----------------------------------------------------------------------
+
+    def suspect(self, peer: PeerId, now: float, seconds: float = _BACK_OFF) -> None:
+        """`peer` could not be reached: no partner for `seconds`, doubled with every failure in a row."""
+        if peer not in self._entries:
+            return
+        failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
+        pause = min(seconds * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
+        self._suspicions[peer] = _Suspicion(now, now + pause, failures)
+
+    def trust(self, peer: PeerId) -> None:
+        """`peer` was reached: all is forgiven."""
+        self._suspicions.pop(peer, None)
+
+    def suspected(self, now: float) -> set[PeerId]:
+        """Members that are not to be chosen now."""
+        return {peer for peer, doubt in self._suspicions.items() if now < doubt.until or not doubt.heard_again}
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def live(self, now: float, reach: Mapping[PeerId, Reach] | None = None) -> list[Member]:
+        """All live members, in the order in which they were learned; `reach` says who is connected how."""
+        seconds, reach = self.lasts(now), reach or {}
+        return [
+            Member(
+                peer,
+                (said := entry.said).standing,
+                said.state,
+                said.addresses,
+                said.version,
+                now - entry.heard,
+                reach.get(peer),
+                entry.lead,
+                said.nat,
+                said.relays,
+            )
+            for peer, entry in self._entries.items()
+            if now - entry.heard <= seconds
+        ]
+
+    def said(self, peer: PeerId) -> tuple[bytes, int, float]:
+        """The last heartbeat of `peer` as it came, its life, and when it was sealed; empty for one that is no member."""
+        entry = self._entries.get(peer)
+        return (entry.said.raw, entry.said.life, entry.heard) if entry else (b"", 0, 0.0)
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        entry = self._entries.get(peer)
+        return entry.said.addresses if entry else ()
+
+    def sample(self, rng: random.Random, count: int, now: float) -> list[PeerId]:
+        """Up to `count` live members, uniformly at random; suspected ones too, or they would never be cleared."""
+        seconds = self.lasts(now)
+        peers = [peer for peer, entry in self._entries.items() if now - entry.heard <= seconds]
+        return rng.sample(peers, min(count, len(peers)))
+
+    def encode_view(self, rng: random.Random, now: float, without: Container[bytes] = ()) -> list[tuple[bytes, float]]:
+        """Sealed heartbeats for others, each with its age in seconds, within `timing.view` and `timing.view_bytes`:
+        half of them the freshest, half drawn from the rest. `without` are those that the other side has."""
+        seconds = self.lasts(now)
+        entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.said.raw not in without]
+        entries.sort(key=_HEARD, reverse=True)
+        half = (self.timing.view + 1) // 2
+        rest = entries[half:]
+        chosen, size = [], 0
+        for entry in entries[:half] + rng.sample(rest, min(len(rest), self.timing.view - half)):
+            raw = entry.said.raw
+            if size + len(raw) <= self.timing.view_bytes:
+                size += len(raw)
+                chosen.append((raw, now - entry.heard))
+        return chosen
+
+    def clock_offset(self) -> float:
+        """The median of the members' clocks minus ours, in seconds; 0 without members."""
+        offsets = [entry.offset for entry in self._entries.values()]
+        return statistics.median(offsets) if offsets else 0.0

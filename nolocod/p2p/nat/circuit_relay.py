@@ -1,0 +1,392 @@
+"""Circuits through a third node that both ends reach: circuit relay v2, the relay's side and the ends'.
+
+The rule: a relay carries for peers that hold a reservation, and a reservation lives as long as its holder's
+straight connection. Each circuit is bounded in bytes and time, and stands by itself: when it ends, no other
+notices. All together keep to one rate, and take turns. What is carried is sealed end to end; the relay learns
+only who speaks with whom, and how much. No clock but our own counts.
+
+libp2p's own relay keys circuits by peer, never frees the reservation of a peer that left, and copies
+64 KiB at a time through a retry loop (3 to 13 MB/s); ours speaks the same protocol.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import trio
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import (
+    CONNECTION_FAILED,
+    MALFORMED_MESSAGE,
+    NO_RESERVATION,
+    OK,
+    PERMISSION_DENIED,
+    RESERVATION_REFUSED,
+    RESOURCE_LIMIT_EXCEEDED,
+    HopMessage,
+    Limit,
+    Reservation,
+    Status,
+    StopMessage,
+)
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+
+from nolocod.errors import PeerTooSlowError, RefusedError, RemoteError
+from nolocod.identity import PeerId, short
+from nolocod.observe.events import Relaying
+from nolocod.p2p.exchange.channel import deadline
+from nolocod.p2p.limits import rate_limits
+from nolocod.p2p.limits.bandwidth import Bucket
+from nolocod.p2p.nat.addresses import endpoint
+from nolocod.p2p.nat.circuit_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive
+from nolocod.p2p.transport.delimited import send_message
+from nolocod.p2p.transport.libp2p_stream import map_exceptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nolocod.observe.events import Emit
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.transport.libp2p_stream import LibStream
+    from nolocod.p2p.transport.stream import Stream
+
+_PIECE = 0.05
+"""Seconds at the rate that one circuit may take at once: what another one waits behind it."""
+_LEAST_PIECE = 1024
+_TELL_SECONDS = 3.0
+_HALF_LIFE = 10.0
+_IDLE_BYTES = 32 << 10
+"""Gossip and pings on a circuit come to less, an exchange comes to more."""
+_KNOWN = 512
+"""Peers of whose circuits the limit is remembered."""
+
+
+@dataclass(frozen=True)
+class RelayLimits:
+    """What a relay gives. Sizes in bytes, times in seconds."""
+
+    reservations: int = 128
+    reservations_per_address: int = 16
+    """Of all peers behind one address."""
+    reservation_seconds: float = 3600.0
+    circuits: int = 32
+    """At once, in all."""
+    circuits_per_peer: int = 8
+    """At once, of one end."""
+    circuit_bytes: int = 16 << 30
+    """Both ways together, after which a circuit ends."""
+    circuit_seconds: float = 3600.0
+    idle_seconds: float = 30.0
+    """The age from which on a circuit that carries next to nothing makes room for another one."""
+    rate: float | None = None
+    """Bytes per second that are carried, all circuits and both ways together; None: as many as come."""
+    answer_seconds: float = 10.0
+    """How long an end may take over one message of the protocol."""
+
+
+@dataclass
+class Carried:
+    """What a relay has carried, for metrics."""
+
+    circuits: int = 0
+    bytes: int = 0
+    refused: int = 0
+
+
+@dataclass(eq=False)
+class _Circuit:
+    """One circuit under way."""
+
+    ends: tuple[PeerId, PeerId]
+    left: int
+    since: float = field(default_factory=trio.current_time)
+    _moved: float = 0.0
+    _moved_at: float = -math.inf
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    """Its two ways count as one among the circuits."""
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def count(self, size: int, now: float) -> None:
+        """Note that `size` bytes were carried."""
+        self.left -= size
+        self._moved, self._moved_at = self.lately(now) + size, now
+
+    def lately(self, now: float) -> float:
+        """Bytes that were carried, those of longer ago counting less."""
+        return float(self._moved * 0.5 ** ((now - self._moved_at) / _HALF_LIFE)) if self._moved else 0.0
+
+
+class _Turns:
+    """Shares the rate among circuits: in small pieces, first come first served, one at a time of each."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._bucket = Bucket(rate, trio.current_time())
+        self._queue = trio.Lock()
+
+    @property
+    def piece(self) -> int | None:
+        """Bytes that a circuit may move at once; None: as many as there are."""
+        if self._rate is None:
+            return None
+        return max(_LEAST_PIECE, int(self._rate * _PIECE / (1 + self._queue.statistics().tasks_waiting)))
+
+    async def pay(self, circuit: _Circuit, count: int) -> None:
+        """Return when `circuit` may move `count` bytes."""
+        if self._rate is None:
+            return
+        async with circuit.turn, self._queue:
+            while (seconds := self._bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is waited for
+                await trio.sleep(seconds)
+            self._bucket.take(count)
+
+
+class Relay:
+    """The relay's side. `serve` it on a node that others may reach; `willing` says whether it gives anything now."""
+
+    def __init__(self, host: Host, limits: RelayLimits | None = None, willing: Callable[[], bool] = lambda: True) -> None:
+        self.limits = limits or RelayLimits()
+        self.carried = Carried()
+        self.willing = willing
+        self._host = host
+        self._turns = _Turns(self.limits.rate)
+        self._reservations: dict[PeerId, float] = {}  # until when, in trio's time
+        self._places: dict[PeerId, str] = {}  # from where their holders come
+        self._circuits: set[_Circuit] = set()
+
+    def serve(self) -> None:
+        """Answer HOP streams from now on."""
+        self._host.serve(HOP, self.handle)
+
+    async def run(self, emit: Emit) -> None:
+        """Tell what is carried, whenever that changed, until cancelled."""
+        told = Relaying(0, 0, 0, 0)
+        while True:
+            self._prune()
+            now = Relaying(len(self._reservations), len(self._circuits), self.carried.circuits, self.carried.bytes)
+            if now != told:
+                emit(now)
+                told = now
+            await trio.sleep(_TELL_SECONDS)
+
+    async def handle(self, stream: Stream) -> None:
+        """One HOP stream: a reservation, or a circuit until it ends. Raises RemoteError for a peer's fault."""
+        with deadline(self.limits.answer_seconds, "the request of a relay's client"):
+            request = await receive(stream, HopMessage)
+        if not self.willing() or not self._host.straight(stream.remote):  # circuits on circuits would carry everything twice
+            await self._refuse(stream, PERMISSION_DENIED)
+        elif request.type == HopMessage.RESERVE:
+            await self._reserve(stream)
+        elif request.type == HopMessage.CONNECT:
+            await self._connect(stream, request)
+        else:
+            await self._refuse(stream, MALFORMED_MESSAGE)
+
+    async def _reserve(self, stream: Stream) -> None:
+        self._prune()
+        place = rate_limits.source((endpoint(cast("LibStream", stream).remote_address or "") or ("",))[0])
+        if stream.remote not in self._reservations and not self._has_room(place):
+            await self._refuse(stream, RESERVATION_REFUSED)
+            return
+        self._places[stream.remote] = place
+        self._reservations[stream.remote] = trio.current_time() + self.limits.reservation_seconds
+        expire = int(time.time() + self.limits.reservation_seconds)
+        addresses = [address_bytes(address) for address in self._host.addresses]
+        reservation = Reservation(expire=expire, addrs=addresses)
+        await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
+
+    def _has_room(self, place: str) -> bool:
+        """For one reservation more, of one who comes from `place`."""
+        if len(self._reservations) >= self.limits.reservations:
+            return False
+        return sum(other == place for other in self._places.values()) < self.limits.reservations_per_address
+
+    def _holds(self, peer: PeerId) -> bool:
+        """Whether `peer` has a reservation: it must not have run out, and its holder must still be connected."""
+        return self._reservations.get(peer, 0.0) > trio.current_time() and self._host.straight(peer)
+
+    def _prune(self) -> None:
+        self._reservations = {peer: until for peer, until in self._reservations.items() if self.willing() and self._holds(peer)}
+        self._places = {peer: place for peer, place in self._places.items() if peer in self._reservations}
+
+    async def _connect(self, stream: Stream, request: HopMessage) -> None:
+        target = read_peer(request.peer)
+        if not self._holds(target):
+            await self._refuse(stream, NO_RESERVATION)
+            return
+        circuit = _Circuit((stream.remote, target), self.limits.circuit_bytes)
+        if not self._room_for(circuit):
+            await self._refuse(stream, RESOURCE_LIMIT_EXCEEDED)
+            return
+        self._circuits.add(circuit)
+        try:
+            onward = await self._reach(circuit)
+            if onward is None:
+                await self._refuse(stream, CONNECTION_FAILED)
+                return
+            try:
+                await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
+                self.carried.circuits += 1
+                await self._carry(circuit, stream, onward)
+            finally:
+                await onward.reset()
+        finally:
+            self._circuits.discard(circuit)
+
+    def _room_for(self, circuit: _Circuit) -> bool:
+        """Whether there is room for one more, once those that are not used have made theirs."""
+        for end in circuit.ends:
+            theirs = [other for other in self._circuits if end in other.ends]
+            if len(theirs) >= self.limits.circuits_per_peer and not self._end_idle(theirs):
+                return False
+        return len(self._circuits) < self.limits.circuits or self._end_idle(self._circuits)
+
+    def _end_idle(self, circuits: Iterable[_Circuit]) -> bool:
+        """End the one of `circuits` that carried least lately; False if all are young or in use."""
+        now = trio.current_time()
+        idle = [
+            other for other in circuits if now - other.since >= self.limits.idle_seconds and other.lately(now) < _IDLE_BYTES
+        ]
+        if not idle:
+            return False
+        least = min(idle, key=lambda other: other.lately(now))
+        self._circuits.discard(least)
+        least.scope.cancel()
+        return True
+
+    async def _reach(self, circuit: _Circuit) -> Stream | None:
+        """Ask the target; None if it cannot be reached or does not want."""
+        source, target = circuit.ends
+        onward: Stream | None = None
+        willing = False
+        try:
+            with deadline(self.limits.answer_seconds, "the answer of a circuit's target"):
+                onward = await self._host.open_stream(target, STOP)
+                request = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=peer_bytes(source)), limit=self._limit())
+                await send_message(onward, request)
+                willing = (await receive(onward, StopMessage)).status == OK
+        except RemoteError:
+            willing = False
+        if onward is not None and not willing:
+            await onward.reset()
+        return onward if willing else None
+
+    async def _carry(self, circuit: _Circuit, one: Stream, other: Stream) -> None:
+        """Both ways until both ends have closed, one fails, or a limit is reached; then neither stream is of use."""
+        failures: list[RemoteError] = []
+
+        async def way(source: Stream, sink: Stream) -> None:
+            try:
+                while data := await _arrived(source, self._turns.piece):
+                    await self._turns.pay(circuit, len(data))
+                    circuit.count(len(data), trio.current_time())
+                    if circuit.left < 0:
+                        raise RefusedError(
+                            f"a circuit between {short(one.remote)} and {short(other.remote)} is over its limit."
+                        )
+                    await sink.write(memoryview(data))
+                    self.carried.bytes += len(data)
+                await sink.close()
+            except RemoteError as error:
+                failures.append(error)
+                circuit.scope.cancel()
+
+        circuit.scope.deadline = trio.current_time() + self.limits.circuit_seconds
+        with circuit.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(way, one, other)
+                nursery.start_soon(way, other, one)
+        if failures or circuit.scope.cancelled_caught:
+            await one.reset()  # also if this way had ended in order: what the other end did not send is no clean end
+
+    async def _refuse(self, stream: Stream, status: Status.ValueType) -> None:
+        self.carried.refused += 1
+        await send_message(stream, HopMessage(type=HopMessage.STATUS, status=status))
+
+    def _limit(self) -> Limit:
+        return Limit(duration=int(self.limits.circuit_seconds), data=min(self.limits.circuit_bytes, 2**63 - 1))
+
+
+class RelayClient:
+    """The ends' side: asks relays for reservations and circuits, and takes circuits that others open to us."""
+
+    def __init__(self, host: Host, limits: RelayLimits | None = None) -> None:
+        self._host = host
+        self._limits = limits or RelayLimits()
+        self._carries: dict[PeerId, int] = {}
+
+    def serve(self) -> None:
+        """Take circuits from now on."""
+        self._host.serve(STOP, self.handle)
+
+    def carries(self, peer: PeerId) -> int | None:
+        """How many bytes the latest circuit to `peer` may carry, both ways together, by its relay's word; None: no limit."""
+        return self._carries.get(peer) or None
+
+    async def reserve(self, relay: PeerId) -> float:
+        """Have a place at `relay`, which we are connected to; returns for how many seconds, by the relay's clock.
+
+        Raises RefusedError if it has none for us, or what the connection raises.
+        """
+        stream = await self._host.open_stream(relay, HOP)
+        try:
+            answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))
+        finally:
+            await stream.reset()
+        return max(0.0, answer.reservation.expire - time.time())
+
+    async def connect(self, relay: PeerId, target: PeerId) -> None:
+        """Have a connection to `target` through `relay`. Raises RefusedError, or what the connections raise."""
+        stream = await self._host.open_stream(relay, HOP)
+        try:
+            request = HopMessage(type=HopMessage.CONNECT, peer=WirePeer(id=peer_bytes(target)))
+            self._note(target, (await self._ask(stream, request)).limit)
+        except BaseException:
+            await stream.reset()
+            raise
+        await self._host.adopt_circuit(stream, target)
+
+    async def handle(self, stream: Stream) -> None:
+        """One STOP stream: a circuit to us, until it ends. Raises RemoteError for a peer's fault."""
+        with deadline(self._limits.answer_seconds, "a relay's request"):
+            request = await receive(stream, StopMessage)
+        if request.type != StopMessage.CONNECT:
+            await send_message(stream, StopMessage(type=StopMessage.STATUS, status=MALFORMED_MESSAGE))
+            return
+        source = read_peer(request.peer)
+        await send_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
+        self._note(source, request.limit)
+        await self._host.accept_circuit(stream, source)
+
+    def _note(self, peer: PeerId, limit: Limit) -> None:
+        self._carries.pop(peer, None)
+        self._carries[peer] = limit.data
+        if len(self._carries) > _KNOWN:
+            del self._carries[next(iter(self._carries))]
+
+    async def _ask(self, stream: Stream, request: HopMessage) -> HopMessage:
+        with deadline(2 * self._limits.answer_seconds, "the answer of a relay", PeerTooSlowError):
+            await send_message(stream, request)
+            answer = await receive(stream, HopMessage)
+        if answer.status != OK:
+            name = Status.Name(answer.status) if answer.status in Status.values() else str(answer.status)
+            raise RefusedError(f"relay {short(stream.remote)} answers {name}.")
+        return answer
+
+
+async def _arrived(source: Stream, most: int | None) -> bytes | bytearray:
+    """What has arrived, at most `most` bytes; empty at the clean end.
+
+    Without a deadline on progress: the ends of a circuit may be silent for as long as it lives.
+    """
+    muxed = cast("LibStream", source).muxed
+    with map_exceptions(source.remote, "reading"):
+        if most is None:
+            return await muxed.take()
+        try:
+            return await muxed.read_some(most)
+        except MuxedStreamEOF:
+            return b""

@@ -1,0 +1,260 @@
+"""Weights for newcomers, the donor's side: a file on disk, served to several newcomers at once.
+
+The rule: a snapshot is named by the hash of its content, and its file stays open while somebody may
+still ask for it, so that a newer one in its place hurts nobody. An upload costs one chunk of memory; a
+reader that makes no progress, or less than `Limits.whole` asks for, loses its slot.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.disk import disk_errors
+from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
+from nolocod.identity import short
+from nolocod.observe.events import WeightsServed
+from nolocod.p2p.exchange.channel import Channel, Context, deadline, keep_alive, together
+from nolocod.p2p.snapshots.client import Fetched, fetch_snapshot
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.content import describe_to_wire
+from nolocod.proto.envelope import Dialogue, open_envelope, standing_to_wire
+from nolocod.proto.serving import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Emit
+    from nolocod.p2p.transport.stream import Stream
+    from nolocod.proto.types import Description, Standing
+
+__all__ = ["Donor", "Fetched", "ServedSnapshot", "fetch_snapshot"]
+
+_IDLE_KEPT = 2
+"""Snapshots that stay open though nobody reads them now: a newcomer may come back after a broken stream."""
+_RETRY_SECONDS = 10.0
+"""What a newcomer is told when all slots are taken."""
+
+
+@dataclass(frozen=True)
+class ServedSnapshot:
+    """A file that newcomers may fetch. It may be unlinked, but not written to."""
+
+    path: Path
+    standing: Standing
+    description: Description
+
+
+class _Open:
+    """A snapshot whose file is held open."""
+
+    def __init__(self, snapshot: ServedSnapshot) -> None:
+        self.standing = snapshot.standing
+        self.description = snapshot.description
+        self.id = snapshot.description.root
+        self.readers = 0
+        self._path = snapshot.path
+        with disk_errors(snapshot.path):
+            self._file = os.open(snapshot.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, start: int, into: memoryview) -> None:
+        """Fill `into` from byte `start` on."""
+        with disk_errors(self._path):
+            while len(into):
+                count = os.preadv(self._file, [into], start)
+                if count == 0:
+                    raise DataDirError(f"{self._path} was cut short while it was served.")
+                into, start = into[count:], start + count
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@dataclass
+class _Upload:
+    """One newcomer's stream."""
+
+    channel: Channel
+    dialogue: Dialogue
+    service: Service
+    open: _Open | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Has a deadline once it is known what is uploaded."""
+    size: int = 0
+    whole: bool = False
+
+
+class Donor:
+    """Serves SNAPSHOT streams. `snapshot` gives the present one; PeerBusyError of it is told to the newcomer."""
+
+    def __init__(
+        self, context: Context, snapshot: Callable[[], Awaitable[ServedSnapshot]], max_uploads: int, emit: Emit
+    ) -> None:
+        self._context = context
+        self._limits = context.limits
+        self._snapshot = snapshot
+        self._max_uploads = max_uploads
+        self._emit = emit
+        self._uploads: dict[PeerId, _Upload] = {}
+        self._open: dict[bytes, _Open] = {}
+
+    async def handle(self, stream: Stream) -> None:
+        """Serve one newcomer until it closes. Raises RemoteError for a peer's fault, LocalError for ours."""
+        channel = Channel(stream, self._limits)
+        body = await self._first(channel)
+        dialogue = Dialogue(self._context.identity, self._context.run_id, channel.remote, body.session)
+        dialogue.admit(body)
+        before = self._uploads.pop(channel.remote, None)
+        if before is not None:
+            before.scope.cancel()  # a newcomer has one slot: where it comes again, its stream was broken
+        service = Service("donor", channel.remote)
+        if len(self._uploads) >= self._max_uploads:
+            service.step(">busy")
+            await channel.last_words(dialogue.seal(pb.Body(busy=_busy(_RETRY_SECONDS, "all upload slots are taken"))))
+            return
+        upload = _Upload(channel, dialogue, service)
+        started = trio.current_time()
+        self._uploads[channel.remote] = upload
+        try:
+            with upload.scope:
+                await self._serve(upload, body)
+            if upload.scope.cancelled_caught:
+                raise PeerTooSlowError(f"{short(channel.remote)} fetches too slowly.")
+        finally:
+            if self._uploads.get(channel.remote) is upload:
+                del self._uploads[channel.remote]
+            self._let_go(upload)
+            if upload.size:
+                seconds = trio.current_time() - started
+                self._emit(WeightsServed(channel.remote, upload.size, seconds, upload.whole))
+
+    def close(self) -> None:
+        """Close the files. No upload may be under way."""
+        for snapshot in self._open.values():
+            snapshot.close()
+        self._open.clear()
+
+    async def _first(self, channel: Channel) -> pb.Body:
+        with deadline(self._limits.accept_seconds, "the first message"):
+            raw = await channel.receive_envelope()
+        own = self._context.identity.peer_id
+        return open_envelope(raw, run_id=self._context.run_id, receiver=own, remote=channel.remote)
+
+    async def _serve(self, upload: _Upload, body: pb.Body) -> None:
+        """Answer one request after another; the newcomer's end of stream ends it."""
+        buffer = bytearray(0)
+        while True:
+            name = body.WhichOneof("content") or "an unknown message"
+            upload.service.step(f"<{name}")
+            match name:
+                case "snapshot_request":
+                    if not await self._offer(upload):
+                        return
+                case "chunk_request":
+                    if not self._bind(upload, body.chunk_request.id):
+                        upload.service.step(">refuse")
+                        refuse = pb.Refuse(code=RefusedError.entry.code, reason="this snapshot is no longer kept")
+                        await self._say(upload, pb.Body(refuse=refuse))
+                    else:
+                        buffer = buffer or bytearray(_bound(upload).description.chunk_size)
+                        await self._send_chunks(upload, body.chunk_request, buffer)
+            try:
+                with deadline(self._limits.chunk_seconds, "the next request"):
+                    raw = await upload.channel.receive_envelope()
+            except RemoteError:
+                if upload.whole:
+                    return  # it has what it wanted
+                raise
+            body = upload.dialogue.open(raw)
+
+    async def _offer(self, upload: _Upload) -> bool:
+        """Describe the present snapshot; False if there is none now, after saying so."""
+
+        async def get() -> None:
+            with deadline(self._limits.offer_seconds, "a snapshot for a newcomer"):
+                snapshot = await self._snapshot()
+            self._let_go(upload)
+            self._bind(upload, self._keep(snapshot).id)  # at once: a newer one may take its file's place
+
+        working = partial(upload.dialogue.seal, pb.Body(working=pb.Working()))
+        try:
+            await together(get, partial(keep_alive, upload.channel, working, self._limits.working_seconds))
+        except PeerBusyError as error:
+            upload.service.step(">busy")
+            await upload.channel.last_words(upload.dialogue.seal(pb.Body(busy=_busy(error.retry_after, error.cause))))
+            return False
+        kept = _bound(upload)
+        offer = pb.SnapshotOffer(
+            standing=standing_to_wire(kept.standing), content=describe_to_wire(kept.description), id=kept.id
+        )
+        upload.service.step(">snapshot_offer")
+        await self._say(upload, pb.Body(snapshot_offer=offer))
+        return True
+
+    async def _send_chunks(self, upload: _Upload, request: pb.ChunkRequest, buffer: bytearray) -> None:
+        snapshot = _bound(upload)
+        description = snapshot.description
+        chunks = len(description.hashes)
+        end = request.first + request.count
+        if not 0 < request.count <= self._limits.chunks_per_request or end > chunks:
+            raise ProtocolError(f"chunks {request.first} to {end} were asked for, of {chunks}.")
+        for index in range(request.first, end):
+            start, length = description.span(index)
+            with memoryview(buffer)[:length] as content:
+                await self._context.aside(snapshot.read, start, content)
+                with deadline(self._limits.chunk_seconds, "a chunk"):
+                    await upload.channel.send_chunk(index, content)
+            upload.size += length
+            upload.service.step(">chunk")
+        upload.whole = end == chunks
+        upload.service.step(">last chunk" if upload.whole else ">last chunk of a request")
+
+    async def _say(self, upload: _Upload, body: pb.Body) -> None:
+        with deadline(self._limits.chunk_seconds, "a message"):
+            await upload.channel.send_envelope(upload.dialogue.seal(body))
+
+    # --- open files -----------------------------------------------------------------------------------
+
+    def _keep(self, snapshot: ServedSnapshot) -> _Open:
+        """Hold the file open, and let go of those that nobody reads, the oldest first."""
+        kept = self._open.get(snapshot.description.root)
+        if kept is None:
+            kept = _Open(snapshot)
+            self._open[kept.id] = kept
+        idle = [known for known in self._open.values() if not known.readers and known is not kept]
+        for known in idle[: max(0, len(idle) - _IDLE_KEPT + 1)]:
+            self._open.pop(known.id).close()
+        return kept
+
+    def _bind(self, upload: _Upload, name: bytes) -> bool:
+        """Have `upload` read snapshot `name`; False if it is not kept."""
+        snapshot = self._open.get(name)
+        if snapshot is None:
+            return False
+        if upload.open is not snapshot:
+            self._let_go(upload)
+            snapshot.readers += 1
+            upload.open = snapshot
+            upload.scope.deadline = trio.current_time() + self._limits.whole(snapshot.description.size)
+        return True
+
+    def _let_go(self, upload: _Upload) -> None:
+        if upload.open is not None:
+            upload.open.readers -= 1
+            upload.open = None
+
+
+def _bound(upload: _Upload) -> _Open:
+    if upload.open is None:
+        raise AssertionError("an upload without a snapshot")
+    return upload.open
+
+
+def _busy(retry_after: float, reason: str) -> pb.Busy:
+    return pb.Busy(retry_after_ms=max(0, int(retry_after * 1000)), reason=reason)

@@ -1,0 +1,153 @@
+"""How fast the line to a peer is: a few bytes on request, within what a peer gives to strangers.
+
+The rule: whoever is asked decides how much. A peer gets a few megabytes in ten minutes, all peers together a
+bounded multiple of that, one at a time; what is asked for beyond is refused at once, with a grant of zero.
+All of it goes by the meter of the node, as everything does that is on the wire.
+
+A question is one byte, `_DOWN` or `_UP`, and four of a count (big endian); the answer four bytes of how many
+are granted. Then the one who is to send sends so many zeros, and on the way up four bytes of their count come
+back as the receipt.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import trio
+
+from nolocod.errors import PeerBusyError, ProtocolError
+from nolocod.identity import short
+from nolocod.p2p.exchange.channel import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nolocod.identity import PeerId
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.transport.stream import Stream
+
+SAMPLE = "/nolocod/sample"
+Way = Literal["down", "up"]
+
+_DOWN, _UP = 0, 1
+_QUESTION = struct.Struct(">BI")
+_COUNT = struct.Struct(">I")
+_PIECE = bytes(64 << 10)
+_FIRST = 128 << 10
+"""Bytes of the first sample, from which the second is reckoned."""
+_MOST = 1408 << 10
+"""Bytes of the second: both, both ways, are 3 MB."""
+_ENOUGH = 2.0
+"""Seconds that the second sample is to take."""
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """What is given away. Bytes both ways together, seconds."""
+
+    per_peer: int = 4 << 20
+    total: int = 64 << 20
+    span: float = 600.0
+    least: int = 16 << 10
+    """Less is not granted: it bounds how many grants are remembered."""
+    answer: float = 20.0
+    """For one sample."""
+
+
+class Sampler:
+    """The side that is asked. `clock` in seconds."""
+
+    def __init__(self, limits: SampleLimits | None = None, clock: Callable[[], float] = trio.current_time) -> None:
+        self._limits = limits or SampleLimits()
+        self._clock = clock
+        self._given: deque[tuple[float, PeerId, int]] = deque()
+        self._busy = False
+
+    async def handle(self, stream: Stream) -> None:
+        """Answer one stream. Raises RemoteError for a peer's fault."""
+        with deadline(self._limits.answer, f"a sample for {short(stream.remote)}"):
+            way, asked = _QUESTION.unpack(await stream.read_exactly(_QUESTION.size))
+            if way not in (_DOWN, _UP):
+                raise ProtocolError(f"{short(stream.remote)} asks for a sample in no direction that there is.")
+            if self._busy:
+                await stream.write(_COUNT.pack(0))
+                return
+            self._busy = True
+            try:
+                await self._give(stream, way, self.grant(stream.remote, asked))
+            finally:
+                self._busy = False
+
+    async def _give(self, stream: Stream, way: int, count: int) -> None:
+        await stream.write(_COUNT.pack(count))
+        if not count:
+            return
+        if way == _DOWN:
+            await _send(stream, count)
+        else:
+            await _take(stream, count)
+            await stream.write(_COUNT.pack(count))
+
+    def grant(self, peer: PeerId, asked: int) -> int:
+        """How many of `asked` bytes `peer` gets now; they count from now on."""
+        now, limits = self._clock(), self._limits
+        while self._given and self._given[0][0] <= now - limits.span:
+            self._given.popleft()
+        left = limits.total - sum(count for _, _, count in self._given)
+        own = limits.per_peer - sum(count for _, other, count in self._given if other == peer)
+        granted = min(asked, left, own)
+        if granted < limits.least:
+            return 0
+        self._given.append((now, peer, granted))
+        return granted
+
+
+async def rate(host: Host, peer: PeerId, way: Way, addresses: Sequence[str] = ()) -> float:
+    """Bytes per second between us and `peer`, from a sample of at most 1.5 MB.
+
+    Raises PeerBusyError if it gives none now, RefusedError if it does not know the protocol, or another RemoteError.
+    """
+    first = await _measure(host, peer, way, _FIRST, addresses)
+    count = min(_MOST, int(first * _ENOUGH))
+    if count <= _FIRST:
+        return first
+    try:
+        return await _measure(host, peer, way, count, addresses)
+    except PeerBusyError:
+        return first  # its share for us is used up, by an earlier look
+
+
+async def _measure(host: Host, peer: PeerId, way: Way, count: int, addresses: Sequence[str]) -> float:
+    stream = await host.open_stream(peer, SAMPLE, addresses)
+    try:
+        await stream.write(_QUESTION.pack(_UP if way == "up" else _DOWN, count))
+        (granted,) = _COUNT.unpack(await stream.read_exactly(_COUNT.size))
+        if granted > count:
+            raise ProtocolError(f"{short(peer)} gives more than it was asked for.")
+        if not granted:
+            raise PeerBusyError(f"{short(peer)} gives no sample now.", retry_after=SampleLimits.span)
+        began = trio.current_time()
+        if way == "down":
+            await _take(stream, granted)
+        else:
+            await _send(stream, granted)
+            await stream.read_exactly(_COUNT.size)
+        seconds = trio.current_time() - began
+    finally:
+        await stream.reset()
+    return granted / seconds if seconds > 0 else math.inf
+
+
+async def _send(stream: Stream, count: int) -> None:
+    for start in range(0, count, len(_PIECE)):
+        await stream.write(_PIECE[: count - start])
+
+
+async def _take(stream: Stream, count: int) -> None:
+    piece = memoryview(bytearray(min(count, len(_PIECE))))
+    for start in range(0, count, len(piece)):
+        await stream.read_into(piece[: count - start])

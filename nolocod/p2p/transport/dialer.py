@@ -1,0 +1,323 @@
+"""TCP connections of our own making: dialled from the port that we listen on, accepted, punched, or only tried.
+
+The rule: whatever can be seen of us is seen of the listening port, so that a NAT keeps one mapping for all,
+and what a peer observes tells others where to dial or to punch. Where that port cannot be used, a fresh one is;
+only punching needs it. Who may have to be punched to is dialled from a fresh one: our own router remembers what was
+dialled in vain for minutes, lets the other's packets in by that, and drops our answers, which do not continue it. Who
+answers there is dialled again from the listening one while nobody can tell our NAT's kind yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from multiaddr import Multiaddr
+
+from nolocod.errors import RemoteError
+from nolocod.node.config import Address
+from nolocod.p2p.limits.rate_limits import PUNCHES, DoorLimits, Doorway, Knocks
+from nolocod.p2p.nat.addresses import tcp_parts, transport
+from nolocod.p2p.transport.connection import Link, Origin, TcpStream, plain
+from nolocod.p2p.transport.libp2p_stream import FOREIGN, already_gone, causes, shielded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+    from libp2p.abc import INetConn
+    from libp2p.io.trio import TrioTCPStream
+    from libp2p.network.swarm import Swarm
+
+    from nolocod.identity import PeerId
+
+logger = logging.getLogger(__name__)
+
+Endpoint = tuple[str, int]
+"""An IP address and a port."""
+
+_MOST_RESOLVED = 4
+"""Addresses of one name that are tried."""
+_LOOK_UPS = trio.CapacityLimiter(8)
+"""Threads that ask for names: a name server may be slow on purpose, and disks are written in threads too."""
+_PAUSE = 0.1
+"""Seconds until a punch that was turned away is tried again: most likely the other side's NAT knew nothing of us yet."""
+_ELSEWHERE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EINVAL)
+"""What the system says when the listening port cannot be used for this peer, for instance because it is already."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Who is going to come from an address, and which of us two is the client then."""
+
+    peer: PeerId
+    client: bool
+
+
+class Dialler:
+    """All TCP connections of one host, both ways.
+
+    `listening` are its sockets' addresses, `most` is how many connections it may have, and `patience` the seconds for a
+    handshake as client. For that as server the swarm has a deadline of its own, which is not to be cut short from
+    outside: libp2p 0.8.1 then keeps the connection in its count for ever.
+    """
+
+    def __init__(
+        self, swarm: Swarm, listening: Sequence[Address], most: int, patience: float, doorway: Doorway | None = None
+    ) -> None:
+        self._swarm = swarm
+        self._most = most
+        self.doorway = doorway or Doorway(DoorLimits())
+        self._knocks, self._punches = Knocks(), Knocks(PUNCHES)
+        self._patience = patience
+        self._sources = {_family(address.host): address for address in reversed(listening)}
+        self.expected: dict[Endpoint, Expected] = {}
+        """Who is being punched to, by where it would come from."""
+        self.to_be_seen: Callable[[], bool] = lambda: False
+        """Whether somebody is looked for who sees our listening port."""
+        # Also frees an inbound connection's task and slot when the connection ends. libp2p 0.8.1 keeps both until the
+        # host stops: after `max_connections` inbound connections in its whole life, a node would accept no more.
+        swarm._handle_inbound_connection = self._accept
+
+    def port(self, host: str) -> int | None:
+        """The port that we listen on for peers of `host`'s family."""
+        source = self._sources.get(_family(host))
+        return source.port if source else None
+
+    # --- dialling -------------------------------------------------------------------------------------
+
+    async def dial(self, peer: PeerId, address: str, *, fresh: bool = False) -> None:
+        """Have a straight connection to `peer` at a TCP multiaddr, from a `fresh` port or the listening one.
+
+        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
+        """
+        await _one_of(await resolve(address), partial(self._dial, peer, fresh))
+
+    async def _dial(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
+        if self._swarm.get_total_connections() >= self._most:
+            raise SwarmException("this node has all the connections that it may have.")
+        if not self._knocks.may(target[0], trio.current_time()):
+            raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
+        until = trio.current_effective_deadline()
+        try:
+            await self._dial_there(peer, fresh, target)
+        except trio.Cancelled:
+            if trio.current_time() < until:  # there was time left: this dial was not wanted any more
+                self._knocks.overtaken(target[0], trio.current_time())
+            raise
+        self._knocks.answered(target[0], trio.current_time())
+
+    async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
+        connected, from_listen_port = await (self._try_first(target) if fresh else self._connect(target))
+        try:
+            await self._upgrade(connected, peer, Origin("direct", from_listen_port), client=True)
+        except BaseLibp2pError as error:
+            if not from_listen_port or not _crossed(error):
+                raise
+            # Perhaps both of us dialled at the same moment, and TCP made one connection of it, with two clients.
+            await self._upgrade(await _open(target, None), peer, Origin("direct"), client=True)
+
+    async def _try_first(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
+        """As `_connect`, of one who may not answer: from a fresh port, which is given up if the other is to be seen."""
+        first = await _open(target, None)
+        if not self.to_be_seen():
+            return first, False
+        with first:
+            return await self._connect(target)
+
+    async def _connect(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
+        """A socket, and whether it is bound to the listening port."""
+        source = self._source(target)
+        if source is not None:
+            try:
+                return await _open(target, source), True
+            except OSError as error:
+                if error.errno not in _ELSEWHERE:
+                    raise
+        return await _open(target, None), False
+
+    def _source(self, target: Endpoint) -> Address | None:
+        source = self._sources.get(_family(target[0]))
+        if source is None or (_loopback(source.host) and not _loopback(target[0])):
+            return None
+        return source
+
+    async def probe(self, peer: PeerId, address: str) -> None:
+        """Dial a TCP multiaddr from a fresh port beside all connections, make sure that `peer` answers, and hang up.
+
+        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
+        """
+        await _one_of(await resolve(address), partial(self._probe, peer))
+
+    async def _probe(self, peer: PeerId, target: Endpoint) -> None:
+        link = Link(TcpStream(trio.SocketStream(await _open(target, None))), True, Origin("direct"))
+        try:
+            await self._swarm.upgrader.upgrade_security(link, True, ID.from_string(peer))
+        finally:
+            await _hang_up(link)
+
+    # --- punching -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def expecting(self, peer: PeerId, targets: Iterable[Endpoint], *, client: bool) -> Iterator[None]:
+        """While inside, who comes from one of `targets` is taken for `peer`, and we are the `client` of the connection.
+
+        When both ends dial at once and one of them is late, its listener gets what the other meant to meet it half-way.
+        """
+        ours = {target: Expected(peer, client) for target in targets if target not in self.expected}
+        self.expected |= ours
+        try:
+            yield
+        finally:
+            for target in ours:
+                del self.expected[target]
+
+    async def punch(self, target: Endpoint) -> trio.socket.SocketType:
+        """Connect from the listening port, again and again until it works or the caller cancels: as often as is allowed
+        where a peer says that it is.
+
+        OSError where there is no such port for `target`.
+        """
+        source = self._source(target)
+        if source is None:
+            raise OSError(errno.EADDRNOTAVAIL, "no listening port of this address family")
+        while True:
+            if self._punches.may(target[0], trio.current_time()):
+                try:
+                    return await _open(target, source)
+                except OSError as error:
+                    logger.debug("a punch to %s: %s", target, error)
+            await trio.sleep(_PAUSE)
+
+    async def punched(self, connected: trio.socket.SocketType, peer: PeerId, *, client: bool) -> None:
+        """Make a connection to `peer` of what `punch` returned. Raises as `dial` does."""
+        host = connected.getpeername()[0]
+        await self._upgrade(connected, peer, Origin("punched", True, peer), client=client)
+        self._punches.answered(host, trio.current_time())
+
+    # --- both -----------------------------------------------------------------------------------------
+
+    async def _upgrade(self, connected: trio.socket.SocketType, peer: PeerId, origin: Origin, *, client: bool) -> None:
+        link = Link(TcpStream(trio.SocketStream(connected)), client, origin)
+        whole = False
+        try:
+            if client:
+                await self._as_client(link, peer)
+            else:
+                muxed = await self._swarm.upgrade_inbound_raw_conn(link, _remote(link))
+                if muxed.peer_id != ID.from_string(peer):
+                    raise SwarmException("another peer answered a punch.")
+            whole = True
+        finally:
+            if not whole:
+                await _hang_up(link)
+
+    async def _as_client(self, link: Link, peer: PeerId) -> INetConn:
+        with trio.fail_after(self._patience):
+            return await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(peer))
+
+    async def _accept(self, stream: TrioTCPStream, address: Multiaddr) -> None:
+        """One inbound connection, until it ends."""
+        inner = TcpStream(stream.stream)
+        remote = inner.get_remote_address() or ("", 0)
+        full = self._swarm.get_total_connections() >= self._most
+        visit = None if full else self.doorway.admit(remote[0], trio.current_time())
+        if visit is None:
+            await stream.close()
+            return
+        expected = self.expected.get(remote)
+        client = expected is not None and expected.client
+        origin = Origin("punched", True, expected.peer) if expected else Origin("inbound", True)
+        link = Link(inner, client, origin)
+        try:
+            if expected is not None and client:
+                muxed = (await self._as_client(link, expected.peer)).muxed_conn
+            else:
+                muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
+            visit.settle()
+            await muxed.event_closed.wait()
+        except (trio.TooSlowError, *FOREIGN) as error:
+            logger.debug("an inbound connection failed: %s", error)
+        finally:
+            visit.leave()
+            await _hang_up(link)
+
+
+async def resolve(address: str) -> list[Endpoint]:
+    """The IP addresses and ports that a TCP multiaddr means; OSError for a name that has none."""
+    kind, host, port = tcp_parts(address)
+    if kind.startswith("ip"):
+        return [(host, port)]
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, socket.AF_UNSPEC)
+    look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+    found = await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=_LOOK_UPS)  # type: ignore[call-arg] # old stubs
+    return list(dict.fromkeys((plain(str(sockaddr[0])), port) for *_, sockaddr in found))[:_MOST_RESOLVED]
+
+
+async def _one_of(targets: Sequence[Endpoint], attempt: Callable[[Endpoint], Awaitable[None]]) -> None:
+    """Try one after the other until one succeeds, each for its share of the time that the caller has; the last failure."""
+    failure: BaseException = OSError(errno.EHOSTUNREACH, "the name has no address")
+    for number, target in enumerate(targets):
+        left = max(0.0, trio.current_effective_deadline() - trio.current_time())
+        try:
+            with trio.fail_after(left / (len(targets) - number)):
+                return await attempt(target)
+        except (trio.TooSlowError, *FOREIGN) as error:
+            failure = error
+    raise failure
+
+
+async def _open(target: Endpoint, source: Address | None) -> trio.socket.SocketType:
+    """A socket connected to `target`, from `source`; OSError."""
+    opened = trio.socket.socket(_family(target[0]), socket.SOCK_STREAM)
+    whole = False
+    try:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the listener does
+            await opened.bind((source.host, source.port))
+        await opened.connect(target)
+        whole = True
+    finally:
+        if not whole:
+            opened.close()
+    return opened
+
+
+async def _hang_up(link: Link | None) -> None:
+    if link is not None:
+        with shielded(1.0), already_gone():
+            await link.close()
+
+
+def _crossed(error: BaseException) -> bool:
+    """Whether the two ends may have taken the same part in the handshake."""
+    found = list(causes(error))
+    if any(isinstance(cause, (PeerIDMismatchesPubkey, RemoteError)) for cause in found):
+        return False
+    return any(isinstance(cause, (HandshakeFailure, MultiselectError, MultiselectClientError)) for cause in found)
+
+
+def _remote(link: Link) -> Multiaddr:
+    host, port = link.get_remote_address() or ("0.0.0.0", 0)
+    return Multiaddr(transport(Address(host, port)))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")

@@ -1,0 +1,343 @@
+"""The secure channel: libp2p's Noise XX handshake, and a transport phase that moves many records at once.
+
+The rule: bytes that were given a nonce are sent, in order, before any others; a cancelled `flush` is
+continued by the next one. One task reads and one at a time writes. Same bytes on the wire as libp2p's own
+class, which receives twice and sends once per record, and copies each one four times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import trio
+from cryptography.exceptions import InvalidTag
+from libp2p.abc import ISecureConn, ISecureTransport
+from libp2p.crypto.x25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.patterns import PatternXX
+from noise.exceptions import NoiseValueError
+
+from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
+from nolocod.identity import PeerId, short
+from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.limits.metering import Prepaid, Unmetered
+from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
+from nolocod.p2p.transport.connection import Link
+from nolocod.p2p.transport.endpoints import CircuitEnd, end_of
+from nolocod.p2p.transport.libp2p_stream import already_gone
+from nolocod.p2p.transport.noise_records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
+
+if TYPE_CHECKING:
+    from libp2p.abc import IRawConnection
+    from libp2p.connection_types import ConnectionType
+    from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
+    from libp2p.security.noise.io import NoiseState, NoiseTransportReadWriter
+    from libp2p.security.secure_session import SecureSession
+    from multiaddr import Multiaddr
+
+    from nolocod.p2p.limits.metering import Meter
+    from nolocod.p2p.transport.connection import Origin
+    from nolocod.p2p.transport.endpoints import End
+
+NOISE_PROTOCOL = TProtocol("/noise")
+_GARBAGE = (InvalidTag, NoiseValueError, ValueError)
+"""What the handshake lets through when the other side sends nonsense."""
+_LEAST_ANSWER = 32 + 48 + 16 + 64
+"""Bytes of the handshake's second message at least: two keys, two tags, and a payload that holds a signature."""
+_TURNED_AWAY = b"\x1b/nolocod/not-allowed/1.0.0\n"
+"""The last word to a peer that is not on the allow list. To others it is a multistream message that they do not know."""
+_LAST_WORD = 1.0
+"""Seconds that such a peer has to read it."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all connections of a host share."""
+
+    progress: float
+    meter: Meter
+    pool: Pool
+
+
+class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """/noise for `new_host(sec_opt=...)`; one per host, whose connections share its meter and buffers.
+
+    `progress`: seconds without a byte moved, while something is due, after which a connection ends. `gate` says
+    whom we talk to.
+    """
+
+    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None, gate: Gate | None = None) -> None:
+        self._keys = keys
+        self._gate = gate or Gate()
+        self._static = create_new_key_pair().private_key
+        self._shared = Shared(progress, meter or Unmetered(), Pool())
+
+    async def secure_inbound(self, conn: IRawConnection) -> SecureChannel:
+        return await self._secure(conn, None)
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> SecureChannel:
+        return await self._secure(conn, peer_id)
+
+    async def _secure(self, raw: IRawConnection, dialled: ID | None) -> SecureChannel:
+        """HandshakeFailure if the other side does not prove who it is, or another than `dialled`; caused by
+        PeerNetworkKeyError or PeerNotAllowedError if we want nothing of each other."""
+        if dialled is not None and not self._gate.lets(PeerId(str(dialled))):
+            raise _failure(PeerNotAllowedError(f"{short(str(dialled))} is not on this node's allow list."))
+        own = ID.from_pubkey(self._keys.public_key)
+        pattern = _Pattern(own, self._keys.private_key, self._static, prologue=self._gate.prologue)
+        try:
+            if dialled is None:
+                session = await pattern.handshake_inbound(raw)
+            else:
+                session = await pattern.handshake_outbound(raw, dialled)
+        except _GARBAGE as error:
+            raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
+        ciphers = cast("NoiseTransportReadWriter", session.conn).noise_state.noise_protocol
+        keys = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
+        end = end_of(raw)
+        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEnd) else self._shared
+        channel = SecureChannel(session, end, *keys, shared)
+        channel.origin = raw.origin if isinstance(raw, Link) else None
+        remote = PeerId(str(session.get_remote_peer()))
+        if dialled is None and not self._gate.lets(remote):
+            await channel.turn_away()
+            raise _failure(PeerNotAllowedError(f"{short(remote)} is not on this node's allow list."))
+        return channel
+
+
+class _Pattern(PatternXX):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """Noise XX that can tell another network key from nonsense.
+
+    The first message is the same with any prologue; the answer to it cannot be opened by who has another. An answer
+    of the right size that cannot be opened was most likely made with one.
+    """
+
+    def create_noise_state(self, prologue: bytes | None = None) -> NoiseState:
+        state = super().create_noise_state(prologue)
+        read = state.read_message
+
+        def read_message(data: bytes) -> bytearray:
+            try:
+                return cast("bytearray", read(data))
+            except InvalidTag:
+                if len(data) < _LEAST_ANSWER:
+                    raise
+            raise _failure(PeerNetworkKeyError("it has another network key than this node, or one of the two has none."))
+
+        state.read_message = read_message
+        return state
+
+
+def _failure(reason: RemoteError) -> HandshakeFailure:
+    """`reason` as libp2p lets it through; `map_exceptions` finds it again."""
+    failure = HandshakeFailure(reason.cause)
+    failure.__cause__ = reason
+    return failure
+
+
+class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """Sealed records both ways. `read` and `write` are libp2p's interface; the muxer uses the rest."""
+
+    def __init__(self, session: SecureSession, end: End, sealer: Sealer, opener: Opener, shared: Shared) -> None:
+        self._session = session
+        self._end = end
+        self._sealer = sealer
+        self._opener = opener
+        self._progress = shared.progress
+        self._pool = shared.pool
+        self._in: memoryview | None = None
+        self._start = self._stop = 0
+        self._partial = b""
+        """The beginning of a record, while there is no buffer."""
+        self._out: memoryview | None = None
+        self._sent = self._sealed = 0
+        self._plain = memoryview(b"")
+        """Opened for `read` and not taken yet."""
+        self._writing = trio.Lock()
+        self.heard_at = trio.current_time()
+        """When bytes last came in (trio's time)."""
+        self.meter = shared.meter
+        self.is_initiator = session.is_initiator
+        self.origin: Origin | None = None
+        """How the connection came about, if it is one of our own making."""
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def pending(self) -> int | None:
+        """The plaintext size of the next record; None if it has not arrived in full."""
+        return pending(self._in[self._start : self._stop]) if self._in is not None else None
+
+    def open_into(self, view: memoryview) -> None:
+        """Decrypt the record of which `pending` told; `view` has its size."""
+        assert self._in is not None
+        start = self._start + HEAD
+        self._start = start + len(view) + TAG
+        self._opener.open_into(self._in[start : self._start], view)
+
+    def open(self, size: int) -> memoryview:
+        """The same in memory that all connections of the host share: to be used before anything is awaited."""
+        plain = self._pool.scratch[:size]
+        self.open_into(plain)
+        return plain
+
+    def leftover(self) -> memoryview:
+        """What `read` has opened and nobody has taken."""
+        plain, self._plain = self._plain, memoryview(b"")
+        return plain
+
+    async def fill(self, *, due: bool = False) -> None:
+        """Receive what is there, or wait for it.
+
+        If bytes are `due`, or a record has begun, not for longer than the deadline on progress:
+        trio.TooSlowError. ConnectionClosedError at the end of the connection, wherever that comes.
+        """
+        buffer = self._make_room()
+        while (count := self._end.receive_now(self._allowed(buffer))) is None:
+            self._let_go(buffer)
+            with trio.fail_after(self._progress if due or self._partial else float("inf")):
+                await self._end.receivable()
+            buffer = self._make_room()
+        self._stop += count
+        if not count:
+            raise ConnectionClosedError("the connection ended.")
+        self.heard_at = trio.current_time()
+        if self.meter.piece(SIZE) == SIZE:
+            await self.meter.down(count)
+            return
+        self._let_go(buffer)  # at a slow rate many connections wait for long
+        try:
+            await self.meter.down(count)
+        finally:
+            self._make_room()
+
+    def release(self) -> None:
+        """Keep no large buffer while others run."""
+        if self._in is not None:
+            self._let_go(self._in)
+
+    def _allowed(self, buffer: memoryview) -> memoryview:
+        """The part of the room in `buffer` that may be filled at once: what came has to be paid in one go."""
+        return buffer[self._stop : self._stop + self.meter.piece(len(buffer) - self._stop)]
+
+    def _make_room(self) -> memoryview:
+        """A buffer with the beginning of the next record at its front."""
+        if self._in is None:
+            self._in = self._pool.take()
+            self._start, self._stop = 0, len(self._partial)
+            self._in[: self._stop] = self._partial
+            self._partial = b""
+        elif self._start:
+            left = self._stop - self._start
+            self._in[:left] = self._in[self._start : self._stop]
+            self._start, self._stop = 0, left
+        return self._in
+
+    def _let_go(self, buffer: memoryview) -> None:
+        """Keep no buffer while waiting."""
+        self._partial = bytes(buffer[self._start : self._stop])
+        self._pool.give(buffer)
+        self._in = None
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    @property
+    def unsent(self) -> bool:
+        return self._sent < self._sealed
+
+    def seal(self, front: bytes, content: memoryview) -> None:
+        """Seal `front` and at most BATCH bytes of `content`, to be sent by `flush`.
+
+        What is large is not copied: `front` then has a record of its own, so that the receiver's records
+        hold content alone, and it can open them where they are wanted.
+        """
+        assert not self.unsent, "what is sealed is sent first"
+        assert len(front) <= MOST_PLAIN
+        assert len(content) <= BATCH
+        if len(front) + len(content) <= MOST_PLAIN:
+            front, content = b"".join((front, content)), content[:0]
+        out = self._out = self._pool.take(sealed_size(len(front)) + sealed_size(len(content)))
+        self._sent = self._sealed = 0
+        at = self._sealer.seal_into(front, out) if front else 0  # libp2p takes an empty record for the end
+        for start in range(0, len(content), MOST_PLAIN):
+            at += self._sealer.seal_into(content[start : start + MOST_PLAIN], out[at:])
+        self._sealed = at
+
+    async def flush(self) -> None:
+        """Send what is sealed; trio.TooSlowError if not a byte was taken for the deadline on progress.
+
+        May be cancelled: what is not sent yet stays for the next call.
+        """
+        while self.unsent:
+            assert self._out is not None
+            self._sent += await self._end.send_some(self._out[self._sent : self._sealed], self._progress)
+        if self._out is not None:
+            self._pool.give(self._out)
+            self._out = None
+
+    # --- libp2p's interface -----------------------------------------------------------------------
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At most `n` bytes; at least one, unless `n` is 0."""
+        await trio.lowlevel.checkpoint()
+        while not self._plain and n != 0:
+            while (size := self.pending()) is None:
+                await self.fill()
+            view = memoryview(bytearray(size))
+            self.open_into(view)
+            if view == _TURNED_AWAY:
+                reason = PeerNotAllowedError(f"this node is not on the allow list of {short(str(self.get_remote_peer()))}.")
+                raise ConnectionClosedError(reason.cause) from reason
+            self._plain = view
+        piece = bytes(self._plain if n is None else self._plain[:n])
+        self._plain = self._plain[len(piece) :]
+        return piece
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            piece, view = view[:BATCH], view[BATCH:]
+            async with self._writing:
+                await self.flush()
+                await self.meter.up(sealed_size(len(piece)))
+                self.seal(b"", piece)
+                await self.flush()
+
+    async def turn_away(self) -> None:
+        """Tell the other side that it is not allowed, and give it a moment to read that and hang up."""
+        with trio.move_on_after(_LAST_WORD), already_gone():
+            await self.write(_TURNED_AWAY)
+            while True:
+                await self.read()
+
+    async def close(self) -> None:
+        try:
+            await self._session.close()
+        finally:  # not back to the pool: a task that has not heard of it yet may still hold a view
+            self._in = self._out = None
+            self._start = self._stop = self._sent = self._sealed = 0
+            self._partial = b""
+
+    def get_local_peer(self) -> ID:
+        return self._session.get_local_peer()
+
+    def get_local_private_key(self) -> PrivateKey:
+        return self._session.get_local_private_key()
+
+    def get_remote_peer(self) -> ID:
+        return self._session.get_remote_peer()
+
+    def get_remote_public_key(self) -> PublicKey:
+        return self._session.get_remote_public_key()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return cast("tuple[str, int] | None", self._session.get_remote_address())
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return cast("list[Multiaddr]", self._session.get_transport_addresses())
+
+    def get_connection_type(self) -> ConnectionType:
+        return self._session.get_connection_type()

@@ -1,0 +1,234 @@
+"""What crosses the layers: small frozen facts about members, tensors and exchanges.
+
+Imported by everybody, imports nobody but `identity`; so that rounds, p2p and trainer can talk without
+knowing each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run time
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import blake3
+import msgspec
+
+if TYPE_CHECKING:
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import NatClass, Reach
+
+CHUNK_SIZE = 2 << 20
+"""Bytes per chunk of a tensor or a snapshot, the last one excepted."""
+AHEAD_CHUNKS = 8
+"""By how many chunks one side of an exchange may be ahead of the other. An exchange takes as long as its slower
+half, so nothing is lost; and what a chunk that comes tells of those that arrived lets it lie where ours lay."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a replica is: `round` outer steps, `tokens` trained by it and those it took over, last loss."""
+
+    round: int
+    tokens: int
+    loss: float
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for each choice of a partner
+    """A live node of our run, as membership knows it. `age` is seconds since its last heartbeat."""
+
+    peer_id: PeerId
+    standing: Standing
+    state: str
+    """"joining", "training", "finished", "paused" or what a later release says.
+    Only training members are partners, only training and finished ones are donors."""
+    addresses: tuple[str, ...]
+    version: str
+    age: float
+    reach: Reach | None
+    """How we are connected to it now, if we are."""
+    lead: int = 0
+    """Its round minus ours, both at the time of its last heartbeat: rounds may go by until the next one."""
+    nat: NatClass | None = None
+    """How others reach it, by its own word."""
+    relays: bool = False
+    """It gives reservations."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A byte string in chunks: each hash is the BLAKE3 digest (32 bytes) of one chunk."""
+
+    size: int
+    chunk_size: int
+    hashes: tuple[bytes, ...]
+
+    @property
+    def root(self) -> bytes:
+        """One digest that stands for the whole (32 bytes)."""
+        head = self.size.to_bytes(8, "big") + self.chunk_size.to_bytes(8, "big")
+        return blake3.blake3(head + b"".join(self.hashes)).digest()
+
+    def span(self, index: int) -> tuple[int, int]:
+        """The (start, length) in bytes of chunk `index`."""
+        start = index * self.chunk_size
+        return start, min(self.chunk_size, self.size - start)
+
+
+def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
+    """Hash `content` (bytes) chunk by chunk."""
+    hashes = tuple(blake3.blake3(content[start : start + chunk_size]).digest() for start in range(0, len(content), chunk_size))
+    return Description(len(content), chunk_size, hashes)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Parts of a donor's snapshot: the file at `path` holds these (start, length) in bytes of it, and else nothing."""
+
+    path: Path
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What one exchange is about. The offerer names the fragment; either side may ask for `dense`."""
+
+    fragment: int = 0
+    """Which of the run's `outer.fragments` parts of the model."""
+    dense: bool = True
+    """The slow weights travel too; only a codec of differences ever leaves them out."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What the trainer found in the partner's message."""
+
+    spread: float
+    """||theta_i - theta_j|| at the snapshots, over the fragment. A message holds beta Delta + gamma phi, so where beta
+    is not gamma, what each learned since its last outer step counts beta / gamma times."""
+    skipped: bytes = b""
+    """Bit map of the blocks whose distance bound did not hold (codec.py); empty for none. Neither side
+    merges those: they take a solo step."""
+    weight: float = 1.0
+    """What the partner's difference from us will count for: less than 1 where it reaches beyond the clip radius."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A peer asks for an exchange with us."""
+
+    partner: PeerId
+    session: bytes
+    standing: Standing
+    subject: Subject = Subject()
+
+
+@dataclass(frozen=True)
+class Accept:
+    """Yes; `standing` is the answerer's own, and goes into the receipt. `dense`: see Subject."""
+
+    standing: Standing
+    dense: bool = False
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Not now: ask again in `retry_after` seconds."""
+
+    retry_after: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Not at all: `code` is one of our error codes."""
+
+    code: str
+    reason: str
+
+
+Answer = Accept | Busy | Refuse
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one exchange ended, on either side.
+
+    "committed": both sides hold verified bytes and both will apply; nothing else allows an apply.
+    "in_doubt": we confirmed, and could not learn whether the partner committed; we do not apply.
+    """
+
+    outcome: Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
+    partner: PeerId
+    session: bytes
+    sent: int = 0
+    received: int = 0
+    partner_standing: Standing | None = None
+    error: str = ""
+    reason: str = ""
+    retry_after: float = 0.0
+    skipped: bytes = b""
+    """Blocks of our message that the partner could not decode (Inspection.skipped, its own)."""
+
+
+class Box(Protocol):
+    """Memory shared with the trainer; the network process maps only the pages that it works on."""
+
+    @property
+    def size(self) -> int: ...
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes [start, start + length), without a copy."""
+        ...
+
+    def place(self, start: int, length: int) -> memoryview:
+        """The same, to be written all over: quicker to come by."""
+        ...
+
+    def release(self, start: int, length: int) -> None:
+        """Tell that these bytes are not needed in this process for now."""
+        ...
+
+
+class Desk(Protocol):
+    """What an exchange asks of its own node while it runs; `rounds` supplies it."""
+
+    @property
+    def outbox(self) -> Box: ...
+
+    @property
+    def inbox(self) -> Box: ...
+
+    async def snapshot(self, subject: Subject) -> Description:
+        """Have the trainer write our message about `subject` into the outbox."""
+        ...
+
+    async def inspect(self) -> bytes:
+        """Have the trainer check the inbox; returns Inspection.skipped. RejectedTensorError if it may not be applied."""
+        ...
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an outer step did. `spread` is ||theta_i - theta_j|| at the snapshot (paired only)."""
+
+    round: int
+    inner_steps: int
+    spread: float | None
+    seconds: float
+    weight: float = 1.0
+    """What the partner's difference counted for (Inspection.weight)."""
+
+
+class Reception(Protocol):
+    """How a node answers exchanges that others begin; `rounds` supplies it."""
+
+    def decide(self, offer: Offer) -> Answer:
+        """Answer at once. After Accept this node is engaged until `ended` is called."""
+        ...
+
+    @property
+    def desk(self) -> Desk: ...
+
+    async def ended(self, ended: Ended) -> None:
+        """Called exactly once per accepted offer."""
+        ...

@@ -1,0 +1,171 @@
+"""One node of `nolocod bench exchange`: the network process and the trainer of a daemon, without its mesh.
+
+The rule: everything between the snapshot and the new weights is the product's own: host, Exchanger, receipts
+on disk, trainer process, shared memory. Only who meets whom, and when, is told from outside.
+Started as `python -m nolocod.studies.benchmarks.exchange_node RANK FOLDER`; rank 0 offers.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from nolocod.identity import PeerId, load_or_create
+from nolocod.node import data_directory
+from nolocod.node.config import Address, DataDir
+from nolocod.outer.loop import Desk
+from nolocod.p2p.exchange.channel import Context
+from nolocod.p2p.exchange.receipts import ReceiptStore
+from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.host import open_host
+from nolocod.p2p.transport.stream import EXCHANGE
+from nolocod.proto.types import Accept, Description, Ended, Offer, Subject
+from nolocod.studies.benchmarks import talk
+from nolocod.studies.benchmarks.base import BenchError
+from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
+
+if TYPE_CHECKING:
+    from nolocod.observe.events import Event
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.transport.stream import Stream
+
+_LISTEN = Address("127.0.0.1", 0)
+_OFFER_SECONDS = 120.0
+
+
+class _TimedDesk(Desk):
+    """The product's desk, which notes when its node did what."""
+
+    def __init__(self, trainer: TrainerProcess) -> None:
+        super().__init__(trainer, lambda: None, lambda: False)
+        self.times: dict[str, float] = {}
+
+    async def snapshot(self, subject: Subject) -> Description:
+        self.times["snapshot_began"] = time.monotonic()
+        description = await super().snapshot(subject)
+        self.times["snapshot_ended"] = time.monotonic()
+        return description
+
+    async def inspect(self) -> bytes:
+        self.times["verified"] = time.monotonic()  # asked for once all chunks are there, each against its hash
+        skipped = await super().inspect()
+        self.times["inspected"] = time.monotonic()
+        return skipped
+
+
+class _Reception:
+    """terms.Reception: says yes to the one partner there is."""
+
+    def __init__(self, trainer: TrainerProcess) -> None:
+        self._trainer = trainer
+        self.next()
+
+    def next(self) -> None:
+        """Forget the exchange that was."""
+        self.desk = _TimedDesk(self._trainer)
+        self.over = trio.Event()
+        self.how: Ended | None = None
+
+    def decide(self, offer: Offer) -> Accept:
+        return Accept(self._trainer.standing, self._trainer.dense_due(offer.subject.fragment))
+
+    async def ended(self, ended: Ended) -> None:
+        self.how = ended
+        self.over.set()
+
+
+class Node:
+    """Serves the requests of nolocod/benchmarks/exchange.py."""
+
+    def __init__(self, rank: int, folder: Path, trainer: TrainerProcess, host: Host) -> None:
+        self._rank = rank
+        self._paths = DataDir(folder)
+        self._trainer = trainer
+        self._host = host
+        self._reception = _Reception(trainer)
+        self._training = False
+
+    async def prepare(self, training: bool) -> dict[str, Any]:
+        """Load the run of the folder."""
+        sealed = data_directory.stored_manifest(self._paths)
+        if sealed is None:
+            raise BenchError("the folder holds no manifest.")
+        self._sealed, self._training = sealed, training
+        self._identity = load_or_create(self._paths.identity)
+        setup = Setup(
+            manifest=sealed.to_bytes(),
+            peer_id=self._identity.peer_id,
+            data=None,
+            device="cpu",
+            threads=1,
+            checkpoints=self._paths.checkpoints,
+            cache=self._paths.root.parent / "cache",
+        )
+        loaded = await self._trainer.load(setup)
+        await self._one_phase()
+        return {"parameters": loaded.parameters, "box_size": loaded.box_size}
+
+    async def _one_phase(self) -> None:
+        await self._trainer.train()
+        await self._trainer.wait_boundary()
+        if not self._training:
+            await self._trainer.pause()
+
+    async def listen(self) -> dict[str, Any]:
+        return {"address": self._host.addresses[0]}
+
+    async def connect(self, addresses: list[str]) -> dict[str, Any]:
+        other = addresses[1 - self._rank]
+        self._partner = PeerId(other.rpartition("/")[2])
+        if self._rank == 0:
+            await self._host.connect(self._partner, [other])
+        context = Context.of(self._identity, self._sealed, self._trainer.outbox.size)
+        self._exchanger = Exchanger(context, self._dial, self._reception, ReceiptStore(self._paths.receipts))
+        self._host.serve(EXCHANGE, self._exchanger.handle)
+        return {}
+
+    async def _dial(self, peer: PeerId, protocol: str) -> Stream:
+        return await self._host.open_stream(peer, protocol)
+
+    async def arm(self) -> dict[str, Any]:
+        """Train one phase, so that there is something to exchange."""
+        if not self._training:
+            await self._one_phase()
+        self._reception.next()
+        return {}
+
+    async def go(self) -> dict[str, Any]:
+        """Take one paired outer step; the times of its parts on the machine's common clock."""
+        trainer, reception = self._trainer, self._reception
+        desk, began = reception.desk, time.monotonic()
+        with trio.move_on_after(_OFFER_SECONDS):
+            if self._rank == 0:
+                reception.how = await self._exchanger.offer(self._partner, trainer.standing, trainer.subject, desk)
+            else:
+                await reception.over.wait()
+        ended, committed = reception.how, time.monotonic()
+        if ended is None or ended.outcome != "committed" or ended.partner_standing is None:
+            how = f"{ended.outcome}: {ended.error} {ended.reason}" if ended else f"not over after {_OFFER_SECONDS:.0f} s"
+            raise BenchError(f"the exchange was {how}.")
+        await trainer.apply(ended.partner_standing.round, ended.skipped)
+        times = desk.times | {"began": began, "committed": committed, "ended": time.monotonic()}
+        return times | {"right": True, "sent": ended.sent, "received": ended.received}
+
+
+async def run(rank: int, folder: Path) -> None:
+    identity = load_or_create(DataDir(folder).identity)
+    async with open_trainer(_nothing) as trainer, open_host(identity, (_LISTEN,), (), _nothing) as host:
+        node = Node(rank, folder, trainer, host)
+        await talk.serve({name: getattr(node, name) for name in ("prepare", "listen", "connect", "arm", "go")})
+
+
+def _nothing(_: Event) -> None:
+    """Events are not measured."""
+
+
+if __name__ == "__main__":
+    trio.run(run, int(sys.argv[1]), Path(sys.argv[2]))

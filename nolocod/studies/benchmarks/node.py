@@ -1,0 +1,94 @@
+"""`nolocod bench node`: two daemons; the way of the second one from its start to its first inner step, and what its
+network process takes of memory and processor after paired outer steps.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nolocod.studies.benchmarks.base import BenchError, Options
+from nolocod.studies.testnet import Options as TestnetOptions
+from nolocod.studies.testnet import Testnet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.studies import testnet
+
+_START_SECONDS = 120.0
+_INNER_STEPS = 50
+_LOOKS = 20
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One joining node. Seconds, bytes, and a share of one core."""
+
+    join_seconds: float
+    resident: int
+    resident_peak: int
+    idle_cpu: float
+    paired: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def to_text(self) -> str:
+        return (
+            f"network process: {self.resident / 1e6:.0f} MB resident, {self.resident_peak / 1e6:.0f} MB at most; "
+            f"{self.idle_cpu:.1%} of a core between exchanges, after {self.paired} paired outer steps"
+        )
+
+
+def node(options: Options, say: Callable[[str], None]) -> NodeResult:
+    """Join a lone node, let the two pair twice, and then watch the joined one's network process."""
+    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
+        pair = Testnet(
+            TestnetOptions(nodes=1, outer_steps=1_000_000, inner_steps=_INNER_STEPS, model=options.model, threads=1),
+            Path(folder),
+        )
+        try:
+            pair.start()
+            _until(pair, lambda: bool(pair.nodes[0].report and pair.nodes[0].report.inner_steps))
+            began = time.monotonic()
+            joined = pair.join()
+            _until(pair, lambda: bool(joined.report and joined.report.inner_steps))
+            joining = time.monotonic() - began
+            say(f"first inner step {joining:.1f} s after the start of `nolocod join`")
+            _until(pair, lambda: bool(joined.report and joined.report.outer_paired >= 2))
+            return _footprint(joined, options.seconds, joining)
+        finally:
+            pair.stop()
+
+
+def _until(pair: Testnet, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20 * _START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchError("the two daemons did not pair.")
+        time.sleep(0.1)
+        for one in pair.nodes:
+            one.poll()
+
+
+def _footprint(joined: testnet.Node, seconds: float, joining: float) -> NodeResult:
+    """Watch the network process for `seconds` without an exchange; BenchError if there never are so many."""
+    process = psutil.Process(joined.process.pid)
+    for _ in range(_LOOKS):
+        joined.poll()
+        before, cpu, began = joined.report, sum(process.cpu_times()[:2]), time.monotonic()
+        time.sleep(seconds)
+        cpu, took = sum(process.cpu_times()[:2]) - cpu, time.monotonic() - began
+        joined.poll()
+        after = joined.report
+        if before is not None and after is not None and before.outer_paired == after.outer_paired:
+            peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
+            return NodeResult(joining, process.memory_info().rss, int(peak.split()[1]) * 1024, cpu / took, after.outer_paired)
+    raise BenchError(f"no {seconds:g} s went by without an exchange; give fewer --seconds.")

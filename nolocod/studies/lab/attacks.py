@@ -1,0 +1,263 @@
+"""`nolocod lab attacks`: what hostile partners do to learning, with the defences of `[trust]` and without.
+
+The rule: a quarter of the replicas is hostile. Every attack is fought on the same seed, tokens and pairs' draw as the run
+in which the same honest replicas are among themselves; each alone and all mixed, defended and not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nolocod.errors import TrainerError
+from nolocod.identity import PeerId
+from nolocod.p2p.membership.peer_scoring import Deed, Reputation
+from nolocod.run import presets
+from nolocod.run.manifest import Trust
+from nolocod.studies.lab.results import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nolocod.errors import RejectedTensorError
+    from nolocod.run.manifest import Manifest
+
+    Log = Results["Battle", "Fought"]
+
+PAGE = "attacks.md"
+NONE, MIXED = "none", "all mixed"
+OFF, EVERYTHING = presets.UNDEFENDED, presets.ALL_DEFENCES
+DEFENCES = {
+    "none": OFF,
+    "clip": msgspec.structs.replace(OFF, clip=1.5),
+    "direction": msgspec.structs.replace(OFF, direction=EVERYTHING.direction),
+    "accept test": msgspec.structs.replace(OFF, accept=EVERYTHING.accept),
+    "as by default": Trust(),
+    "everything": EVERYTHING,
+}
+"""Reputation and probation are nothing alone: they follow from what the others refuse, and change the clip radius."""
+
+
+@dataclass(frozen=True)
+class Battle:
+    """One run: `honest` replicas and `hostile` ones that do `attack`."""
+
+    attack: str
+    trust: Trust = OFF
+    honest: int = 24
+    hostile: int = 8
+    seed: int = 1
+    head_start: int = 30
+    """Outer steps that one replica takes alone before the others go on from its weights: a swarm in mid-run."""
+    rounds: int = 20
+    """Outer steps that all take from there."""
+    phase: int = 20
+    hidden: int = 32
+    learning_rate: float = 4e-3
+
+    def manifest(self) -> Manifest:
+        run = presets.local_run(
+            presets.llama(self.hidden, 2, 2, self.hidden * 11 // 4),
+            rounds=self.head_start + self.rounds,
+            inner_steps=self.phase,
+            seed=self.seed,
+            own_text=False,
+        )
+        change = msgspec.structs.replace
+        inner = change(
+            run.inner, learning_rate=self.learning_rate, sequence=32, warmup_rounds=0.06 * (self.head_start + self.rounds)
+        )
+        return change(run, inner=inner, trust=self.trust, evaluation=change(run.evaluation, batches=64))
+
+
+@dataclass(frozen=True)
+class Fought:
+    """Held-out losses in nats per token at the end, of honest replicas, or None where weights are not finite any more; shares
+    of exchanges that honest replicas refused; the mean weight of partners' differences among honest replicas."""
+
+    mean: float | None
+    worst: float | None
+    refused_hostile: float
+    refused_honest: float
+    weight: float
+
+
+class _Opinion:
+    """One node's reputation (trainer.siege.Opinion), on a clock that moves by a minute with every exchange."""
+
+    def __init__(self, trust: Trust) -> None:
+        self._reputation = Reputation(lambda _: None, trust.probation, trust.reputation)
+        self._now = 0.0
+
+    def probation(self, peer: int) -> bool:
+        return self._reputation.probation(_name(peer))
+
+    def banned(self, peer: int) -> bool:
+        return self._reputation.banned(_name(peer), self._now) > 0
+
+    def committed(self, peer: int) -> None:
+        self._judge(peer, Deed.COMMITTED)
+
+    def rejected(self, peer: int, error: RejectedTensorError) -> None:
+        self._judge(peer, Deed.REJECTED)
+
+    def _judge(self, peer: int, deed: Deed) -> None:
+        self._now += 60
+        self._reputation.judge(_name(peer), deed, self._now)
+
+
+def _name(peer: int) -> PeerId:
+    return PeerId(f"replica {peer}")
+
+
+def fight(battle: Battle) -> Fought:
+    """Train. One thread for each process."""
+    from nolocod.studies.lab.adversarial import ATTACKS, Siege
+    from nolocod.studies.lab.multi_replica import Point, use_threads  # torch: the package is imported without it
+
+    use_threads(1)
+    manifest = battle.manifest()
+    chosen = [name for name in ATTACKS if battle.attack in (name, MIXED)]
+    opinions = [_Opinion(manifest.trust) for _ in range(battle.honest)]
+    with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
+        siege = Siege(manifest, opinions, battle.hostile if chosen else 0, chosen, Path(cache))
+        siege.begin_at(battle.head_start)
+        try:
+            end = siege.fight()
+        except TrainerError:  # its weights are not finite any more
+            end = Point(0, math.inf, math.inf, math.inf, math.inf)
+    shares = {kind: siege.rejected[kind] / max(1, siege.met[kind]) for kind in siege.met}
+    mean, worst = (loss if math.isfinite(loss) else None for loss in (end.mean, end.worst))
+    return Fought(mean, worst, shares["hostile"], shares["honest"], statistics.mean(siege.weights))
+
+
+_PAGE = """# What hostile partners do to learning
+
+Made by `nolocod lab attacks --into docs`. A quarter of the replicas is hostile, and everything else is the product's own:
+model, messages, judgement, outer step, reputation. Attackers know more than real ones could: they see the victim's message
+before they make theirs, know its clip radius, and act as one. How the defences work, and what goes through them:
+[security.md](security.md).
+
+Defended is a run with {trust}, as runs are by default; undefended one without any. In both, messages of another size are
+refused, and so are values that are not finite: that cannot be switched off. A refused partner costs a try, and another one
+is asked. Everything is the default with `direction = {everything.direction}` and `accept = {everything.accept}`.
+
+| attack | what it is |
+|---|---|
+{kinds}
+
+{table}
+"""
+
+
+def _settings(trust: Trust) -> str:
+    return ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in msgspec.structs.asdict(trust).items())
+
+
+def log(kept: Path) -> Log:
+    """The battles in the file `kept`."""
+    return Results(kept, (Battle, Fought))
+
+
+def fight_all(battles: Iterable[Battle], found: Log, workers: int, tell: Callable[[str], None]) -> None:
+    """Fight those that were not fought yet."""
+
+    def done(number: int, count: int, battle: Battle, fought: Fought) -> None:
+        defence = next(name for name, trust in DEFENCES.items() if trust == battle.trust)
+        loss = "not finite" if fought.mean is None else f"{fought.mean:.4f}"
+        tell(f"{number} of {count}: attack {battle.attack}, defence {defence}, seed {battle.seed}: {loss}")
+
+    found.perform(battles, fight, workers, done)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is fought on each seed: every attack alone and all mixed, defended and not; and, without attackers, what each
+    defence costs."""
+
+    like: Battle
+    seeds: tuple[int, ...]
+
+    def battles(self) -> list[Battle]:
+        pairs = [(attack, trust) for attack in self.attacks for trust in (OFF, Trust())]
+        pairs += [(MIXED, EVERYTHING), *((NONE, trust) for trust in DEFENCES.values())]
+        return [self._battle(attack, trust, seed) for seed in self.seeds for attack, trust in pairs]
+
+    @property
+    def attacks(self) -> list[str]:
+        from nolocod.studies.lab.adversarial import ATTACKS  # torch: the package is imported without it
+
+        return [*ATTACKS, MIXED]
+
+    def _battle(self, attack: str, trust: Trust, seed: int) -> Battle:
+        return replace(self.like, attack=attack, trust=trust, seed=seed)
+
+    def to_text(self, log: Log) -> str:
+        """Two tables in Markdown."""
+        like = self.like
+        seeds = ", ".join(map(str, self.seeds))
+        lines = [
+            f"{like.honest} honest replicas and {like.hostile} hostile ones, {like.rounds} outer steps of {like.phase} inner "
+            f"ones, from weights that had {like.head_start} alone; seeds {seeds}.",
+            "Loss: the honest replicas' mean at the end, in nats per token, mean of the seeds; beside it how much more that is "
+            "than of the same replicas without attackers and without defences, on the worst seed.\n",
+            "| attack | undefended | | defended | | hostile refused | honest refused |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for attack in self.attacks:
+            cells = [*self._losses(attack, OFF, log), *self._losses(attack, Trust(), log), *self._refused(attack, Trust(), log)]
+            lines.append(f"| {' | '.join([attack, *cells])} |")
+        cells = ["", "", *self._losses(MIXED, EVERYTHING, log), *self._refused(MIXED, EVERYTHING, log)]
+        lines.append(f"| {' | '.join([f'{MIXED}, everything on', *cells])} |")
+        lines += [
+            "\nWithout attackers, what each defence costs:\n",
+            "| defence | loss | | honest refused | mean weight of a partner's difference |",
+            "|---|---|---|---|---|",
+        ]
+        for defence, trust in DEFENCES.items():
+            refused = self._refused(NONE, trust, log)[1]
+            weight = statistics.mean(one.weight for one in self._found(NONE, trust, log))
+            lines.append(f"| {' | '.join([defence, *self._losses(NONE, trust, log), refused, f'{weight:.3f}'])} |")
+        return "\n".join(lines)
+
+    def to_page(self, log: Log) -> str:
+        """docs/attacks.md."""
+        from nolocod.studies.lab.adversarial import ATTACKS  # as above
+
+        kinds = "\n".join(f"| {name} | {what} |" for name, what in ATTACKS.items())
+        return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(Trust()), everything=EVERYTHING)
+
+    def _found(self, attack: str, trust: Trust, log: Log) -> list[Fought]:
+        return [log[self._battle(attack, trust, seed)] for seed in self.seeds]
+
+    def _losses(self, attack: str, trust: Trust, log: Log) -> list[str]:
+        """The mean loss, and by how much it is worse than in peace, on the worst seed."""
+        calm = self._found(NONE, OFF, log)
+        pairs = [
+            (one.mean, other.mean)
+            for one, other in zip(self._found(attack, trust, log), calm, strict=True)
+            if one.mean is not None and other.mean is not None
+        ]
+        if len(pairs) < len(self.seeds):
+            return ["not finite", "broken"]
+        worst = max(100 * (one / other - 1) for one, other in pairs)
+        return [f"{statistics.mean(one for one, _ in pairs):.4f}", f"{worst:+.2f} %" if worst < RUINED else "broken"]
+
+    def _refused(self, attack: str, trust: Trust, log: Log) -> list[str]:
+        """Shares of the messages of hostile and of honest partners."""
+        found = self._found(attack, trust, log)
+        shares = ([one.refused_hostile for one in found], [one.refused_honest for one in found])
+        return [f"{statistics.mean(some):.1%}" for some in shares]
+
+
+RUINED = 100.0
+"""Percent: beyond it the number says nothing any more."""
+FULL = Study(Battle(NONE), (1, 2))
+REDUCED = Study(Battle(NONE, honest=6, hostile=2, head_start=15, rounds=10), (1,))

@@ -1,0 +1,197 @@
+"""`nolocod lab choices`: what chose a run file's defaults, one setting at a time.
+
+The rule: every trial is our method but for the settings that its row and column name, on seeds that `nolocod lab
+compare` does not tell. The outer step's settings were asked last, in runs twice as long; the other tables have those of
+`_LIKE`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from nolocod.studies.lab.compare import RATES, TUNING_SEED
+from nolocod.studies.lab.methods import OURS
+from nolocod.studies.lab.trials import Trial, perform_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nolocod.studies.lab.trials import Book
+
+_LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1, alpha=0.2, beta=1.0, gamma=1.0)
+_TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
+_SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
+_LATE = tuple((late, phase, False) for phase, lates in ((100, (0, 5)), (50, (0, 1, 2, 5)), (24, (0, 5))) for late in lates)
+_LATE += ((0, 50, True), (5, 50, True))
+_OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
+_LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 1.0, 0.75))
+_LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
+_LONG = {TUNING_SEED: sorted(_LIKELY + _LESS_LIKELY), TUNING_SEED + 1: _LIKELY}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A table of trials by row and column. `by_row`: the best of each row is looked for, instead of each column's."""
+
+    text: str
+    rows: str
+    cells: dict[tuple[str, str], Trial]
+    by_row: bool = False
+
+    def to_text(self, book: Book) -> str:
+        """A table in Markdown, the best in bold."""
+        rows, columns = (list(dict.fromkeys(key[index] for key in self.cells)) for index in (0, 1))
+        losses = {key: book[trial][-1].mean for key, trial in self.cells.items()}
+        groups = rows if self.by_row else columns
+        best = {min((loss, key) for key, loss in losses.items() if group in key)[1] for group in groups}
+
+        def cell(row: str, column: str) -> str:
+            if (row, column) not in losses:
+                return ""
+            shown = f"{losses[row, column]:.4f}"
+            return f"**{shown}**" if (row, column) in best else shown
+
+        return "\n".join(
+            (
+                f"\n{self.text}:\n",
+                f"| {self.rows} | {' | '.join(columns)} |",
+                "|---" * (1 + len(columns)) + "|",
+                *(f"| {row} | {' | '.join(cell(row, column) for column in columns)} |" for row in rows),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Every question with its answers."""
+
+    questions: tuple[Question, ...]
+    book: Book
+
+    def to_text(self) -> str:
+        """Tables in Markdown."""
+        return "\n".join(question.to_text(self.book) for question in self.questions)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            [
+                {
+                    "question": question.text,
+                    "row": row,
+                    "column": column,
+                    "loss": self.book[trial][-1].mean,
+                    "trial": asdict(trial),
+                }
+                for question in self.questions
+                for (row, column), trial in question.cells.items()
+            ]
+        )
+
+
+def questions() -> tuple[Question, ...]:
+    """All that is asked."""
+    return (
+        _how_often(_SIZES),
+        _outer(
+            "By the outer step's settings, in runs twice as long as the others, every 25",
+            (
+                (f"{size}, seed {seed}", replace(like, steps=2 * like.steps, seed=seed), settings)
+                for seed, settings in _LONG.items()
+                for size, like in _SIZES.items()
+            ),
+        ),
+        _outer(
+            "By the outer step's settings, in runs as short as the others",
+            (
+                (f"{size}, every {like.inner_steps}", like, settings)
+                for phase, settings in ((50, _OUTER[:3]), (24, _OUTER))
+                for size, like in _each_size(_SIZES, phase)
+            ),
+        ),
+        Question(
+            "By how many inner steps a merge comes late: what an exchange takes in a run that does not wait for it",
+            "late, of, learning rate",
+            {
+                (f"{late} of {like.inner_steps}{', half' if slower else ''}", size): _late(like, late, slower=slower)
+                for late, phase, slower in _LATE
+                for size, like in _each_size(_SIZES, phase)
+            },
+        ),
+        Question(
+            "Learning rate by number of replicas, 0.12 M parameters",
+            "replicas",
+            {
+                (f"{count}", f"{rate:g}"): replace(_TINY, replicas=count, learning_rate=rate)
+                for count in (2, 4, 8)
+                for rate in RATES
+            },
+            by_row=True,
+        ),
+        Question(
+            "Learning rate by size of the model, 4 replicas",
+            "parameters",
+            {
+                (size, f"{rate:g}"): replace(_LIKE, model=model, learning_rate=rate)
+                for model, size in {"micro": "0.06 M", "tiny": "0.12 M", "0.4m": "0.36 M"}.items()
+                for rate in RATES
+            },
+            by_row=True,
+        ),
+        Question(
+            "Learning rate by sequences in a batch, 0.12 M parameters, as many tokens in all and between two outer steps",
+            "sequences of 64",
+            {
+                (f"{batch}", f"{rate:g}"): replace(
+                    _TINY, batch=batch, steps=6000 // batch, phase=200 // batch, learning_rate=rate
+                )
+                for batch in (2, 4, 8)
+                for rate in RATES
+            },
+            by_row=True,
+        ),
+    )
+
+
+def reduced() -> tuple[Question, ...]:
+    """One question, of a tiny model: minutes."""
+    return (_how_often({"0.06 M parameters": replace(_LIKE, model="micro", steps=600)}),)
+
+
+def _how_often(sizes: dict[str, Trial]) -> Question:
+    text = "Held-out loss by inner steps between two outer steps, and by the bytes of it (1: the paper's pattern, every 50)"
+    return Question(
+        text,
+        "inner steps, bytes",
+        {
+            (f"{like.inner_steps}, {50 / like.inner_steps / 8:.2f}", size): like
+            for phase in (100, 50, 24, 12)
+            for size, like in _each_size(sizes, phase)
+        },
+    )
+
+
+def _each_size(sizes: dict[str, Trial], phase: int) -> Iterator[tuple[str, Trial]]:
+    for size, like in sizes.items():
+        yield size, replace(like, phase=phase)
+
+
+def _outer(text: str, columns: Iterable[tuple[str, Trial, Iterable[tuple[float, float, float]]]]) -> Question:
+    """Each of `columns`, by name, asks its own settings of its own trial."""
+    cells = {
+        (f"{alpha:g}, {beta:g}, {gamma:g}", column): replace(like, alpha=alpha, beta=beta, gamma=gamma)
+        for column, like, settings in columns
+        for alpha, beta, gamma in settings
+    }
+    return Question(text, "alpha, beta, gamma", cells)
+
+
+def _late(like: Trial, late: int, *, slower: bool) -> Trial:
+    return replace(like, late=late or None, learning_rate=like.learning_rate / (2 if slower else 1))
+
+
+def choices(asked: tuple[Question, ...], book: Book, workers: int, tell: Callable[[str], None]) -> Choices:
+    """Do what is not done yet, and show it."""
+    perform_all((trial for question in asked for trial in question.cells.values()), book, workers, tell)
+    return Choices(asked, book)

@@ -1,0 +1,213 @@
+"""`nolocod lab compare`: NoLoCo beside the methods that it could be replaced by, at equal tokens.
+
+The rule: the learning rate of each method is tuned for itself, on a budget that is the same for all (one seed, four
+replicas, half the steps, the same rates); then every method trains on the same tokens in the same order for each
+seed, and what is told of two methods are differences on the same seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nolocod.studies.lab.methods import BY_NAME, METHODS, VARIANTS, Method
+from nolocod.studies.lab.methods import OURS as DEFAULT
+from nolocod.studies.lab.trials import Trial, perform_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nolocod.studies.lab.multi_replica import Point
+    from nolocod.studies.lab.trials import Book
+
+DILOCO, OURS, PAPERS, NONE = "DiLoCo", DEFAULT.name, "NoLoCo, the paper's", "none"
+PAIRS = (
+    ("data parallel", DILOCO, 0.0),
+    ("data parallel", OURS, 0.0),
+    ("data parallel", PAPERS, 0.0),
+    (DILOCO, NONE, 0.0),
+    (OURS, NONE, 0.0),
+    (PAPERS, NONE, 0.0),
+    (OURS, DILOCO, 0.01),
+    (PAPERS, DILOCO, 0.01),
+    (OURS, PAPERS, 0.0),
+    ("ours, with the paper's bytes", PAPERS, 0.0),
+    (OURS, "DiLoCo, with our alpha, as often", 0.0),
+    ("ours, with the paper's bytes", "DiLoCo, with our alpha, as often", 0.0),
+    (OURS, "ours, alpha 0.2, beta and gamma 1", 0.0),
+    (OURS, "ours, beta 1, gamma 0.75", 0.0),
+    (OURS, "ours, merged 5 inner steps late", 0.0),
+    (OURS, "ours, 5 fragments", 0.0),
+    (OURS, "pair averaging", 0.0),
+    (OURS, "pair averaging, as ours is sent", 0.0),
+)
+"""What is claimed: the first one's loss is below the second's, or at most this share above it."""
+TUNING_SEED = 100
+"""Not among those that are compared."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is compared. `like` gives all that is the same for every trial."""
+
+    replicas: tuple[int, ...]
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    """Learning rates that are tried for each method; a single one is taken."""
+    variants: bool
+    """The variants of ours too, at the smallest count of replicas."""
+    like: Trial
+    methods: tuple[str, ...] = tuple(method.name for method in METHODS)
+    beside: Size | None = None
+    """Another model, and what is compared with it."""
+
+
+_SEEDS, RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
+_SMALLER = Size((4,), _SEEDS, RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPERS, OURS, NONE))
+FULL = Size((4, 8, 16), _SEEDS, RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
+GPU = Size(
+    (4,), _SEEDS, (5e-4, 1e-3, 2e-3), False,
+    Trial("none", 1, 0, 0.0, model="10m", batch=8, sequence=256, device="cuda"),
+    ("data parallel", DILOCO, PAPERS, OURS, NONE),
+)  # fmt: skip
+"""What is compared where there is a GPU: ten million parameters."""
+REDUCED = Size((4,), (1,), (2e-3,), False, Trial("none", 1, 0, 0.0, model="micro", steps=600, phase=30, held_out=16, points=1))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that is said of the methods, and whether it held on every seed at every count of replicas."""
+
+    text: str
+    holds: bool
+    seen: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The last point of every trial: by (method, replicas), one for each seed. Replicas that train alone do not know how many
+    they are: those of the lowest count are told beside the others' at every count."""
+
+    rates: dict[str, float]
+    ends: dict[tuple[str, int], list[Point]]
+    size: Size
+    beside: Comparison | None = None
+
+    def to_text(self) -> str:
+        """Tables in Markdown."""
+        lines = []
+        for count in self.size.replicas:
+            methods = self.methods_at(count)
+            lines += [
+                f"\n{count} replicas, {self.size.like.steps} inner steps each (bytes: sent by a node, per parameter and "
+                f"{self.size.like.phase} inner steps):\n",
+                "| method | bytes | learning rate | mean replica | worst | averaged | against DiLoCo, each seed | gap closed |",
+                "|---|---|---|---|---|---|---|---|",
+            ]
+            lines += [self._row(name, count) for name in methods]
+        lines += ["\n| claim | holds | seen |", "|---|---|---|"]
+        lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.seen} |" for claim in self.claims()]
+        if self.beside is not None:
+            lines += [f"\nThe same with another model ({self.beside.size.like.model}):", self.beside.to_text()]
+        return "\n".join(lines)
+
+    def methods_at(self, count: int) -> list[str]:
+        """Those that are told at `count` replicas."""
+        return [name for name in dict.fromkeys(name for name, _ in self.ends) if name == NONE or (name, count) in self.ends]
+
+    def at(self, name: str, count: int) -> list[Point]:
+        """One point for each seed."""
+        return self.ends.get((name, count)) or self.ends[name, self.size.replicas[0]]
+
+    def claims(self) -> list[Claim]:
+        """What the paper says, and what we say of our defaults, where both sides were trained."""
+        known = {name for name, _ in self.ends}
+        below = [self._below(one, other, margin) for one, other, margin in PAIRS if {one, other} <= known]
+        return [*below, self._closed(OURS), self._closed(PAPERS)]
+
+    def _below(self, one: str, other: str, margin: float) -> Claim:
+        counts = [count for count in self.size.replicas if {one, other} <= set(self.methods_at(count))]
+        found = [difference for count in counts for difference in self.differences(one, other, count)]
+        what = f"at most {margin:.0%} above" if margin else "below"
+        return Claim(f"{one} is {what} {other}", max(found) < margin, f"{100 * min(found):+.2f} to {100 * max(found):+.2f} %")
+
+    def _closed(self, name: str, share: float = 0.7) -> Claim:
+        found = [self.gap_closed(name, count) for count in self.size.replicas]
+        text = f"{name} closes at least {share:.0%} of the gap between none and DiLoCo"
+        return Claim(text, min(found) >= share, ", ".join(f"{one:.0%}" for one in found))
+
+    def _row(self, name: str, count: int) -> str:
+        ends = self.at(name, count)
+        differences = [100 * difference for difference in self.differences(name, DILOCO, count)]
+        cells = [
+            name,
+            f"{BY_NAME[name].sent(count, self.size.like.phase):.3g}",
+            f"{self.rates[name]:g}",
+            *(f"{statistics.mean(getattr(end, kind) for end in ends):.4f}" for kind in ("mean", "worst", "averaged")),
+            ", ".join(f"{one:+.2f} %" for one in differences),
+            f"{self.gap_closed(name, count):.0%}",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+    def differences(self, one: str, other: str, count: int) -> list[float]:
+        """Of the mean replica's loss, relative to `other`'s, seed by seed."""
+        pairs = zip(self.at(one, count), self.at(other, count), strict=True)
+        return [mine.mean / theirs.mean - 1 for mine, theirs in pairs]
+
+    def gap_closed(self, name: str, count: int) -> float:
+        """The share of the way from no communication to DiLoCo."""
+        none, diloco, own = (statistics.mean(end.mean for end in self.at(method, count)) for method in (NONE, DILOCO, name))
+        return (none - own) / (none - diloco)
+
+    def to_json(self) -> str:
+        return json.dumps(self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "rates": self.rates,
+            "ends": {f"{name}, {count}": [vars(end) for end in ends] for (name, count), ends in self.ends.items()},
+            "claims": [vars(claim) for claim in self.claims()],
+            "beside": None if self.beside is None else self.beside._facts(),
+        }
+
+
+def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
+    """Do what is not done yet, and compare."""
+    methods = list(dict.fromkeys(method for method, _ in _all(size)))
+    rates = dict.fromkeys((method.name for method in methods), size.rates[0])
+    if len(size.rates) > 1:
+        perform_all((trial for method in methods for trial in _tuning(method, size)), book, workers, tell)
+        rates = {method.name: _best(method, size, book) for method in methods}
+    trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
+    perform_all((trial for some in trials.values() for trial in some), book, workers, tell)
+    ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items()}
+    beside = None if size.beside is None else compare(size.beside, book, workers, tell)
+    return Comparison(rates, ends, size, beside)
+
+
+def _all(size: Size) -> Iterator[tuple[Method, int]]:
+    for count in size.replicas:
+        for method in (BY_NAME[name] for name in size.methods):
+            if method.at_each_count or count == size.replicas[0]:
+                yield method, count
+    if size.variants:
+        for method in VARIANTS:
+            yield method, size.replicas[0]
+
+
+def _tuning(method: Method, size: Size) -> Iterator[Trial]:
+    tuned = BY_NAME[method.tuned_as or method.name]
+    for rate in size.rates:
+        like = replace(size.like, steps=size.like.steps // 2, points=1)
+        yield replace(like, method=tuned.name, replicas=size.replicas[0], seed=TUNING_SEED, learning_rate=rate)
+
+
+def _best(method: Method, size: Size, book: Book) -> float:
+    return min(_tuning(method, size), key=lambda trial: book[trial][-1].mean).learning_rate
+
+
+def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> Iterator[Trial]:
+    for seed in size.seeds:
+        yield replace(size.like, method=method.name, replicas=count, seed=seed, learning_rate=rates[method.name])

@@ -1,0 +1,230 @@
+"""Several replicas of one run in one process, exchanging in memory: what a method, a codec or an overlap costs in loss.
+
+The rule: everything is the product's own, the replicas, their messages and the outer step; only the network is
+missing, and with it time. Pairs are drawn anew for every outer step from the seed, everybody is paired (of an odd
+count one takes a solo step), and all variants of a seed train on the same tokens in the same order from the same
+weights.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from nolocod.identity import Identity
+from nolocod.outer import step
+from nolocod.proto.types import Subject
+from nolocod.run.manifest import Codec, seal
+from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.replica import Replica
+from nolocod.trainer.source import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from nolocod.run.manifest import Manifest
+    from nolocod.trainer.windows import Position, Source
+
+Scheme = Literal["pairs", "all", "none", "gradients"]
+"""Who takes part in an outer step: random pairs (NoLoCo); all at once (DiLoCo); nobody, each trains alone; or there is
+none, and the gradients of all are averaged at every step (synchronous data parallel)."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the replicas exchange. `late`: inner steps between the snapshot and the merge; 0 blocks. Codec, lateness and
+    fragments are matters of pairs."""
+
+    name: str
+    codec: Codec = "float32"
+    late: int = 0
+    fragments: int = 1
+    scheme: Scheme = "pairs"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Held-out losses in nats per token at the end: of the replicas' mean weights, and the mean of the replicas'
+    own losses. `bytes_per_parameter` of all messages, by the parameters they were about; `skipped`: the share of
+    blocks of which a partner could not decode the message."""
+
+    averaged: float
+    mean: float
+    bytes_per_parameter: float
+    skipped: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """How the replicas stand after `round` outer steps: held-out losses in nats per token, and how far apart they are
+    (`spread`: the standard deviation of a weight over the replicas, root mean square over all weights)."""
+
+    round: int
+    averaged: float
+    mean: float
+    worst: float
+    spread: float
+
+
+def use_threads(count: int) -> None:
+    """Let torch compute on so many threads in this process."""
+    torch.set_num_threads(count)
+
+
+class Rehearsal:
+    """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
+
+    def __init__(
+        self, manifest: Manifest, variant: Variant, count: int, cache: Path, watch: int = 0, device: str = "cpu"
+    ) -> None:
+        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it."""
+        # As many inner steps from merge to merge of a fragment, and in all, whatever the number of fragments.
+        inner, settings = manifest.inner, manifest.outer
+        fragments = variant.fragments
+        self._variant = variant
+        self.manifest = msgspec.structs.replace(
+            manifest,
+            codec=variant.codec,
+            inner=msgspec.structs.replace(inner, steps=inner.steps // fragments, warmup_rounds=inner.warmup_rounds * fragments),
+            outer=msgspec.structs.replace(
+                settings, rounds=settings.rounds * fragments, fragments=fragments, blocking=not variant.late
+            ),
+        )
+        sealed = seal(self.manifest, Identity.generate())
+        tokenizer = make_tokenizer(manifest.data)
+        self._replicas = []
+        sources: list[Source] = [
+            open_source(self.manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)
+        ]
+        if variant.scheme == "gradients":
+            sources = [_Together(sources)]
+            everybodys = msgspec.structs.replace(self.manifest.inner, batch=count * inner.batch)
+            self.manifest = msgspec.structs.replace(self.manifest, inner=everybodys)
+            sealed = seal(self.manifest, Identity.generate())
+        for index, source in enumerate(sources):
+            replica = Replica(sealed, tokenizer.vocabulary, source, device)
+            replica.draw_as(f"replica {index}")
+            self._replicas.append(replica)
+        self._watch = watch
+        self.points: list[Point] = []
+        size = self._replicas[0].plan.box_size
+        self._boxes = [torch.zeros(size, dtype=torch.uint8) for _ in self._replicas]
+        self._rng = random.Random(manifest.seed)
+        self._bytes = self._parameters = self._skipped = self._blocks = 0
+
+    def run(self) -> Outcome:
+        """Train to the run's goal and evaluate."""
+        steps, late = self.manifest.inner.steps, self._variant.late
+        waiting: list[tuple[int, int]] = []
+        for number in range(1, self.manifest.outer.rounds + 1):
+            self._train(late)
+            self._merge(waiting)
+            self._train(steps - late)
+            waiting = self._outer_step()
+            if self._watch and number % self._watch == 0 and number < self.manifest.outer.rounds:
+                self.points.append(self._point(number))
+        self._merge(waiting)
+        last = self._point(self.manifest.outer.rounds)
+        self.points.append(last)
+        sent, skipped = self._bytes / max(1, self._parameters), self._skipped / max(1, self._blocks)
+        return Outcome(last.averaged, last.mean, sent, skipped)
+
+    def _outer_step(self) -> list[tuple[int, int]]:
+        """Take it, or begin it: returns the pairs whose messages wait to be merged."""
+        match self._variant.scheme:
+            case "pairs":
+                pairs = list(self._pairs())
+                for alone in set(range(len(self._replicas))) - {index for pair in pairs for index in pair}:
+                    self._replicas[alone].solo()
+                self._snapshot(pairs)
+                if self._variant.late:
+                    return pairs
+                self._merge(pairs)
+            case "all":
+                self._all_at_once()
+            case _:
+                for replica in self._replicas:
+                    replica.pass_boundary()
+        return []
+
+    def _all_at_once(self) -> None:
+        """One group of everybody: the outer step of DiLoCo, where all slow weights are and stay the same."""
+        settings, count = self.manifest.outer, len(self._replicas)
+        total = torch.zeros_like(self._replicas[0].phi)
+        for replica in self._replicas:
+            total += step.message(replica.phi, replica.theta.cpu(), settings)
+        for replica in self._replicas:
+            step.step(replica.phi, replica.delta, total, count, settings)
+            replica.theta.copy_(replica.phi)
+            replica.pass_boundary()
+
+    def _train(self, steps: int) -> None:
+        for replica in self._replicas:
+            for _ in range(steps):
+                replica.step()
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        order = self._rng.sample(range(len(self._replicas)), len(self._replicas))
+        return zip(order[::2], order[1::2], strict=False)
+
+    def _snapshot(self, pairs: list[tuple[int, int]]) -> None:
+        for pair in pairs:
+            ages = self._replicas[pair[0]].ages
+            fragment = ages.index(max(ages))
+            dense = any(self._replicas[index].dense_due()[fragment] for index in pair)
+            for index in pair:
+                replica = self._replicas[index]
+                description = replica.snapshot(self._boxes[index], Subject(fragment, dense))
+                self._bytes += description.size
+                self._parameters += replica.plan.fragments[fragment].size
+                self._blocks += len(replica.plan.fragments[fragment].blocks)
+
+    def _merge(self, pairs: list[tuple[int, int]]) -> None:
+        for pair in pairs:
+            found = []
+            for own, other in (pair, pair[::-1]):
+                found.append(self._replicas[own].inspect(self._boxes[own], self._boxes[other]))
+            self._skipped += sum(int.from_bytes(one.skipped, "little").bit_count() for one in found)
+            for (own, other), theirs in zip((pair, pair[::-1]), found[::-1], strict=True):
+                round_number = self._replicas[other].standing.round
+                self._replicas[own].apply(self._boxes[own], self._boxes[other], round_number, theirs.skipped)
+
+    def _point(self, number: int) -> Point:
+        own = [replica.evaluate() for replica in self._replicas]
+        first = self._replicas[0]
+        kept = first.theta.clone()
+        everybody = torch.stack([replica.theta for replica in self._replicas])
+        first.theta.copy_(everybody.mean(0))
+        averaged = first.evaluate()
+        first.theta.copy_(kept)
+        spread = everybody.var(0, correction=0).mean().sqrt().item()
+        return Point(number, averaged, sum(own) / len(own), max(own), spread)
+
+
+class _Together:
+    """The windows of several sources at once: what all replicas would train on at one step. Held out is what one holds out."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        return np.concatenate([source.take(count // len(self._sources)) for source in self._sources])
+
+    def held_out(self, count: int) -> NDArray[np.int64]:
+        return self._sources[0].held_out(count // len(self._sources))
+
+    @property
+    def position(self) -> Position:
+        return self._sources[0].position
+
+    def seek(self, position: Position) -> None:
+        for source in self._sources:
+            source.seek(position)

@@ -1,0 +1,118 @@
+"""Single training runs of replicas in one process, by whatever method.
+
+The rule: the outer step, the codecs and the model are the product's own; a trial differs from a run by its settings only.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nolocod.run import presets
+from nolocod.studies.lab.methods import BY_NAME, Method
+from nolocod.studies.lab.results import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nolocod.run.manifest import Manifest
+    from nolocod.studies.lab.multi_replica import Point
+
+    Book = Results["Trial", list[Point]]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "micro": presets.llama(48, 2, 2, 128),
+    "tiny": presets.MODELS["tiny"],
+    "0.4m": presets.llama(96, 3, 4, 256),
+    "small": presets.MODELS["small"],
+    "10m": presets.MODELS["10m"],
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of `replicas` for `steps` inner steps each, an outer step every `phase`, from `seed`."""
+
+    method: str
+    replicas: int
+    seed: int
+    learning_rate: float
+    model: str = "0.4m"
+    steps: int = 3000
+    phase: int = 50
+    batch: int = 4
+    sequence: int = 64
+    held_out: int = 64
+    """Micro-batches of text that nobody trains on, at every evaluation."""
+    points: int = 6
+    """How often it is evaluated, the end included."""
+    alpha: float | None = None
+    """In place of the method's own, as what follows."""
+    beta: float | None = None
+    gamma: float | None = None
+    late: int | None = None
+    fragments: int | None = None
+    device: str = "cpu"
+    """As torch names it. On a GPU the inner steps compute in bfloat16, as a node's do."""
+
+    @property
+    def settings(self) -> Method:
+        given = {key: getattr(self, key) for key in ("alpha", "beta", "gamma", "late", "fragments")}
+        return replace(BY_NAME[self.method], **{key: value for key, value in given.items() if value is not None})
+
+    @property
+    def inner_steps(self) -> int:
+        """From one outer step to the next."""
+        return round(self.phase * self.settings.every)
+
+    def manifest(self) -> Manifest:
+        method = self.settings
+        phase = self.inner_steps
+        run = presets.local_run(
+            MODELS[self.model], rounds=self.steps // phase, inner_steps=phase, seed=self.seed, own_text=False
+        )
+        change = msgspec.structs.replace
+        inner = change(
+            run.inner, learning_rate=self.learning_rate, batch=self.batch, sequence=self.sequence,
+            warmup_rounds=self.steps * 0.04 / phase,
+        )  # fmt: skip
+        outer = change(run.outer, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
+        # what trust costs is measured elsewhere (`nolocod lab attacks`)
+        trust = change(run.trust, clip=0.0, direction=0.0, accept=0.0)
+        return change(run, inner=inner, outer=outer, trust=trust, evaluation=change(run.evaluation, batches=self.held_out))
+
+
+def perform(trial: Trial) -> list[Point]:
+    """Train. Every replica, and the processes beside this one, has one thread."""
+    from nolocod.studies.lab.multi_replica import Rehearsal, Variant, use_threads  # torch: the package is imported without it
+
+    use_threads(1)
+    method, manifest = trial.settings, trial.manifest()
+    watch = max(1, manifest.outer.rounds // trial.points)
+    variant = Variant(method.name, method.codec, method.late, method.fragments, method.scheme)
+    with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
+        rehearsal = Rehearsal(manifest, variant, trial.replicas, Path(cache), watch, trial.device)
+        rehearsal.run()
+    return rehearsal.points
+
+
+def book(kept: Path) -> Book:
+    """The trials in the file `kept`; the last point of each is its end."""
+    from nolocod.studies.lab.multi_replica import Point  # as above
+
+    return Results(kept, (Trial, list[Point]))
+
+
+def perform_all(trials: Iterable[Trial], found: Book, workers: int, tell: Callable[[str], None]) -> None:
+    """Do those that were not done yet, the longest first."""
+
+    def done(number: int, count: int, trial: Trial, points: list[Point]) -> None:
+        what = f"{trial.method}, {trial.replicas} replicas, seed {trial.seed}, learning rate {trial.learning_rate:g}"
+        tell(f"{number} of {count}: {what}: {points[-1].mean:.4f}")
+
+    longest_first = sorted(set(trials), key=lambda trial: (-trial.replicas * trial.steps, repr(trial)))
+    found.perform(longest_first, perform, workers, done)

@@ -1,0 +1,239 @@
+"""A replica of a few numbers, exact to the last bit: the product's outer step on float64, and inner steps that are the
+passing of virtual time.
+
+The rule: it is rounds.Trainer to the product, and an open book to the simulation, whose oracle works out by another
+formula what every outer step must come to. theta moves by a draw for each inner step; those taken while an exchange is
+under way are kept when it is merged.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from nolocod.errors import RejectedTensorError
+from nolocod.proto.types import CHUNK_SIZE, Applied, Inspection, Standing, Subject, describe
+from nolocod.studies.sim.clock import past, sleep, sleep_until
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from nolocod.proto.types import Description
+
+SIZE = 8
+"""Weights of a replica, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The outer step's settings (manifest: `[outer]`), and how long inner steps take."""
+
+    alpha: float = 0.5
+    beta: float = 0.7
+    gamma: float = 0.7
+    inner_steps: int = 20
+    step_seconds: float = 1.0
+
+
+class MemoryBox:
+    """terms.Box in ordinary memory."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytearray(size)
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def view(self, start: int, length: int) -> memoryview:
+        return memoryview(self.content)[start : start + length]
+
+    place = view
+
+    def release(self, start: int, length: int) -> None:
+        """Nothing is mapped."""
+
+
+@dataclass(frozen=True)
+class State:
+    """phi, delta and theta at one moment."""
+
+    phi: tuple[float, ...]
+    delta: tuple[float, ...]
+    theta: tuple[float, ...]
+
+
+class SimReplica:
+    """rounds.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
+
+    codec = "float64/1"
+
+    def __init__(self, course: Course, speed: float, rng: random.Random, size: int = SIZE, chunk: int = CHUNK_SIZE) -> None:
+        """`speed`: seconds of an inner step, of this node."""
+        self.course = course
+        self.speed = speed
+        self.phi = [0.0] * size
+        self.delta = [0.0] * size
+        self.theta = [0.0] * size
+        self.round = 0
+        self.tokens = 0
+        self.outbox, self.inbox = MemoryBox(8 * size), MemoryBox(8 * size)
+        self.applied: Callable[[State, State, bool], None] = lambda _before, _after, _paired: None
+        self.waits: Callable[[], bool] = lambda: False
+        """Whether a boundary waits for another node to offer."""
+        self.snapshot_out: State | None = None
+        self.unheard_until = 0.0
+        """The network process stands still, and hears no answer before that."""
+        self._chunk = chunk
+        self._rng = rng
+        self._began = trio.current_time()  # when the inner steps began that count since the last outer step
+        self._trained = 0  # of those, how many are in theta
+        self._snapshot_steps = 0
+        self._inspected: tuple[float, ...] | None = None
+        self._commands = trio.Lock()  # one after the other, as over the trainer's pipe
+
+    # --- inner steps ------------------------------------------------------------------------------------
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.round, self.tokens, 1.0)
+
+    @property
+    def steps_since_outer(self) -> int:
+        return int((trio.current_time() - self._began) / self.speed + 1e-9)
+
+    async def wait_boundary(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while self.steps_since_outer < self.course.inner_steps or self.waits():
+            await sleep_until(max(self._began + self.course.inner_steps * self.speed, trio.current_time() + self.speed))
+
+    def _train(self) -> None:
+        """Bring theta to the step that the clock has come to."""
+        steps = self.steps_since_outer
+        if steps > self._trained:
+            self._advance(steps - self._trained)
+            self._trained = steps
+
+    def _advance(self, steps: int) -> None:
+        spread = 0.01 * math.sqrt(steps)
+        self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
+        self.tokens += 512 * steps
+
+    @property
+    def state(self) -> State:
+        return State(tuple(self.phi), tuple(self.delta), tuple(self.theta))
+
+    def restore(self, state: State, number: int, tokens: int) -> None:
+        """Go on from a checkpoint of round `number`."""
+        self.phi, self.delta, self.theta = list(state.phi), list(state.delta), list(state.theta)
+        self.round, self.tokens = number, tokens
+
+    def take_over(self, donor: Self) -> None:
+        """Begin where `donor` is, as a newcomer does with weights that it fetched."""
+        self.restore(State(donor.state.phi, (0.0,) * len(self.phi), donor.state.phi), donor.round, 0)
+
+    async def _heard(self) -> None:
+        await past(self.unheard_until)
+
+    # --- outer steps ------------------------------------------------------------------------------------
+
+    @property
+    def subject(self) -> Subject:
+        return Subject()
+
+    def dense_due(self, fragment: int) -> bool:
+        return True
+
+    async def snapshot(self, subject: Subject) -> Description:
+        """At the end of the inner step that is under way, as the trainer does it."""
+        async with self._commands:
+            await sleep(self.speed / 2)
+        self._train()
+        self.snapshot_out = self.state
+        self._snapshot_steps = self._trained
+        description = self._write(self.snapshot_out, subject)
+        await self._heard()
+        return description
+
+    def _write(self, state: State, subject: Subject) -> Description:
+        """Our message about `state` into the outbox."""
+        message = self._message(state)
+        self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
+        with memoryview(self.outbox.content) as content:
+            return describe(content, self._chunk)
+
+    def _message(self, state: State) -> tuple[float, ...]:
+        course = self.course
+        return tuple(course.beta * (t - p) + course.gamma * p for t, p in zip(state.theta, state.phi, strict=True))
+
+    async def inspect(self, *, probation: bool) -> Inspection:
+        async with self._commands:
+            await sleep(self.speed / 4)
+        await self._heard()
+        if self.snapshot_out is None:
+            raise AssertionError("inspected without a snapshot")
+        return self._look(self.snapshot_out, probation=probation)
+
+    def _look(self, state: State, *, probation: bool) -> Inspection:
+        """At the inbox. RejectedTensorError."""
+        found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
+        if not all(map(math.isfinite, found)):
+            raise RejectedTensorError("it holds values that are not finite.")
+        self._inspected = found
+        return Inspection(math.dist(self._message(state), found) / self.course.gamma)
+
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+        await self._heard()
+        before = self.snapshot_out
+        if before is None:
+            raise AssertionError("applied without a snapshot")
+        self._train()
+        return self._stepped(before, self._pair(before, partner_round, skipped), paired=True)
+
+    async def solo(self) -> Applied:
+        await trio.lowlevel.checkpoint()
+        self._train()
+        before = self.state
+        self._snapshot_steps = self._trained
+        return self._stepped(before, self._alone(before), paired=False)
+
+    def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
+        """The outer step with the message in the inbox."""
+        own, message = self._message(before), self._inspected
+        if message is None:
+            raise AssertionError("applied without an inspected message")
+        self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
+        self.round = max(self.round + 1, partner_round)
+        return Applied(self.round, 0, math.dist(own, message) / self.course.gamma, 0.0)
+
+    def _alone(self, before: State) -> Applied:
+        self._step(before, list(self._message(before)))
+        self.round += 1
+        return Applied(self.round, 0, None, 0.0)
+
+    def _step(self, before: State, mean: list[float]) -> None:
+        course = self.course
+        self.delta = [course.alpha * d + m - course.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True)]
+        self.phi = [p + d for p, d in zip(before.phi, self.delta, strict=True)]
+        since = [now - then for now, then in zip(self.theta, before.theta, strict=True)]
+        self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]
+
+    def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
+        taken = self._snapshot_steps
+        self._began += taken * self.speed
+        self._trained -= taken
+        self.applied(before, self.state, paired)
+        self._forget()
+        return replace(applied, inner_steps=taken)
+
+    async def discard(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.snapshot_out = self._inspected = None

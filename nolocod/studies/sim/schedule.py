@@ -1,0 +1,105 @@
+"""Who exchanged with whom, read from receipts, and done again in a simulation.
+
+The rule: a receipt tells both partners and the round that each was in. That fixes, for every node and round, whether it
+offered or answered, and to whom; a round without a receipt was a step alone. Nothing else of the run is known, and nothing
+else is made up: speeds and networks are the scenario's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nolocod.errors import ReceiptError
+from nolocod.p2p.exchange import receipt_audit
+from nolocod.p2p.exchange.receipt_audit import stored
+from nolocod.studies.sim.swarm import Plan, Report, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import IO
+
+    from nolocod.identity import PeerId
+    from nolocod.proto.receipt import Receipt
+    from nolocod.studies.sim.swarm import Settings, Swarm
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """One committed exchange. Nodes are numbers: real ones in the order of their peer ids."""
+
+    offerer_round: int
+    answerer_round: int
+    offerer: int
+    answerer: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All exchanges of a run that are known."""
+
+    nodes: int
+    pairs: tuple[Pair, ...]
+
+    @property
+    def rounds(self) -> int:
+        """The last round that a node reached by an exchange."""
+        return max(max(pair.offerer_round, pair.answerer_round) for pair in self.pairs) + 1
+
+    def script(self, node: int) -> dict[int, tuple[int, bool]]:
+        """For each round of `node` with an exchange: the partner, and whether `node` offers."""
+        offers = {pair.offerer_round: (pair.answerer, True) for pair in self.pairs if pair.offerer == node}
+        return offers | {pair.answerer_round: (pair.offerer, False) for pair in self.pairs if pair.answerer == node}
+
+
+def read(paths: Iterable[Path]) -> Schedule:
+    """Read the receipts of nodes, each a file or a data directory's store; lines that do not verify are left out.
+
+    ReceiptError if there are none, or of several runs.
+    """
+    files = [file for path in paths for file in stored(path) or [path]]
+    found = (line.receipt for file in files for line in receipt_audit.read(file))
+    receipts = {receipt.session: receipt for receipt in found if receipt is not None}
+    if not receipts:
+        raise ReceiptError("the files hold no receipt that verifies.", remedy="Name the `receipts` of data directories.")
+    runs = {receipt.parsed.run_id for receipt in receipts.values()}
+    if len(runs) > 1:
+        raise ReceiptError(f"they are of {len(runs)} runs.", remedy="Give the receipts of one run at a time.")
+    return schedule(receipts.values())
+
+
+def schedule(receipts: Iterable[Receipt]) -> Schedule:
+    """The schedule that `receipts` tell of."""
+    known = list(receipts)
+    numbers = {peer: number for number, peer in enumerate(sorted({peer for one in known for peer in _peers(one)}))}
+    return Schedule(len(numbers), tuple(sorted(_pair(receipt, numbers) for receipt in known)))
+
+
+def _peers(receipt: Receipt) -> tuple[PeerId, PeerId]:
+    return receipt.offerer, receipt.answerer
+
+
+def _pair(receipt: Receipt, numbers: dict[PeerId, int]) -> Pair:
+    offerer, answerer = receipt.parsed.sides
+    peers = [numbers[peer] for peer in _peers(receipt)]
+    return Pair(offerer.standing.round, answerer.standing.round, *peers)
+
+
+def replay(schedule: Schedule, settings: Settings, seed: int, log: IO[bytes] | None = None) -> tuple[Report, tuple[Pair, ...]]:
+    """Simulate the same exchanges; also returns those of the schedule that did not come about, which should be none."""
+    swarms: list[Swarm] = []
+
+    def prepare(swarm: Swarm) -> None:
+        swarms.append(swarm)
+        for node in swarm.nodes:
+            script = schedule.script(node.number)
+            node.follow_script({number: (swarm.nodes[other].peer_id, offers) for number, (other, offers) in script.items()})
+
+    plan = Plan("replay", schedule.nodes, schedule.rounds, seed)
+    patient = replace(settings, staleness=1 << 30, patience=1e9)
+    report = simulate(plan, patient, log, prepare)
+    numbers = {node.peer_id: node.number for node in swarms[0].nodes}
+    kept = {receipt.session: receipt for node in swarms[0].nodes for receipt in node.receipts.kept.values()}
+    done = {_pair(receipt, numbers) for receipt in kept.values()}
+    return report, tuple(pair for pair in schedule.pairs if pair not in done)

@@ -1,0 +1,194 @@
+"""Simulated nodes that faults are tried on: they can be stopped, filled up, cut off, killed, and started again.
+
+The rule: what survives a kill is what was on the disk: receipts, and a checkpoint after each outer step. What a killed
+process still does while its tasks end reaches nobody and nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import DiskFullError, LostStepsError, RejectedTensorError
+from nolocod.observe.events import DoubtSettled, Event, ExchangeEnded, OuterStep, Troubled
+from nolocod.p2p.exchange.receipts import sessions_since
+from nolocod.proto.types import Busy
+from nolocod.studies.sim.node import SimNode, T, Ts
+from nolocod.studies.sim.replica import SimReplica, State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nolocod.proto.types import Answer, Inspection, Offer
+    from nolocod.studies.sim.network import Port
+    from nolocod.studies.sim.swarm import Swarm
+
+
+_WRITING = ("_store", "_finish")
+"""What a newcomer does to its disk (fetch.py)."""
+
+
+@dataclass
+class Disk:
+    """What of a node survives its process."""
+
+    receipts: dict[bytes, object] = field(default_factory=dict)
+    weights: State | None = None
+    round: int = 0
+    tokens: int = 0
+
+
+class Choosy(SimReplica):
+    """Finds fault with the next message if told to."""
+
+    reject_once = False
+
+    async def inspect(self, *, probation: bool) -> Inspection:
+        inspection = await super().inspect(probation=probation)
+        if self.reject_once:
+            self.reject_once = False
+            raise RejectedTensorError("told to reject it.")
+        return inspection
+
+
+class Subject(SimNode):
+    """Keeps account of what its exchanges came to, by session. `lost` are steps that a restart found missing."""
+
+    def __init__(self, swarm: Swarm, number: int, port: Port, replica: Choosy, disk: Disk, life: int) -> None:
+        super().__init__(swarm, number, port, replica, goal=0, life=life)
+        self.replica: Choosy = replica
+        self.disk = disk
+        self.life = life
+        self.killed = False
+        self.busy_once = False
+        """Say Busy to the next offer."""
+        self.told: dict[str, ExchangeEnded] = {}
+        """How its exchanges ended, by session."""
+        self.began: dict[str, float] = {}
+        self.settled: set[str] = set()
+        """Exchanges that are in doubt no more."""
+        self.steps: dict[str, bytes] = {}
+        """Our message of each exchange that was applied."""
+        self.troubles: list[str] = []
+        self.receipts.kept = disk.receipts  # type: ignore[assignment]  # the disk's
+
+    @classmethod
+    def first(cls, swarm: Swarm, speed: float) -> Subject:
+        """The next node of `swarm`, in its first life."""
+        number = len(swarm.nodes)
+        port = swarm.network.add(swarm.signing.identity(number).peer_id)
+        node = cls(swarm, number, port, _replica(swarm, number, speed), Disk(), 0)
+        swarm.nodes.append(node)
+        swarm.by_peer[node.peer_id] = node
+        return node
+
+    def again(self) -> Subject:
+        """The same node in its next life, from what is on its disk."""
+        swarm, disk = self._swarm, self.disk
+        replica = _replica(swarm, self.number, self.replica.speed)
+        if disk.weights is not None:
+            replica.restore(disk.weights, disk.round, disk.tokens)
+        node = type(self)(swarm, self.number, swarm.network.add(self.peer_id), replica, disk, self.life + 1)
+        swarm.nodes[self.number] = swarm.by_peer[self.peer_id] = node
+        newest_first = reversed(list(node.receipts.kept.values()))
+        if lost := sessions_since(newest_first, self.peer_id, disk.round):
+            node.emit(Troubled(LostStepsError.entry.code, f"{len(lost)} steps"))
+        return node
+
+    # --- what can befall it -----------------------------------------------------------------------------
+
+    def freeze(self, seconds: float) -> None:
+        self.port.frozen_until = self.replica.unheard_until = trio.current_time() + seconds
+
+    def fill_disk(self, seconds: float) -> None:
+        self.receipts.full = True
+        self._swarm.nursery.start_soon(self._empty_disk, seconds)
+
+    async def _empty_disk(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.receipts.full = False
+
+    def cut_off(self, seconds: float) -> None:
+        self.port.side = 1
+        self._swarm.nursery.start_soon(self._join_again, seconds)
+
+    async def _join_again(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.port.side = 0
+        for other in self._swarm.live():  # those that it remembers, as mesh.py has it
+            if other is not self:
+                await self.swap(other.peer_id)
+
+    def kill(self) -> None:
+        self.disk = Disk(dict(self.disk.receipts), self.disk.weights, self.disk.round, self.disk.tokens)
+        self.killed = True
+        super().kill()
+
+    async def do(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Before it takes part: `work`, which ends with its process."""
+        async with trio.open_nursery() as self._nursery:
+            await work()
+        self._nursery = None
+
+    async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        if self.receipts.full and getattr(work, "__name__", "") in _WRITING:
+            raise DiskFullError("the simulated disk is full.")
+        return await super().aside(work, *arguments)
+
+    # --- what it tells ----------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        if not self.port.up:
+            return
+        match event:
+            case DoubtSettled():
+                self.settled.add(event.session)
+            case ExchangeEnded(session=str(session)) if session:
+                self.told[session] = event
+                self.began[session] = trio.current_time() - event.seconds
+            case Troubled():
+                self.troubles.append(event.code)
+            case OuterStep():
+                self._checkpoint()
+
+    def _applied(self, before: State, after: State, paired: bool) -> None:
+        super()._applied(before, after, paired)
+        if self.port.up:
+            if paired:
+                self.steps[self._session] = bytes(self.replica.outbox.content)
+            self._checkpoint()
+
+    def decide(self, offer: Offer) -> Answer:
+        if self.busy_once:
+            self.busy_once = False
+            return Busy(1.0, "told to")
+        return super().decide(offer)
+
+    def committed(self, since: float = 0.0) -> bool:
+        """Whether an exchange that began after `since` was committed."""
+        return any(ended.outcome == "committed" and self.began[name] > since for name, ended in self.told.items())
+
+    def left(self) -> dict[str, int]:
+        """What an idle node must have none of."""
+        exchanger = self.exchanger
+        return {
+            "exchanges": len(exchanger._running),
+            "offers": len(exchanger._outstanding),
+            "streams": len(self.port.ends),
+            "engagements": int(not self.idle),
+            "snapshots": int(self.replica.snapshot_out is not None),
+        }
+
+    def _checkpoint(self) -> None:
+        replica = self.replica
+        self.disk.weights = State(tuple(replica.phi), tuple(replica.delta), tuple(replica.theta))
+        self.disk.round, self.disk.tokens = replica.round, replica.tokens
+
+
+def _replica(swarm: Swarm, number: int, speed: float) -> Choosy:
+    rng = random.Random(f"{swarm.plan.seed} replica {number} {trio.current_time()}")
+    return Choosy(swarm.settings.course, speed, rng, chunk=swarm.limits.chunk_bytes)

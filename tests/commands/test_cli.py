@@ -1,0 +1,216 @@
+"""The command line: every mistake ends in one error with a code, a cause and a remedy, and a status."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod import cli
+from nolocod.commands import node
+from nolocod.errors import NolocodError, TrainerError, UnstableError
+from nolocod.identity import Identity, PeerId, load
+from nolocod.node.config import Allowance, DataDir
+from nolocod.observe.events import Started
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+OTHER = Identity.generate().peer_id
+RUN = 'name = "one"\n[model]\nmodel_type = "llama"\n'
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of one command."""
+    status: int = 0
+    try:
+        cli.main(arguments)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, which is the current one and holds the default data directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOLOCOD_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["frobnicate"], "NLC-100", "frobnicate"),
+        (["join"], "NLC-100", "needs --bootstrap"),
+        (["start"], "NLC-100", "belongs to no run"),
+        (["start", "--listen", "nowhere"], "NLC-100", "belongs to no run"),
+        (["join", "--bootstrap", "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx", "--listen", "nowhere"], "NLC-100", "--listen 'nowhere'"),
+        (["join", "--bootstrap", "x", "--threads", "-1"], "NLC-100", "--threads cannot be -1"),
+        (["join", "--bootstrap", "x", "--linger", "nan"], "NLC-100", "--linger cannot be nan"),
+        (["join", "--bootstrap", "x", "--http", "127.0.0.1:99999"], "NLC-100", "--http"),
+        (["join", "--bootstrap", "x", "--max-upload", "20Mb"], "NLC-100", "--max-upload '20Mb' has no unit"),
+        (["join", "--bootstrap", "x", "--max-download", "1kbit"], "NLC-100", "--max-download '1kbit' is too slow"),
+        (["join", "--bootstrap", "x", "--monthly-budget", "200"], "NLC-100", "--monthly-budget '200'"),
+        (["join", "--bootstrap", "x", "--hours", "22:00-07:00,13"], "NLC-100", "--hours '13'"),
+        (["status"], "NLC-130", "no running daemon"),
+        (["eval"], "NLC-131", "belongs to no run"),
+        (["export", "out"], "NLC-131", "belongs to no run"),
+        (["generate"], "NLC-131", "belongs to no run"),
+        (["generate", "--tokens", "0"], "NLC-100", "--tokens"),
+        (["create", "missing.toml"], "NLC-101", "missing.toml"),
+        (["invite", "--bootstrap", "203.0.113.7:4001"], "NLC-100", "203.0.113.7:4001"),
+        (["testnet", "--nodes", "0"], "NLC-100", "--nodes 0"),
+        (["testnet", "--outer-steps", "0"], "NLC-100", "--outer-steps 0"),
+        (["testnet", "--model", "enormous"], "NLC-101", "enormous"),
+        (["lab", "compare", "--workers", "-1"], "NLC-100", "--workers cannot be negative"),
+        (["lab", "spread", "--reduced", "--into", "docs"], "NLC-100", "--into is for the whole study"),
+        (["lab", "spread", "--gpu"], "NLC-100", "--gpu is for the whole of compare"),
+        (["lab", "compare", "--gpu", "--reduced"], "NLC-100", "--gpu is for the whole of compare"),
+        (["lab", "scaling", "--into", "nowhere"], "NLC-100", "nowhere/evidence.md cannot be read"),
+        (["lab", "attacks", "--into", "nowhere"], "NLC-100", "nowhere/attacks.md cannot be read"),
+    ],
+)
+def test_a_mistake_has_a_code_a_cause_and_a_remedy(
+    arguments: Sequence[str],
+    code: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOLOCOD_HOME", str(tmp_path / "home"))
+    status, out, err = run(capsys, *arguments)
+    assert status in (1, 2)
+    assert not out
+    first, cause, remedy = err.splitlines()
+    assert first.startswith(f"error {code}: ")
+    assert says in cause
+    assert remedy.startswith("  what to do: ")
+    assert len(remedy) > len("  what to do: ")
+
+
+def test_create_prints_the_run_id_and_id_the_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    home = str(tmp_path / "home")
+    status, out, _ = run(capsys, "create", str(tmp_path / "run.toml"), "--data-dir", home)
+    assert status == 0
+    owner = next(line for line in out.splitlines() if "signed by" in line).split()[-1]
+    assert any(line.startswith("run id ") and len(line.split()[-1]) == 64 for line in out.splitlines())
+    status, out, _ = run(capsys, "id", "--data-dir", home)
+    assert (status, out.strip()) == (0, owner)
+
+
+@pytest.mark.parametrize(
+    ("more", "create", "lines"),
+    [
+        ("", "", ["others join with:", "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1"]),
+        (
+            '[data]\nsource = "text"',
+            " --data PATH",
+            ["others join with:", "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --data PATH"],
+        ),
+    ],
+)
+def test_a_line_to_paste_has_what_its_run_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, create: str, lines: list[str]
+) -> None:
+    home = tmp_path / "home"
+    assert founded(capsys, home, RUN + more).endswith(f"nolocod start --data-dir {home}{create}")
+    assert welcome(capsys, home, OTHER)[2:] == lines
+
+
+def test_a_key_and_an_invitation_are_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keyed, home = tmp_path / "keyed", tmp_path / "home"
+    founded(capsys, keyed, RUN)
+    (keyed / "network.key").write_text("0" * 64)
+    assert welcome(capsys, keyed, OTHER)[-1] == "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --network-key FILE"
+    _, _, err = run(capsys, "invite", "--bootstrap", f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}", "--data-dir", str(keyed))
+    assert "needs no invitation" in err
+    founded(capsys, home, 'access = "invited"\n' + RUN)
+    owner = load(DataDir(home).identity).peer_id
+    token = "  nolocod join --invite TOKEN"
+    assert welcome(capsys, home, owner)[2:] == [f"others join with a token from `nolocod invite --data-dir {home}`:", token]
+    assert welcome(capsys, home, OTHER)[2:] == ["others join with a token from the run's owner (`nolocod invite`):", token]
+    _, _, err = run(capsys, "invite", "--bootstrap", f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}", "--data-dir", str(home))
+    assert "needs no invitation" not in err
+
+
+def founded(capsys: pytest.CaptureFixture[str], home: Path, run_file: str) -> str:
+    """Found a run; the last line of what the command says."""
+    path = home.with_suffix(".toml")
+    path.write_text(run_file)
+    status, out, _ = run(capsys, "create", str(path), "--data-dir", str(home))
+    assert status == 0
+    return out.splitlines()[-1]
+
+
+def welcome(capsys: pytest.CaptureFixture[str], home: Path, peer: PeerId) -> list[str]:
+    """What a node with this peer id says as it starts."""
+    node.welcome(DataDir(home), Started(peer, "ab" * 32, "one", ("/ip4/192.0.2.1/tcp/1",), "127.0.0.1:2"))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_unstable_run_is_refused_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(RUN + "[outer]\nalpha = 0.9\ngamma = 0.7\n")
+    status, _, err = run(capsys, "create", str(tmp_path / "run.toml"), "--data-dir", str(tmp_path / "home"))
+    assert status == 2
+    assert UnstableError.entry.code in err
+    assert "2(1 - alpha^2) = 0.38" in err
+
+
+def test_keep_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").write_text("x")
+    status, _, err = run(capsys, "testnet", "--keep", str(tmp_path))
+    assert status == 2
+    assert "is not empty" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys)
+    assert status == 2
+    assert "testnet" in out
+    assert "join" in out
+
+
+def test_our_error_is_found_in_groups_and_foreign_ones_are_not_hidden() -> None:
+    ours = TrainerError("it died.")
+    group = BaseExceptionGroup("tasks", [BaseExceptionGroup("more", [ours, KeyboardInterrupt()])])
+    assert cli._find(group) is ours
+    assert cli._find(BaseExceptionGroup("tasks", [ours, RuntimeError("a bug")])) is None
+    assert isinstance(cli._find(BaseExceptionGroup("tasks", [ours])), NolocodError)
+
+
+def test_a_report_is_json_with_the_promised_keys() -> None:
+    from nolocod.studies.testnet import NodeSummary, Summary
+
+    node = NodeSummary("peer", 1, 2, 3, 4, 5.0, 4.0, 6, 7)
+    report = json.loads(Summary([node], 1.0, 2.0, 0.1, 9.0).to_json())
+    assert set(report["nodes"][0]) == {
+        "peer_id",
+        "inner_steps",
+        "outer_paired",
+        "outer_solo",
+        "tokens",
+        "val_loss_first",
+        "val_loss_last",
+        "bytes_sent",
+        "bytes_received",
+    }
+    assert set(report) >= {"nodes", "averaged_val_loss", "alone_val_loss", "weight_std", "seconds"}
+
+
+def test_an_allowance_is_read_from_its_flags() -> None:
+    line = "join --max-upload 20Mbit --max-download 5MB --monthly-budget 200GB --hours 22:00-07:00,12:00-13:00"
+    allowance = node._node_config(
+        cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"])
+    ).allowance
+    assert (allowance.up, allowance.down, allowance.monthly) == (2_500_000, 5_000_000, 200_000_000_000)
+    assert [str(span) for span in allowance.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
+    assert allowance.pause_on_battery
+    assert node._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()

@@ -1,0 +1,340 @@
+"""The doctor against real meshes on loopback: a good bootstrap, and each way in which one is not."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.doctor import examine, network, reach
+from nolocod.doctor.findings import CHECKS
+from nolocod.errors import PeerBusyError, PeerUnavailableError
+from nolocod.identity import Identity
+from nolocod.node.config import Address, NodeConfig
+from nolocod.p2p import requests, throughput
+from nolocod.p2p.discovery.kademlia import look_up
+from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.nat.addresses import through
+from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
+from nolocod.p2p.nat.hole_punching import Puncher
+from nolocod.p2p.throughput import SAMPLE, SampleLimits, Sampler
+from nolocod.p2p.timing import Timing
+from nolocod.proto import envelope
+from nolocod.proto.types import Standing
+from nolocod.run.manifest import Manifest, Sealed, seal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nolocod.doctor.findings import Finding, Report
+    from nolocod.doctor.network import Visit
+    from nolocod.observe.events import Event
+
+LOOPBACK = (Address("127.0.0.1", 0),)
+OWN = Identity.generate()
+
+
+def a_run(name: str = "ours", owner: Identity | None = None) -> Sealed:
+    """Open to all, unless an owner is named, who invites."""
+    access = "invited" if owner else "open"
+    return seal(Manifest(name=name, model={"model_type": "llama"}, access=access), owner or Identity.generate())
+
+
+@asynccontextmanager
+async def a_host(identity: Identity | None = None, gate: Gate | None = None) -> AsyncIterator[Host]:
+    limits = HostLimits(connect=2.0, negotiate=2.0)
+    async with open_host(identity or Identity.generate(), LOOPBACK, (), lambda _: None, limits, None, gate) as host:
+        yield host
+
+
+@asynccontextmanager
+async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | None = None) -> AsyncIterator[Mesh]:
+    """A node of the run, or of none, that gives samples as the daemon does."""
+    config = NodeConfig(folder, listen=LOOPBACK, upnp=False)
+    identity = identity or Identity.generate()
+    async with open_mesh(config, identity, lambda _: None, rng=random.Random(7), timing=Timing(search=0.5)) as mesh:
+        if sealed is not None:
+            await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
+            mesh.serve(SAMPLE, Sampler().handle)
+        yield mesh
+
+
+async def visited(address: str, run_id: str | None = None, gate: Gate | None = None) -> Visit:
+    async with a_host(OWN, gate) as host:
+        return await network.visit(host, address, OWN, run_id, [OWN.peer_id])
+
+
+def statuses(visit: Visit) -> list[str]:
+    assert [one.code for one in visit.findings] == ["D21", "D22", "D23"]
+    assert all(one.about == visit.address for one in visit.findings)
+    return [one.status for one in visit.findings]
+
+
+# --- bootstraps ---------------------------------------------------------------------------------------
+
+
+async def test_a_good_one(tmp_path: Path) -> None:
+    sealed = a_run()
+    async with a_member(tmp_path, sealed) as mesh:
+        visit = await visited(mesh.addresses[0], sealed.run_id)
+    assert statuses(visit) == ["ok", "ok", "ok"]
+    assert visit.sealed == sealed
+
+
+async def test_one_that_is_off() -> None:
+    visit = await visited(f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}")
+    assert statuses(visit) == ["fail", "skipped", "skipped"]
+    assert visit.findings[0].found == "127.0.0.1 port 1 refuses: the machine is up, and nothing listens there."
+
+
+async def test_names_and_networks_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Identity.generate().peer_id
+    nameless = (await visited(f"/dns4/nowhere.invalid/tcp/1/p2p/{peer}")).findings[0]
+    assert (nameless.status, "cannot be resolved" in nameless.found) == ("fail", True)
+
+    async def unreachable(_: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(network, "_connect_any", unreachable)
+    assert "there is no way to 203.0.113.7" in (await network.tcp("/ip4/203.0.113.7/tcp/1")).found
+
+    async def silent(_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(network, "_connect_any", silent)
+    monkeypatch.setattr(network, "_CONNECT", 0.05)
+    assert "a firewall drops" in (await network.tcp("/ip4/203.0.113.7/tcp/1")).found
+
+
+async def test_what_is_no_address_and_what_is_our_own() -> None:
+    assert statuses(await visited("203.0.113.7:4001")) == ["fail", "skipped", "skipped"]
+    ours = await visited(f"/ip4/127.0.0.1/tcp/1/p2p/{OWN.peer_id}")
+    assert statuses(ours) == ["skipped", "skipped", "skipped"]
+    assert "own" in ours.findings[0].found
+
+
+async def test_another_peer_at_the_address() -> None:
+    async with a_host() as host:
+        visit = await visited(host.addresses[0].replace(host.own, Identity.generate().peer_id))
+    assert statuses(visit) == ["ok", "fail", "skipped"]
+    assert "another peer" in visit.findings[1].found
+
+
+@pytest.mark.parametrize(("says", "found"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "no libp2p node"), (b"", "does not speak")])
+async def test_what_answers_is_something_else(says: bytes, found: str) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        if says:
+            await stream.send_all(says)
+            await stream.aclose()
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        visit = await visited(f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}")
+        nursery.cancel_scope.cancel()
+    assert statuses(visit) == ["ok", "fail", "skipped"]
+    assert found in visit.findings[1].found
+
+
+async def test_another_run(tmp_path: Path) -> None:
+    ours = a_run()
+    async with a_member(tmp_path, a_run("theirs")) as mesh:
+        visit = await visited(mesh.addresses[0], ours.run_id)
+    assert statuses(visit) == ["ok", "ok", "fail"]
+    assert visit.findings[2].found.startswith("it is in another run: ")
+    assert not visit.good
+
+
+async def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = envelope.seal
+
+    def seal_as_newer(body: envelope.pb.Body, identity: Identity) -> bytes:
+        made = envelope.pb.Envelope.FromString(ours(body, identity))
+        made.major = 1 if identity == OWN else 2
+        return made.SerializeToString()
+
+    monkeypatch.setattr(requests, "seal", seal_as_newer)
+    async with a_member(tmp_path, a_run()) as mesh:
+        visit = await visited(mesh.addresses[0])
+    assert statuses(visit) == ["ok", "ok", "fail"]
+    assert "2.0" in visit.findings[2].found
+
+
+async def test_a_node_that_is_in_no_run(tmp_path: Path) -> None:
+    async with a_member(tmp_path, None) as mesh:
+        visit = await visited(mesh.addresses[0])
+    assert statuses(visit) == ["ok", "ok", "fail"]
+    assert "no run (yet)" in visit.findings[2].found
+
+
+async def test_another_network_key_and_an_allow_list() -> None:
+    async with a_host(gate=Gate(prologue=bytes(32))) as host:
+        keyless = await visited(host.addresses[0])
+    assert statuses(keyless) == ["ok", "fail", "skipped"]
+    assert (keyless.findings[1].error, "--network-key" in keyless.findings[1].remedy) == ("NLC-210", True)
+    async with a_host(gate=Gate(allowed=frozenset())) as host:
+        unknown = await visited(host.addresses[0])
+    refused = next(one for one in unknown.findings if one.status == "fail")
+    assert (refused.error, "allow lists" in refused.remedy) == ("NLC-211", True)
+    beside_a_node = network.tempered([unknown], in_passing=True)
+    assert {one.status for one in beside_a_node} == {"ok", "skipped"}
+
+
+async def test_where_one_is_good_the_others_failures_are_warnings(tmp_path: Path) -> None:
+    dead = await visited(f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}")
+    async with a_member(tmp_path, a_run()) as mesh:
+        good = await visited(mesh.addresses[0])
+    assert [one.status for one in network.tempered([dead, good])] == ["warn", "skipped", "skipped", "ok", "ok", "ok"]
+    assert [one.status for one in network.tempered([dead])] == ["fail", "skipped", "skipped"]
+
+
+# --- what members tell --------------------------------------------------------------------------------
+
+
+async def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = a_run()
+    now = time.time
+    async with a_member(tmp_path, sealed) as mesh, a_host(OWN) as host:
+        peer, address = mesh.addresses[0].rpartition("/p2p/")[2], mesh.addresses[0]
+        await host.connect(peer, [address.rpartition("/p2p/")[0]])
+        for offset, status in ((0.0, "ok"), (100.0, "warn"), (-100.0, "warn"), (1000.0, "fail")):
+            monkeypatch.setattr(network.time, "time", lambda offset=offset: now() - offset)
+            told = await network.members(host, peer, sealed, OWN)
+            monkeypatch.setattr(network.time, "time", now)
+            assert told[0].peer == peer
+            finding = network.clock([told[0].offset])
+            assert finding.status == status, finding
+            assert ("behind" in finding.found) == (offset > 0)
+        assert not mesh.live(), "who only looks is no member"
+    assert network.clock([]).status == "skipped"
+
+
+async def test_the_dht_tells_who_is_in_the_run(tmp_path: Path) -> None:
+    sealed = a_run()
+    async with a_member(tmp_path, sealed) as mesh, a_host(OWN) as host:
+        peer = mesh.addresses[0].rpartition("/p2p/")[2]
+        await host.connect(peer, [mesh.addresses[0].rpartition("/p2p/")[0]])
+        assert (await network.dht(host, [peer], sealed)).status == "ok"
+        assert OWN.peer_id not in await look_up(host, peer, sealed.run_id)
+    async with a_host() as deaf, a_host(OWN) as host:
+        await host.connect(deaf.own, deaf.announced)
+        finding = await network.dht(host, [deaf.own], sealed)
+        assert (finding.status, "does not know the protocol" in finding.found) == ("warn", True)
+
+
+# --- reach --------------------------------------------------------------------------------------------
+
+
+async def test_a_relays_place_and_a_punch() -> None:
+    events: list[Event] = []
+    async with a_host() as middle, a_host() as helper, a_host(OWN) as host:
+        client = reach.prepare(host, events)
+        await host.connect(middle.own, middle.announced)
+        assert (await reach.relay(host, client, [middle.own], None)).status == "warn", "it does not relay"
+        Relay(middle).serve()
+        assert (await reach.relay(host, client, [middle.own], None)).status == "ok"
+        assert (await reach.relay(host, client, [middle.own], "public")).status == "skipped"
+        RelayClient(helper).serve()
+        Puncher(helper, lambda _: None).serve()
+        await helper.connect(middle.own, middle.announced)
+        await RelayClient(helper).reserve(middle.own)
+        circuit = through(middle.own, middle.announced[0])
+        told = network.Told(helper.own, (circuit,), "cone", 0.0)
+        assert (await reach.punch(host, [replace(told, addresses=())], events, None)).status == "skipped"
+        assert (await reach.punch(host, [told], events, "cone")).status == "ok"
+        assert host.straight(helper.own)
+
+
+# --- the line -----------------------------------------------------------------------------------------
+
+
+async def test_throughput() -> None:
+    async with a_host() as server, a_host(OWN) as host:
+        assert (await network.throughput(host, server.own, None)).status == "warn", "not connected"
+        await host.connect(server.own, server.announced)
+        assert "no samples" in (await network.throughput(host, server.own, None)).found
+        server.serve(SAMPLE, Sampler().handle)
+        finding = await network.throughput(host, server.own, 3_000_000)
+        assert finding.status == "ok", finding
+        assert "an exchange of 3.0 MB takes" in finding.found
+        assert server.faults == 0
+        server.serve(SAMPLE, Sampler(SampleLimits(total=0)).handle)
+        assert (await network.throughput(host, server.own, None)).status == "skipped"
+
+
+async def test_samples_are_given_one_at_a_time_and_within_a_peers_share() -> None:
+    async with a_host() as server, a_host(OWN) as host:
+        server.serve(SAMPLE, Sampler(SampleLimits(per_peer=200_000)).handle)
+        await host.connect(server.own, server.announced)
+        for way in ("down", "up"):
+            assert await throughput.rate(host, server.own, way) > 0
+            server.serve(SAMPLE, Sampler(SampleLimits(per_peer=200_000)).handle)
+        assert await throughput.rate(host, server.own, "down") > 0
+        with pytest.raises(PeerBusyError):
+            await throughput.rate(host, server.own, "down")
+        held = await host.open_stream(server.own, SAMPLE)
+        server.serve(SAMPLE, Sampler().handle)
+        await held.reset()
+        held = await host.open_stream(server.own, SAMPLE)
+        await held.write(b"\x01\x00\x10\x00\x00")  # asked to send, and silent
+        assert await held.read_exactly(4) == b"\x00\x10\x00\x00"
+        with pytest.raises(PeerBusyError):
+            await throughput.rate(host, server.own, "up")
+        await held.reset()
+
+
+async def test_nonsense_costs_its_sender_the_stream() -> None:
+    async with a_host() as server, a_host(OWN) as host:
+        server.serve(SAMPLE, Sampler().handle)
+        await host.connect(server.own, server.announced)
+        stream = await host.open_stream(server.own, SAMPLE)
+        await stream.write(b"\x07\x00\x10\x00\x00")
+        with pytest.raises(PeerUnavailableError):
+            await stream.read_exactly(4)
+        assert server.faults == 1
+        assert await throughput.rate(host, server.own, "down") > 0
+
+
+# --- all together -------------------------------------------------------------------------------------
+
+
+def listed(report: Report) -> dict[str, Finding]:
+    return {one.code: one for one in report.findings}
+
+
+async def test_a_whole_look_at_a_good_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = trio.lowlevel.open_process
+    monkeypatch.setattr(trio.lowlevel, "open_process", lambda command, **options: real([command[0], "-c", ""], **options))
+    sealed = a_run()
+    async with a_member(tmp_path, sealed) as mesh:
+        config = NodeConfig(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
+        found = listed(await examine.examine(config, lambda _: None))
+        beside = {code: (found[code].status, found[code].found) for code in CHECKS if code > "D20"}
+        for code in ("D21", "D22", "D23", "D24", "D25", "D26", "D30"):
+            assert beside[code][0] == "ok", beside
+        for code in ("D27", "D28", "D29"):
+            assert beside[code][0] == "skipped", beside
+        assert not mesh.live(), "who only looks is no member"
+    assert not (tmp_path / "b").exists()
+
+
+async def test_a_look_at_a_run_that_one_must_be_invited_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = trio.lowlevel.open_process
+    monkeypatch.setattr(trio.lowlevel, "open_process", lambda command, **options: real([command[0], "-c", ""], **options))
+    owner = Identity.generate()
+    sealed = a_run(owner=owner)
+    async with a_member(tmp_path, sealed, owner) as mesh:
+        config = NodeConfig(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
+        found = listed(await examine.examine(config, lambda _: None))
+    assert [found[code].status for code in ("D21", "D22", "D23", "D25", "D30")] == ["ok"] * 5, found
+    assert (found["D24"].status, "members only" in found["D24"].found) == ("skipped", True), found["D24"]

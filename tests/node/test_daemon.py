@@ -1,0 +1,467 @@
+"""One node put together, with a stand-in trainer and mesh, on trio's virtual clock."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import trio
+from tests.node.test_training_session import PHASE, StandInTrainer
+
+from nolocod.cli import _find
+from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullError, PeerBusyError, TrainerError
+from nolocod.identity import Identity, PeerId
+from nolocod.node import daemon
+from nolocod.node.config import Allowance, Hours, NodeConfig
+from nolocod.node.daemon import MeshSwarm, Node, Reception
+from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
+from nolocod.outer.loop import Pace, Rounds
+from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
+from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Refuse, Standing, Subject
+from nolocod.run.manifest import Data, Inner, Manifest, seal
+from nolocod.trainer.pipe import Dumped
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+    from pathlib import Path
+
+    from nolocod.proto.types import Answer
+
+PEER = PeerId("peer")
+
+
+class Box:
+    size = 4
+
+
+class StandInMesh:
+    """Nobody else is there; keeps the handlers that it is given."""
+
+    addresses = ("/ip4/127.0.0.1/tcp/1/p2p/own",)
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+        self.left = False
+        self.cloned = trio.Event()
+        self.expected = 0
+        self.handlers: dict[str, Any] = {}
+        self.refusal: Refuse | None = None
+
+    async def enter(self, *_: object) -> None: ...
+
+    async def dial(self, *_: object) -> None: ...
+
+    def judge(self, *_: object) -> None: ...
+
+    def probation(self, _: PeerId) -> bool:
+        return False
+
+    def answer(self, offer: Offer, decide: Callable[[Offer], Answer]) -> Answer:
+        return self.refusal or decide(offer)
+
+    def expect(self, size: int) -> None:
+        self.expected = size
+
+    def clock_offset(self) -> float:
+        return self.offset
+
+    def serve(self, protocol: str, handler: object) -> None:
+        self.handlers[protocol] = handler
+
+    def live(self) -> list[Member]:
+        return []
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> None:
+        return None
+
+    async def leave(self) -> None:
+        self.left = True
+
+
+class StandInStream:
+    def __init__(self) -> None:
+        self.was_reset = False
+
+    async def reset(self) -> None:
+        self.was_reset = True
+
+
+class Scene:
+    """A node with its stand-ins; a new trainer for each of its lives."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[Event] = []
+        self.mesh = StandInMesh()
+        self.trainers: list[StandInTrainer] = []
+        self.lives: list[float] = []
+        """Seconds after which one trainer after another dies; those beyond live on."""
+        self.closing = 0.0
+        self.load_seconds = 0.0
+        config = NodeConfig(folder, grace=3.0)
+        for path in (config.paths.incoming, config.paths.checkpoints, config.paths.serving):
+            path.mkdir()
+        manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4))
+        config.paths.manifest.write_bytes(seal(manifest, Identity.from_secret(b"o" * 32)).to_bytes())
+        monkeypatch.setattr(daemon, "open_trainer", self.open_trainer)
+        monkeypatch.setattr(daemon, "open_mesh", self.open_mesh)
+        self.config = config
+        self.node = Node(config, may_seed=True, followers=[self.events.append])
+
+    @asynccontextmanager
+    async def open_mesh(self, *_: object, **__: object) -> AsyncIterator[StandInMesh]:
+        yield self.mesh
+
+    @asynccontextmanager
+    async def open_trainer(self, emit: Emit) -> AsyncIterator[StandInTrainer]:
+        trainer = StandInTrainer(emit)
+        trainer.outbox = trainer.inbox = Box()  # type: ignore[assignment]  # no bytes move
+        trainer.load_seconds = self.load_seconds
+        self.trainers.append(trainer)
+
+        async def die(after: float) -> None:
+            await trio.sleep(after)
+            trainer.die()
+
+        async with trio.open_nursery() as nursery:
+            if self.lives:
+                nursery.start_soon(die, self.lives.pop(0))
+            try:
+                yield trainer
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(self.closing)
+            nursery.cancel_scope.cancel()
+
+    async def run(self, *signals: float) -> None:
+        """Run the node, and send it SIGTERM at these seconds."""
+
+        async def send() -> None:
+            began = trio.current_time()
+            for at in signals:
+                await trio.sleep_until(began + at)
+                signal.raise_signal(signal.SIGTERM)
+                await trio.sleep(1e-9)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.node.watch_signals, nursery.cancel_scope)
+            nursery.start_soon(send)
+            await self.node.run("127.0.0.1:1")
+            nursery.cancel_scope.cancel()
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+# --- trainers that die --------------------------------------------------------------------------------
+
+
+async def test_three_deaths_without_an_outer_step_end_the_node(scene: Scene, autojump_clock: object) -> None:
+    scene.lives = [1.0, 1.0, 1.0, 1.0]
+    with pytest.RaisesGroup(TrainerError, flatten_subgroups=True):
+        await scene.run()
+    assert len(scene.trainers) == 3
+    assert [event.message for event in scene.told(Troubled)] == 2 * ["it died. It starts again from its checkpoint."]
+    assert scene.mesh.left
+
+
+async def test_deaths_between_outer_steps_do_not_end_the_node(scene: Scene, autojump_clock: object) -> None:
+    scene.lives = 6 * [PHASE + 1]
+    await scene.run(7 * (PHASE + 1))
+    assert len(scene.trainers) == 7
+    assert len(scene.told(OuterStep)) == 7
+    assert scene.mesh.expected == scene.trainers[-1].outbox.size, "relays that carry less are not tried"
+
+
+async def test_a_trainer_is_not_started_again_for_a_node_that_stops(scene: Scene, autojump_clock: object) -> None:
+    scene.lives, scene.closing = [5.0], 5.0
+    await scene.run(7.0)  # the dead one is still being put away
+    assert len(scene.trainers) == 1
+    assert scene.mesh.left
+
+
+# --- another node with our identity ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("loading", "kept"), [(0.0, [1]), (1000.0, [])], ids=["in training", "while loading"])
+async def test_a_clone_stops_in_order_and_says_why(
+    scene: Scene, loading: float, kept: list[int], autojump_clock: object
+) -> None:
+    scene.load_seconds = loading
+    began = trio.current_time()
+
+    async def find_out() -> None:
+        await trio.sleep(PHASE + 1)
+        scene.mesh.cloned.set()
+
+    with pytest.RaisesGroup(ClonedIdentityError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(find_out)
+            await scene.run()
+    assert trio.current_time() - began < PHASE + 10
+    assert [event.round for event in scene.told(Checkpointed)] == kept
+    assert scene.mesh.left
+
+
+# --- signals ------------------------------------------------------------------------------------------
+
+
+async def test_the_first_signal_stops_in_order(scene: Scene, autojump_clock: object) -> None:
+    await scene.run(PHASE + 1)
+    assert scene.trainers[0].calls[-2:] == ["pause", "checkpoint"]
+    assert [event.round for event in scene.told(Checkpointed)] == [1]
+    assert scene.mesh.left
+
+
+async def test_a_signal_while_loading_stops_at_once(scene: Scene, autojump_clock: object) -> None:
+    scene.load_seconds = 1000.0
+    began = trio.current_time()
+    await scene.run(1.0)
+    assert trio.current_time() - began == pytest.approx(1.0)
+    assert scene.trainers[0].calls == ["load"]
+
+
+async def test_the_second_signal_stops_at_once(scene: Scene, autojump_clock: object) -> None:
+    began = trio.current_time()
+
+    async def stuck() -> None:
+        await trio.sleep_forever()
+
+    async def train_then_stick() -> None:
+        await trio.sleep(PHASE)
+        scene.trainers[0].pause = stuck  # type: ignore[method-assign]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(train_then_stick)
+        await scene.run(PHASE + 1, PHASE + 2)
+    assert trio.current_time() - began == pytest.approx(PHASE + 2)
+    assert "checkpoint" not in scene.trainers[0].calls
+
+
+# --- joining ------------------------------------------------------------------------------------------
+
+
+async def test_a_clock_far_off_is_an_error_of_its_own(scene: Scene, autojump_clock: object) -> None:
+    scene.mesh.offset = -601.0
+    with pytest.RaisesGroup(ClockError, flatten_subgroups=True) as caught:
+        await scene.run()
+    found = _find(caught.value)
+    assert found is not None
+    assert found.code == "NLC-124"
+    assert not scene.config.paths.daemon.exists()
+
+
+async def test_text_that_is_missing_is_told_before_the_trainer_is_asked(scene: Scene, autojump_clock: object) -> None:
+    sealed = seal(Manifest(name="own", model={"model_type": "llama"}, data=Data(source="text")), Identity.generate())
+    scene.config.paths.manifest.write_bytes(sealed.to_bytes())
+    with pytest.RaisesGroup(pytest.RaisesExc(DataError, match="none were given"), flatten_subgroups=True):
+        await scene.run()
+    assert [trainer.calls for trainer in scene.trainers] == [[]]
+
+
+async def test_a_clock_a_little_off_is_none(scene: Scene, autojump_clock: object) -> None:
+    scene.mesh.offset = 599.0
+    await scene.run(PHASE + 1)
+    assert scene.told(OuterStep)
+
+
+# --- services to peers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [EXCHANGE, SNAPSHOT])
+async def test_our_own_failure_costs_a_peer_its_stream_and_us_nothing(
+    protocol: str, scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    async def fail(*_: object) -> None:
+        raise DiskFullError("no space.")
+
+    monkeypatch.setattr("nolocod.node.daemon.Exchanger.handle", fail)
+    monkeypatch.setattr("nolocod.node.daemon.Donor.handle", fail)
+    await scene.run(1.0)
+    stream = StandInStream()
+    await scene.mesh.handlers[protocol](stream)
+    assert stream.was_reset
+    assert scene.told(Troubled) == [Troubled(DiskFullError.entry.code, "no space.")]
+
+
+async def test_a_full_disk_costs_an_exchange_of_ours_and_not_the_node() -> None:
+    class Full:
+        async def offer(self, *_: object) -> Ended:
+            raise DiskFullError("no space.")
+
+    events: list[Event] = []
+    swarm = MeshSwarm(cast("Any", StandInMesh()), cast("Any", Full()), cast("Any", None), events.append)
+    ended = await swarm.offer(PEER, Standing(0, 0, 1.0), Subject(), cast("Any", None))
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-121")
+    assert events == [Troubled("NLC-121", "no space.")]
+
+
+async def test_one_snapshot_lies_on_the_disk_however_many_newcomers_went_away(scene: Scene, autojump_clock: object) -> None:
+    async def dump(path: Path) -> Dumped:
+        path.write_bytes(b"weights")  # noqa: ASYNC240 - a few bytes
+        await trio.sleep(1)
+        return Dumped(Standing(int(path.stem.removeprefix("round-")), 0, 1.0), Description(7, 7, (b"",)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.run, 10 * PHASE)
+        with pytest.raises(PeerBusyError):
+            await scene.node._snapshot()
+        await trio.sleep(0.1)
+        scene.trainers[0].dump = dump  # type: ignore[attr-defined]
+        for _ in range(3):
+            with trio.move_on_after(0.5):
+                await scene.node._snapshot()
+            await trio.sleep(PHASE)
+        served = await scene.node._snapshot()
+        assert served is await scene.node._snapshot(), "one for all newcomers of a round"
+        assert list(scene.config.paths.serving.iterdir()) == [served.path]
+        nursery.cancel_scope.cancel()
+
+
+# --- reception ----------------------------------------------------------------------------------------
+
+
+def rounds_of(trainer: StandInTrainer) -> Rounds:
+    trainer.began -= PHASE  # due
+    mesh = cast("Any", StandInMesh())
+    return Rounds(PeerId("own"), cast("Any", trainer), mesh, Pace(4, 3, 60.0, 0), [].append)
+
+
+async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autojump_clock: object) -> None:
+    reception, offer = Reception(), Offer(PEER, b"s", Standing(0, 0, 1.0))
+    answer = reception.decide(offer)
+    assert isinstance(answer, Busy)
+    assert answer.reason == "not ready"
+
+    dead = StandInTrainer([].append)
+    reception.rounds = rounds_of(dead)
+    assert isinstance(reception.decide(offer), Accept)
+    await reception.desk.snapshot(Subject())
+    dead.die()
+    reception.rounds = None
+    assert isinstance(reception.decide(offer), Busy)
+    reception.rounds = rounds_of(StandInTrainer([].append))
+    assert isinstance(reception.decide(offer), Busy), "until the old exchange has ended"
+    with pytest.raises(TrainerError):
+        await reception.ended(Ended("aborted", PEER, b"s"))
+    assert isinstance(reception.decide(offer), Accept)
+    await reception.ended(Ended("aborted", PEER, b"s"))
+    with pytest.raises(AssertionError, match="no exchange"):
+        _ = reception.desk
+
+
+async def test_an_offer_that_the_draw_does_not_allow_is_refused_before_anybody_is_engaged(autojump_clock: object) -> None:
+    reception, mesh, offer = Reception(), StandInMesh(), Offer(PEER, b"s", Standing(0, 0, 1.0))
+    reception.rounds, reception.mesh = rounds_of(StandInTrainer([].append)), cast("Any", mesh)
+    mesh.refusal = Refuse("NLC-215", "no pair")
+    assert reception.decide(offer) == mesh.refusal
+    with pytest.raises(AssertionError, match="no exchange"):
+        _ = reception.desk
+    mesh.refusal = None
+    assert isinstance(reception.decide(offer), Accept)
+    await reception.ended(Ended("aborted", PEER, b"s"))
+
+
+# --- what the owner allows ----------------------------------------------------------------------------
+
+
+async def allowance_of(scene: Scene, nursery: trio.Nursery, allowance: Allowance) -> None:
+    """Give the node another allowance, and have it kept."""
+    config = replace(scene.config, allowance=allowance)
+    scene.node = Node(config, may_seed=True, followers=[scene.events.append])
+    await nursery.start(scene.node.keep_allowance)
+
+
+async def test_a_node_whose_month_is_spent_stays_in_the_mesh_and_serves_nobody(scene: Scene, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(monthly=1_000_000))
+        nursery.start_soon(scene.run, 10 * PHASE)
+        await trio.sleep(PHASE + 1)
+        assert scene.node._says()[1] == "training"
+
+        async def upload(*_: object) -> None:
+            await scene.node._budget.up(990_000)
+            await trio.sleep_forever()
+
+        stream = StandInStream()
+        handle = scene.node._unless_paused(upload)
+        with trio.fail_after(3):
+            await handle(stream)  # type: ignore[arg-type]  # all of it that is used
+        assert stream.was_reset, "the upload under way is broken off"
+        await trio.sleep(1)
+        assert scene.node._says()[1] == "paused"
+        assert isinstance(scene.node._reception.decide(Offer(PEER, b"s", Standing(1, 0, 1.0))), Busy)
+        second = StandInStream()
+        await handle(second)  # type: ignore[arg-type]  # all of it that is used
+        assert second.was_reset
+        assert not scene.mesh.left
+        assert [event.reason for event in scene.told(Paused)] == ["budget"]
+        assert scene.trainers[0].calls[-2:] == ["pause", "checkpoint"]
+        steps = len(scene.told(OuterStep))
+        await trio.sleep(3 * PHASE)
+        assert len(scene.told(OuterStep)) == steps
+        await trio.sleep(10 * PHASE)
+        assert scene.mesh.left, "SIGTERM stops a node that rests"
+        nursery.cancel_scope.cancel()
+    assert b'"up":990000' in (scene.config.paths.usage).read_bytes()
+
+
+async def test_a_node_outside_of_its_hours_loads_nothing_until_they_begin(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    is_open = False
+    monkeypatch.setattr("nolocod.node.schedule.open_at", lambda *_: is_open)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(hours=(Hours(0, 60),)))
+        nursery.start_soon(scene.run, 1000 + PHASE)
+        await trio.sleep(500)
+        assert scene.trainers[0].calls == []
+        assert scene.node._says()[1] == "paused"
+        is_open = True
+        await trio.sleep(500)
+        assert scene.trainers[0].calls[:2] == ["load", "train"]
+        assert scene.node._says()[1] == "training"
+        assert len(scene.told(Resumed)) == 1
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_newcomer_that_rests_can_be_stopped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    monkeypatch.setattr("nolocod.node.schedule.open_at", lambda *_: False)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(hours=(Hours(0, 60),)))
+        began = trio.current_time()
+        await scene.run(50.0)
+        assert trio.current_time() - began == pytest.approx(50.0)
+        nursery.cancel_scope.cancel()
+    assert scene.trainers[0].calls == []
+
+
+async def test_limits_that_no_exchange_fits_in_are_told_once(scene: Scene, autojump_clock: object) -> None:
+    scene.lives = [PHASE + 1]
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(monthly=8))
+        nursery.start_soon(scene.run, 3 * PHASE)
+        await trio.sleep(4 * PHASE)
+        nursery.cancel_scope.cancel()
+    assert [event.code for event in scene.told(Troubled)].count("NLC-128") == 1
+
+
+async def test_the_month_is_looked_at_before_another_exchange_begins(scene: Scene, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, Allowance(monthly=1_000_000))
+        await trio.sleep(0.5)  # between two looks
+        await scene.node._budget.up(990_000)
+        assert scene.told(Paused) == []
+        scene.node.emit(ExchangeEnded(PEER, "s", True, "committed", 1, 1, 1.0))
+        assert [event.reason for event in scene.told(Paused)] == ["budget"]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,431 @@
+"""Weights to messages and back: what is sent, what both sides make of it, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nolocod.errors import RejectedTensorError, TrainerError
+from nolocod.outer.codec import BLOCK, HEADER, Block, box_size, fragments_of, is_set, pieces, to_bitmap
+from nolocod.outer.codec.base import Noise
+from nolocod.proto.types import CHUNK_SIZE, Description, Inspection, Subject, describe
+from nolocod.run.manifest import Codec, Outer
+from nolocod.trainer.snapshot import Plan, Snapshot, Weights
+
+CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8", "delta4")
+SIZES = (1500, 3, BLOCK + 4000, 130)
+PHI = 0.02
+CHANGE = 1e-3
+OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9, blocking=True)
+many = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Node:
+    """One replica's tensors, boxes and snapshot, without a model."""
+
+    def __init__(self, codec: Codec, seed: int, outer: Outer = OUTER, phi: torch.Tensor | None = None) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        fragments = fragments_of(SIZES, outer.fragments)
+        self.plan = Plan(codec, outer, fragments)
+        slow = torch.randn(sum(SIZES), generator=self.generator) * PHI if phi is None else phi.clone()
+        self.weights = Weights.of((slow.clone(), slow, torch.zeros_like(slow)), codec, fragments)
+        size = box_size(codec, fragments)
+        self.outbox, self.inbox = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+        self.subject = Subject()
+
+    def train(self, scale: float = CHANGE) -> None:
+        noise = torch.randn(self.weights.theta.shape, generator=self.generator)
+        self.weights.theta.add_(noise, alpha=scale)
+
+    def blocks(self) -> tuple[Block, ...]:
+        return self.plan.fragments[0].blocks
+
+    def write(self, seed: int, subject: Subject = Subject()) -> Description:  # noqa: B008 - frozen
+        self.subject = subject
+        self.snapshot = Snapshot(self.plan, self.weights, subject, seed)
+        self.snapshot.capture()
+        return self.snapshot.write(self.outbox)
+
+    def apply(self, skipped: bytes, *, trained_on: bool) -> None:
+        self.snapshot.step(self.outbox, self.inbox, skipped)
+        self.snapshot.merge(self.outbox, trained_on=trained_on)
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
+        own, theirs = [], []
+        for block, phi, change, record in self.snapshot._blocks(self.inbox, self.outbox):
+            own.append(self.snapshot._own(block, phi, change, self.outbox).double())
+            decoded = self.snapshot._coder.other(block, phi, change, record, check=True)
+            assert decoded is not None
+            theirs.append(decoded.double())
+        return torch.cat(own), torch.cat(theirs)
+
+    @property
+    def slow(self) -> torch.Tensor:
+        """gamma phi, float64."""
+        return OUTER.gamma * self.weights.phi.double()
+
+
+def pair(codec: Codec, seed: int, outer: Outer = OUTER) -> tuple[Node, Node]:
+    """Two nodes whose slow weights differ a little, and that know how far they are apart."""
+    alice = Node(codec, seed, outer)
+    bob = Node(codec, seed + 1, outer, alice.weights.phi)
+    for node in (alice, bob):
+        node.weights.phi.add_(torch.randn(sum(SIZES), generator=node.generator), alpha=CHANGE)
+        node.weights.theta.copy_(node.weights.phi)
+        for distances in node.weights.distance:
+            distances.fill_(10 * CHANGE)
+        if codec == "delta4":
+            node.weights.residual.normal_(0, CHANGE / 10, generator=node.generator)
+        node.train()
+    return alice, bob
+
+
+def swap(alice: Node, bob: Node) -> None:
+    alice.inbox.copy_(bob.outbox)
+    bob.inbox.copy_(alice.outbox)
+
+
+def exchange(alice: Node, bob: Node, seed: int = 0, subject: Subject = Subject()) -> tuple[Inspection, Inspection]:  # noqa: B008
+    """A whole exchange; both apply."""
+    for number, node in enumerate((alice, bob)):
+        node.write(2 * seed + number, subject)
+    swap(alice, bob)
+    a, b = (node.snapshot.inspect(node.outbox, node.inbox) for node in (alice, bob))
+    alice.apply(b.skipped, trained_on=False)
+    bob.apply(a.skipped, trained_on=False)
+    return a, b
+
+
+def bound(node: Node, change: torch.Tensor) -> torch.Tensor:
+    """The bound that docs/codecs.md states of |Delta^ - Delta|, for each element."""
+    beta = OUTER.beta
+    s = (beta * change + OUTER.gamma * node.weights.phi).abs()
+    float_rounding = 4e-7 * (s / beta + change.abs())
+    match node.plan.codec:
+        case "float32":
+            return float_rounding
+        case "bfloat16":
+            return float_rounding + 2**-7 * (s / beta + change.abs()) * 1.01
+        case "modulo8":
+            out = float_rounding + 2**-7 * change.abs() * 1.01
+            coder = node.snapshot._coder
+            for block in node.snapshot.fragment.blocks:
+                step = coder._bounds[block.index] / 128  # type: ignore[attr-defined] # Modulo8 has them
+                out[block.span] += step / 2 / beta if step else 2**-7 * s[block.span] / beta * 1.01
+            return out
+        case "delta4":
+            out = float_rounding + 2**-7 * change.abs() * 1.01
+            kept = change + node.weights.residual.float()
+            for block in node.snapshot.fragment.blocks:
+                for part in kept[block.span].split(128):
+                    start = part.storage_offset()
+                    out[start : start + part.numel()] += part.abs().max() * 1.02 / 14
+            return out
+
+
+# --- what is sent, and what is made of it
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("codec", CODECS)
+@given(seed=st.integers(0, 1 << 30))
+@many
+def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec: Codec, dense: bool, seed: int) -> None:
+    alice, bob = pair(codec, seed)
+    nodes = (alice, bob)
+    for number, node in enumerate(nodes):
+        node.weights.delta.normal_(0, CHANGE, generator=node.generator)
+        node.write(seed + number, Subject(0, dense))
+    swap(alice, bob)
+    inspections = [node.snapshot.inspect(node.outbox, node.inbox) for node in nodes]
+    assert [one.skipped for one in inspections] == [b"", b""]
+    assert inspections[0].spread == pytest.approx(inspections[1].spread, rel=1e-6)
+    sent = []
+    for node, other in (nodes, nodes[::-1]):
+        own, _ = node.read()
+        _, read = other.read()
+        if codec == "delta4":  # it adds its own slow weights where the sender adds its own
+            own, read = own - node.slow, read - other.slow
+            if dense:
+                rounded = [OUTER.gamma * one.weights.phi.bfloat16().double() for one in (node, other)]
+                read -= rounded[0] - rounded[1]
+            assert (own - read).abs().max() <= 3e-8, "but for the rounding of float32"
+        else:
+            assert torch.equal(own, read)
+            own = own - node.slow
+        sent.append(own / OUTER.beta)
+        change = node.weights.theta - node.weights.phi
+        meant = change + node.weights.residual if codec == "delta4" else change
+        assert ((sent[-1] - meant).abs() <= bound(node, change)).all()
+    deltas, residuals = [], []
+    for node, one in zip(nodes, sent, strict=True):
+        weights = node.weights
+        deltas.append(OUTER.alpha * weights.delta.double() + OUTER.beta * one)
+        if codec == "delta4":
+            residuals.append((weights, weights.residual.double() + weights.theta - weights.phi - one))
+    for node in nodes:
+        node.apply(b"", trained_on=False)
+    mean = (alice.weights.delta.double() + bob.weights.delta.double()) / 2
+    assert (mean - sum(deltas) / 2).abs().max() <= 3e-8
+    for weights, residual in residuals:
+        assert (weights.residual - residual).abs().max() <= 2**-7 * CHANGE * 5
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
+    pairs = [pair(codec, 3), pair(codec, 3)]
+    for number, nodes in enumerate(pairs):
+        for index, node in enumerate(nodes):
+            description = node.write(index)
+            assert description == describe(memoryview(node.outbox.numpy())[: description.size])
+        swap(*nodes)
+        if number:
+            nodes[0].outbox.fill_(255)
+        inspection = nodes[0].snapshot.inspect(nodes[0].outbox, nodes[0].inbox)
+        nodes[0].apply(inspection.skipped, trained_on=False)
+    assert torch.equal(pairs[0][0].weights.phi, pairs[1][0].weights.phi)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("codec", CODECS)
+def test_training_may_go_on_while_a_snapshot_is_out(codec: Codec, blocking: bool) -> None:
+    outer = Outer(alpha=0.5, beta=0.7, gamma=0.9, blocking=blocking)
+    alice, bob = pair(codec, 5, outer)
+    waiting, other = pair(codec, 5, outer)
+    exchange(waiting, other)
+    for number, node in enumerate((alice, bob)):
+        node.write(number)
+    swap(alice, bob)
+    at_snapshot = alice.weights.theta.clone()
+    change = at_snapshot - alice.weights.phi
+    alice.snapshot.train_on()
+    alice.train()
+    progress = alice.weights.theta - at_snapshot
+    alice.snapshot.inspect(alice.outbox, alice.inbox)
+    alice.apply(b"", trained_on=True)
+    assert (alice.weights.phi - waiting.weights.phi).abs().max() <= 2e-8, "training on changes nothing of the outer step"
+    kept = alice.weights.theta - alice.weights.phi - progress  # what rounding the change left out stays in theta
+    assert (kept.abs() <= 3e-8 + (0 if codec == "float32" else 2**-7 * change.abs())).all()
+
+
+def test_rounding_to_bfloat16_is_to_a_neighbour_and_right_on_average() -> None:
+    block = Block(0, 0, BLOCK, 0)
+    value = 1.0 + 2**-7 * 0.3
+    rounded = Noise(1).round(torch.full((BLOCK,), value), block, 1)
+    assert set(rounded.tolist()) == {1.0, 1.0 + 2**-7}
+    assert rounded.double().mean().item() == pytest.approx(value, abs=5 * 2**-7 * 0.46 / math.sqrt(BLOCK))
+    exact = torch.randn(100).bfloat16().float()
+    assert torch.equal(Noise(1).round(exact.clone(), block, 0), exact)
+    # One element over many seeds, too: the noise of a snapshot is drawn once and only turned.
+    one = [Noise(seed).round(torch.tensor([value]), Block(7, 0, 1, 0), 1).item() for seed in range(400)]
+    assert sum(one) / 400 == pytest.approx(value, abs=5 * 2**-7 * 0.46 / 20)
+
+
+def test_bytes_per_parameter() -> None:
+    sizes = {}
+    for codec in CODECS:
+        alice, _ = pair(codec, 1)
+        for dense in (True, False):
+            sizes[codec, dense] = alice.write(0, Subject(0, dense)).size / sum(SIZES)
+            assert alice.snapshot.fragment.size * sizes[codec, dense] <= len(alice.outbox)
+    assert sizes["float32", True] == pytest.approx(4, abs=0.01)
+    assert sizes["bfloat16", True] == pytest.approx(2, abs=0.01)
+    assert sizes["modulo8", True] == pytest.approx(1, abs=0.01)
+    assert sizes["delta4", False] == pytest.approx(33 / 64, abs=0.01)
+    assert sizes["delta4", True] == pytest.approx(33 / 64 + 2, abs=0.01)
+
+
+# --- modulo8
+
+
+def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat16_next_time() -> None:
+    alice, bob = pair("modulo8", 9)
+    far = alice.blocks()[2]
+    alice.weights.theta[far.span] += 0.05 * PHI  # where bob does not expect it: more than known, and it did not move
+    alice.weights.phi[far.span] += 0.05 * PHI
+    for node in (alice, bob):
+        node.weights.distance[0][far.index] = CHANGE / 100
+    expected = []
+    for weights in (alice.weights, bob.weights):
+        expected.append((OUTER.beta * (weights.theta - weights.phi)[far.span], weights.phi[far.span].clone()))
+    a, b = exchange(alice, bob)
+    assert a.skipped == b.skipped == to_bitmap([far.index])
+    for node, (delta, phi) in zip((alice, bob), expected, strict=True):
+        assert (node.weights.delta[far.span] - delta).abs().max() <= 2**-7 * delta.abs().max() + 1e-8
+        assert torch.equal(node.weights.phi[far.span], phi + node.weights.delta[far.span])
+        assert node.weights.distance[0].isnan().tolist() == [index == far.index for index in range(len(node.blocks()))]
+        node.train()
+    smaller = [node.write(4).size for node in (alice, bob)]
+    assert min(smaller) > sum(SIZES) + far.size, "two bytes for each of its values"
+    swap(alice, bob)
+    assert alice.snapshot.inspect(alice.outbox, alice.inbox).skipped == b""
+
+
+def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> None:
+    alice, bob = pair("modulo8", 11)
+    for number, node in enumerate((alice, bob)):
+        node.write(number)
+    swap(alice, bob)
+    for node, told in ((alice, to_bitmap([1])), (bob, b"")):
+        assert node.snapshot.inspect(node.outbox, node.inbox).skipped == b""
+        node.apply(told, trained_on=False)
+    assert [node.weights.distance[0].isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
+    one = alice.blocks()[1]
+    assert not torch.equal(alice.weights.phi[one.span], bob.weights.phi[one.span])
+
+
+def test_without_known_distances_the_first_message_is_bfloat16() -> None:
+    alice, bob = pair("modulo8", 13)
+    for node in (alice, bob):
+        node.weights.forget()
+    exchange(alice, bob)
+    sizes = [node.write(0).size / sum(SIZES) for node in (alice, bob)]
+    assert sizes == [pytest.approx(1, abs=0.01)] * 2
+
+
+# --- delta4
+
+
+def test_error_feedback_tells_everything_in_the_end() -> None:
+    alice, bob = pair("delta4", 21)
+    alice.weights.residual.zero_()
+    meant, told = torch.zeros(sum(SIZES), dtype=torch.float64), torch.zeros(sum(SIZES), dtype=torch.float64)
+    for number in range(6):
+        alice.train()
+        alice.write(2 * number, Subject(0, dense=False))
+        bob.write(2 * number + 1, Subject(0, dense=False))
+        swap(alice, bob)
+        alice.snapshot.inspect(alice.outbox, alice.inbox)
+        meant += alice.weights.theta - alice.weights.phi
+        told += (alice.read()[0] - alice.slow) / OUTER.beta
+        alice.apply(b"", trained_on=False)
+    once = 5 * CHANGE * 2 / 14
+    assert (meant - told).abs().max() <= once, "no more than one rounding is missing after six"
+    assert (meant - told - alice.weights.residual).abs().max() <= 1e-2 * once * 6
+    assert alice.weights.residual.abs().max() > 0
+
+
+def test_without_slow_weights_nothing_pulls_the_replicas_together_and_with_them_it_does() -> None:
+    alice, bob = pair("delta4", 23)
+    for node in (alice, bob):
+        node.weights.residual.zero_()
+        node.weights.theta.copy_(node.weights.phi)
+    apart = (alice.weights.phi - bob.weights.phi).norm()
+    exchange(alice, bob, 1, Subject(0, dense=False))
+    assert (alice.weights.phi - bob.weights.phi).norm() == pytest.approx(apart.item(), rel=1e-4)
+    exchange(alice, bob, 2, Subject(0, dense=True))
+    assert (alice.weights.phi - bob.weights.phi).norm() <= 0.2 * apart
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(position=st.integers(0, 1 << 30), value=st.integers(0, 255), length=st.sampled_from([1, 4, 4096]))
+@many
+def test_hostile_bytes_are_rejected_or_read_never_worse(codec: Codec, position: int, value: int, length: int) -> None:
+    alice, bob = pair(codec, 31)
+    alice.write(0)
+    size = bob.write(1).size
+    swap(alice, bob)
+    start = position % size if length > 1 else position % 200
+    alice.inbox[start : start + length] = value
+    try:
+        inspection = alice.snapshot.inspect(alice.outbox, alice.inbox)
+    except RejectedTensorError:
+        return
+    assert math.isfinite(inspection.spread)
+    alice.apply(inspection.skipped, trained_on=False)
+    assert alice.weights.phi.isfinite().all()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_message_of_another_kind_is_rejected(codec: Codec) -> None:
+    alice, bob = pair(codec, 33)
+    alice.write(0)
+    bob.write(1)
+    bad = {
+        "does not begin": lambda box: box.zero_(),
+        "another kind": lambda box: box[8:12].zero_(),  # the codec's name
+        "where": lambda box: box[24:32].fill_(1),  # how many elements
+    }
+    if codec != "modulo8":
+        bad["and it says"] = lambda box: box[32:34].fill_(0)  # how many bytes
+    for says, damage in bad.items():
+        swap(alice, bob)
+        damage(alice.inbox)
+        with pytest.raises(RejectedTensorError, match=says):
+            alice.snapshot.inspect(alice.outbox, alice.inbox)
+    with pytest.raises(TrainerError, match="without an inspection"):
+        alice.apply(b"", trained_on=False)
+
+
+@pytest.mark.parametrize(("bound", "mode"), [(math.nan, 2), (math.inf, 2), (-1.0, 2), (0.0, 2), (1.0, 0), (1.0, 3)])
+def test_a_modulo_record_with_an_unknown_mode_or_bound_is_rejected(bound: float, mode: int) -> None:
+    alice, bob = pair("modulo8", 35)
+    alice.write(0)
+    bob.write(1)
+    swap(alice, bob)
+    alice.inbox[HEADER] = mode
+    alice.inbox[HEADER + 4 : HEADER + 8].view(torch.float32)[0] = bound
+    with pytest.raises(RejectedTensorError, match="block 0 has the mode"):
+        alice.snapshot.inspect(alice.outbox, alice.inbox)
+
+
+def test_weights_that_are_not_finite_are_our_own_fault() -> None:
+    alice, _ = pair("modulo8", 37)
+    alice.weights.theta[-1] = math.inf
+    with pytest.raises(TrainerError, match="not finite"):
+        alice.write(0)
+
+
+# --- fragments, blocks, bit maps
+
+
+@given(st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=30), st.data())
+def test_fragments_are_whole_tensors_of_about_equal_size(sizes: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(sizes)))
+    fragments = fragments_of(sizes, count)
+    ends = {sum(sizes[: index + 1]) for index in range(len(sizes))}
+    assert len(fragments) == count
+    assert [fragment.start for fragment in fragments] == [0, *(fragment.stop for fragment in fragments[:-1])]
+    assert {fragment.stop for fragment in fragments} <= ends
+    assert min(fragment.size for fragment in fragments) > 0
+    if count <= len(sizes) // 8:
+        assert max(fragment.size for fragment in fragments) <= sum(sizes) / count + 2 * max(sizes)
+    for fragment in fragments:
+        assert [block.start for block in fragment.blocks] == [fragment.start, *(block.stop for block in fragment.blocks[:-1])]
+        assert fragment.blocks[-1].stop == fragment.stop
+        assert all(block.size <= BLOCK and block.local == block.start - fragment.start for block in fragment.blocks)
+        assert [block.index for block in fragment.blocks] == list(range(len(fragment.blocks)))
+    with pytest.raises(ValueError, match="cannot make"):
+        fragments_of(sizes, len(sizes) + 1)
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_bit_maps(indices: set[int]) -> None:
+    bitmap = to_bitmap(indices)
+    assert {index for index in range(300) if is_set(bitmap, index)} == indices
+    assert bitmap == b"" or bitmap[-1] != 0
+
+
+def test_pieces_cover_everything() -> None:
+    million = 1 << 20
+    assert [(piece.start, piece.stop) for piece in pieces(million + 3)] == [(0, million), (million, million + 3)]
+
+
+def test_chunks_are_hashed_as_the_network_cuts_them() -> None:
+    outer = Outer(blocking=True)
+    node = Node("float32", 0, outer)
+    node.plan = Plan("float32", outer, fragments_of((1_400_000,), 1))
+    flat = torch.randn(1_400_000)
+    node.weights = Weights.of((flat, flat.clone(), flat.clone()), "float32", node.plan.fragments)
+    node.outbox = torch.zeros(box_size("float32", node.plan.fragments), dtype=torch.uint8)
+    description = node.write(0)
+    assert description.size == len(node.outbox) > 2 * CHUNK_SIZE
+    assert description == describe(memoryview(node.outbox.numpy()))

@@ -1,0 +1,369 @@
+"""Rounds against stand-in trainers and a stand-in mesh on trio's virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+import trio
+
+from nolocod.errors import TrainerError
+from nolocod.identity import PeerId
+from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
+from nolocod.outer.loop import Desk, Pace, Rounds
+from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+INNER_STEPS = 20
+EXCHANGE_SECONDS = 0.4
+LATENCY = 0.05
+
+
+class ClockTrainer:
+    """A trainer whose inner steps are the passing of (virtual) time."""
+
+    outbox = inbox = None  # type: ignore[assignment]  # the stand-in mesh moves no bytes
+
+    def __init__(self, step_seconds: float) -> None:
+        self.step_seconds = step_seconds
+        self.round = 0
+        self.calls: Counter[str] = Counter()
+        self.began = trio.current_time()
+        self.snapshot_at: float | None = None
+        self.weight = 1.0
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.round, 0, 1.0)
+
+    @property
+    def steps_since_outer(self) -> int:
+        return int((trio.current_time() - self.began) / self.step_seconds + 1e-9)
+
+    async def wait_boundary(self) -> None:
+        while self.steps_since_outer < INNER_STEPS:  # noqa: ASYNC110 - the step count is a function of the clock
+            await trio.sleep_until(self.began + INNER_STEPS * self.step_seconds)
+
+    @property
+    def subject(self) -> Subject:
+        return Subject()
+
+    def dense_due(self, fragment: int) -> bool:
+        return fragment == 0
+
+    async def snapshot(self, subject: Subject) -> Description:
+        await trio.sleep(self.step_seconds)
+        self.calls["snapshot"] += 1
+        self.snapshot_at = trio.current_time()
+        return Description(0, 1, ())
+
+    async def inspect(self, *, probation: bool) -> Inspection:
+        self.calls["on probation"] += probation
+        self.weight = 0.5 if probation else 1.0
+        return Inspection(1.0, weight=self.weight)
+
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+        assert self.snapshot_at is not None, "applied without a snapshot"
+        steps = int((self.snapshot_at - self.began) / self.step_seconds)
+        self.calls["apply"] += 1
+        self.round = max(self.round + 1, partner_round)
+        self.began, self.snapshot_at = self.snapshot_at, None
+        return Applied(self.round, steps, 1.0, 0.0, self.weight)
+
+    async def solo(self) -> Applied:
+        self.calls["solo"] += 1
+        self.round += 1
+        self.began = trio.current_time()
+        return Applied(self.round, INNER_STEPS, None, 0.0)
+
+    async def discard(self) -> None:
+        self.calls["discard"] += 1
+        self.snapshot_at = None
+
+
+class Table:
+    """The mesh of all nodes of one test: draws partners, and runs exchanges by calling the other node."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.nodes: dict[PeerId, Node] = {}
+        self.dead: set[PeerId] = set()
+        self.broken: set[PeerId] = set()
+        self.suspected: Counter[PeerId] = Counter()
+
+    def add(self, name: str, step_seconds: float = 1.0, **pace: float) -> Node:
+        node = Node(PeerId(name), self, step_seconds, **pace)
+        self.nodes[node.name] = node
+        return node
+
+
+class Node:
+    """One node: the trainer, its rounds, what it emitted, and the mesh as it sees it."""
+
+    def __init__(
+        self, name: PeerId, table: Table, step_seconds: float, *, patience: float = 60, goal: float = 0, staleness: float = 3
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.trainer = ClockTrainer(step_seconds)
+        self.events: list[Event] = []
+        pace = Pace(INNER_STEPS, int(staleness), patience, int(goal))
+        self.rounds = Rounds(name, self.trainer, self, pace, self.events.append)
+
+    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+        live = [n for n in self.table.nodes if n != self.name and n not in avoid and not self.table.suspected[n]]
+        return self.table.rng.choice(live) if live else None
+
+    def suspect(self, peer: PeerId) -> None:
+        self.table.suspected[peer] += 1
+
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+        await trio.sleep(LATENCY)
+        if partner in self.table.dead:
+            return Ended("unreachable", partner, b"s")
+        other = self.table.nodes[partner].rounds
+        answer = other.decide(Offer(self.name, b"s", standing, subject))
+        if not isinstance(answer, Accept):
+            await trio.sleep(LATENCY)
+        if isinstance(answer, Busy):
+            return Ended("busy", partner, b"s", retry_after=answer.retry_after)
+        if isinstance(answer, Refuse):
+            return Ended("refused", partner, b"s", reason=answer.reason)
+        other_desk = other.desk
+        await desk.snapshot(subject)
+        await other_desk.snapshot(subject)
+        await trio.sleep(EXCHANGE_SECONDS)
+        await desk.inspect()
+        await other_desk.inspect()
+        outcome = "aborted" if partner in self.table.broken else "committed"
+        await other.ended(Ended(outcome, self.name, b"s", partner_standing=standing))
+        return Ended(outcome, partner, b"s", partner_standing=answer.standing)
+
+    def steps(self, kind: str) -> list[OuterStep]:
+        return [event for event in self.events if isinstance(event, OuterStep) and event.kind == kind]
+
+
+async def run_for(table: Table, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for node in table.nodes.values():
+                nursery.start_soon(node.rounds.run)
+            await trio.sleep_forever()
+
+
+async def test_eight_nodes_in_step_pair_nearly_always_and_mix(autojump_clock: object) -> None:
+    table = Table()
+    nodes = [table.add(f"peer-{index}") for index in range(8)]
+    await run_for(table, 2000)
+    paired = sum(len(node.steps("paired")) for node in nodes)
+    solo = sum(len(node.steps("solo")) for node in nodes)
+    assert solo == 0
+    assert paired >= 8 * 2000 / (1.5 * INNER_STEPS)
+    for node in nodes:
+        partners = {step.partner for step in node.steps("paired")}
+        assert len(partners) == 7, f"{node.name} met only {partners}"
+
+
+async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object) -> None:
+    table = Table()
+    fast, slow = table.add("fast", 1.0), table.add("slow", 3.0)
+    third, fourth = table.add("third", 1.0), table.add("fourth", 1.3)
+    await run_for(table, 1000)
+    assert all(len(node.steps("paired")) >= 10 for node in (fast, slow, third, fourth))
+    # the fast one took a step at least about every phase: it never waited for the slow one
+    assert len(fast.steps("paired") + fast.steps("solo")) >= 1000 / (1.6 * INNER_STEPS)
+    assert max(n.trainer.round for n in table.nodes.values()) - min(n.trainer.round for n in table.nodes.values()) <= 3
+
+
+async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("only", goal=5)
+    await node.rounds.run()
+    assert [step.round for step in node.steps("solo")] == [1, 2, 3, 4, 5]
+    assert trio.current_time() - node.trainer.began == 0
+    assert all(step.inner_steps == INNER_STEPS for step in node.steps("solo"))
+
+
+async def test_a_dead_partner_is_suspected_once_and_another_is_taken(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("live-1")
+    table.add("live-2")
+    table.add("dead")
+    table.dead.add(PeerId("dead"))
+    table.nodes[PeerId("dead")].rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+    await run_for(table, 500)
+    assert table.suspected[PeerId("dead")] == 1
+    assert len(node.steps("paired")) >= 10
+    assert not node.steps("solo")
+
+
+async def test_aborted_exchanges_apply_on_neither_side(autojump_clock: object) -> None:
+    table = Table()
+    node, other = table.add("a"), table.add("b")
+    table.broken.update({PeerId("a"), PeerId("b")})
+    await run_for(table, 300)
+    for one in (node, other):
+        assert one.trainer.calls["apply"] == 0
+        assert one.trainer.calls["snapshot"] == one.trainer.calls["discard"] > 0
+        assert one.steps("solo"), "training goes on alone"
+        assert any(isinstance(event, ExchangeEnded) and event.outcome == "aborted" for event in one.events)
+
+
+async def test_both_offer_at_once_and_the_lower_id_stands(autojump_clock: object) -> None:
+    table = Table()
+    low, high = table.add("a"), table.add("b")
+    await run_for(table, INNER_STEPS + 3)
+    assert len(low.steps("paired")) == len(high.steps("paired")) == 1
+    began = [event for event in low.events + high.events if isinstance(event, ExchangeEnded) and event.outcome == "committed"]
+    assert {(event.partner, event.initiator) for event in began} == {("b", True), ("a", False)}
+
+
+async def test_what_is_answered_to_an_offer(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node", goal=9)
+    node.rounds._step_seconds = 1.0
+    offer = Offer(PeerId("other"), b"s", Standing(0, 0, 1.0))
+    early = node.rounds.decide(offer)
+    assert isinstance(early, Busy)
+    assert early.retry_after == pytest.approx(INNER_STEPS / 2)
+    await trio.sleep(INNER_STEPS / 2)
+    far = node.rounds.decide(Offer(PeerId("other"), b"s", Standing(4, 0, 1.0)))
+    assert isinstance(far, Refuse)
+    assert "4 rounds apart" in far.reason
+    assert isinstance(node.rounds.decide(offer), Accept)
+    assert isinstance(node.rounds.decide(offer), Busy), "one exchange at a time"
+    await node.rounds.ended(Ended("aborted", PeerId("other"), b"s"))
+    assert isinstance(node.rounds.decide(offer), Accept), "free again"
+    await node.rounds.ended(Ended("in_doubt", PeerId("other"), b"s"))
+    assert node.trainer.calls["apply"] == 0
+    node.trainer.round = 9
+    assert isinstance(node.rounds.decide(offer), Refuse), "the goal is reached"
+
+
+async def test_close_waits_for_the_exchange_under_way_but_not_for_ever(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    await trio.sleep(INNER_STEPS)
+    assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    began = trio.current_time()
+    await node.rounds.close(10)
+    assert trio.current_time() - began == pytest.approx(10)
+    assert isinstance(node.rounds.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Busy)
+
+
+async def test_cancelled_in_the_middle_discards_the_snapshot(autojump_clock: object) -> None:
+    table = Table()
+    node, other = table.add("a"), table.add("b")
+    other.trainer.began -= INNER_STEPS  # ready to accept, its own run not started
+    with trio.move_on_after(INNER_STEPS + LATENCY + 2.2):
+        await node.rounds.run()
+    assert node.trainer.calls["snapshot"] == 1
+    assert node.trainer.calls["discard"] == 1
+    assert node.trainer.calls["apply"] == 0
+    assert isinstance(node.events[-1], ExchangeEnded), "nobody is shown an exchange that is over"
+
+
+async def test_an_offer_accepted_in_the_moment_another_ends_keeps_the_desk(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    table.add("other")
+    await trio.sleep(INNER_STEPS)
+    first, second = (Offer(PeerId(name), b"s", Standing(0, 0, 1.0)) for name in ("first", "second"))
+    assert isinstance(node.rounds.decide(first), Accept)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.rounds.run)
+        await trio.sleep(1)  # at its boundary, waiting for the exchange to end
+        await node.rounds.ended(Ended("aborted", first.partner, b"s"))
+        assert isinstance(node.rounds.decide(second), Accept)
+        desk = node.rounds.desk
+        await trio.sleep(3)
+        assert node.rounds.desk is desk, "two exchanges would share the boxes"
+        assert node.trainer.calls["snapshot"] == 0, "no offer of our own beside it"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("outcome", ["committed", "aborted"])
+async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died(outcome: str, autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    await trio.sleep(INNER_STEPS)
+    assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    await node.rounds.desk.snapshot(Subject())
+
+    async def die(*_: object) -> NoReturn:
+        raise TrainerError("it died.")
+
+    node.trainer.apply = node.trainer.discard = die  # type: ignore[method-assign]
+    with pytest.raises(TrainerError):
+        await node.rounds.ended(Ended(outcome, PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0)))  # type: ignore[arg-type]
+    assert [type(event) for event in node.events] == [ExchangeStarted, ExchangeEnded]
+    with pytest.raises(AssertionError, match="not accepted"):
+        _ = node.rounds.desk
+
+
+async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object) -> None:
+    table = Table()
+    alice, bob = table.add("alice"), table.add("bob")
+    alice.rounds = Rounds(
+        alice.name, alice.trainer, alice, Pace(INNER_STEPS, 3, 60.0, 1), alice.events.append, lambda peer: peer == bob.name
+    )
+    bob.rounds = Rounds(bob.name, bob.trainer, bob, Pace(INNER_STEPS, 3, 60.0, 1), bob.events.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(alice.rounds.run)
+        nursery.start_soon(bob.rounds.run)
+    assert (alice.trainer.calls["on probation"], bob.trainer.calls["on probation"]) == (1, 0)
+    steps = [event for event in alice.events if isinstance(event, OuterStep)]
+    assert [step.weight for step in steps] == [0.5]
+
+
+async def test_patience_ends_though_there_is_always_another_to_ask(autojump_clock: object) -> None:
+    """Found by the simulator: among many busy members a node asked one after the other, and never took a step."""
+    table = Table()
+    node = table.add("one", patience=30, goal=1)
+    for index in range(500):  # more than can be asked in that time
+        other = table.add(f"busy-{index}")
+        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9  # its inner steps never begin
+    began = trio.current_time()
+    await node.rounds.run()
+    assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
+    assert 30 <= trio.current_time() - began - INNER_STEPS < 32
+
+
+async def test_a_busy_partner_is_not_followed_by_the_next_at_once(autojump_clock: object) -> None:
+    """A node that offers is busy itself: where all hurry nobody finds anybody, and a swarm of thousands is asked through."""
+    table = Table()
+    node = table.add("one", patience=20, goal=1)
+    for index in range(100):
+        other = table.add(f"busy-{index}")
+        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9
+    await node.rounds.run()
+    asked = sum(isinstance(event, ExchangeEnded) for event in node.events)
+    assert 10 < asked < 30
+
+
+async def test_patience_ends_in_the_pause_between_two_partners_too(autojump_clock: object) -> None:
+    """Where inner steps are slow, a pause is a part of a long phase."""
+    table = Table()
+    node = table.add("one", patience=5, goal=1)
+    for index in range(10):
+        other = table.add(f"busy-{index}")
+        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9
+    node.rounds._step_seconds = 200.0
+    began = trio.current_time()
+    await node.rounds.run()
+    assert trio.current_time() - began - INNER_STEPS < 7
+
+
+async def test_at_the_goal_no_further_step_is_taken(autojump_clock: object) -> None:
+    """Found by the simulator: who reached the goal as an answerer, on the way to its own boundary, took one step more."""
+    table = Table()
+    nodes = [table.add(f"peer-{index}", 1.0 + 0.1 * index, goal=6) for index in range(7)]
+    await run_for(table, 600)
+    assert {node.trainer.round for node in nodes} == {6}

@@ -1,0 +1,183 @@
+"""Finding a run over real sockets: two meshes that meet, a bootstrap that knows nothing but the DHT, false records."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.errors import NoBootstrapError
+from nolocod.identity import Identity
+from nolocod.node.config import Address, NodeConfig
+from nolocod.observe.events import Event, PartitionHealed, Troubled
+from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
+from nolocod.p2p.discovery.kademlia import Dht, look_up, open_dht
+from nolocod.p2p.host import Host, open_host
+from nolocod.p2p.membership.gossip import Voice
+from nolocod.p2p.membership.gossip_service import Gossip
+from nolocod.p2p.membership.table import Membership
+from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.requests import Terms
+from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.stream import GOSSIP
+from nolocod.proto.types import Standing
+from nolocod.run.manifest import Manifest, Sealed, seal
+from tests.support.wires import ENOUGH, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+QUICK = Timing(heartbeat=0.1, live=6.0, eager=1.0, bootstrap=3.0, search=0.5, widen=3.0, lookup=1.0)
+LOOPBACK = (Address("127.0.0.1", 0),)
+
+
+def a_run(name: str = "test") -> Sealed:
+    return seal(Manifest(name=name, model={"model_type": "llama"}), Identity.generate())
+
+
+def silent(event: Event) -> None:
+    """What a host tells is not asked for here."""
+
+
+@dataclass
+class Node:
+    data_dir: Path
+    bootstrap: tuple[str, ...] = ()
+    timing: Timing = QUICK
+    identity: Identity = field(default_factory=Identity.generate)
+    events: list[Event] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mesh]:
+        self.data_dir.mkdir(exist_ok=True)
+        config = NodeConfig(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=LOOPBACK, upnp=False)
+        async with open_mesh(config, self.identity, self.events.append, rng=random.Random(7), timing=self.timing) as mesh:
+            yield mesh
+
+    async def enter(self, mesh: Mesh, run: Sealed) -> None:
+        await mesh.enter(run, lambda: (Standing(5, 100, 2.5), "training"))
+
+    def troubles(self) -> set[str]:
+        return {event.code for event in self.events if isinstance(event, Troubled)}
+
+
+@asynccontextmanager
+async def stranger(run: Sealed) -> AsyncIterator[tuple[Host, Dht]]:
+    """A libp2p node that serves the DHT, and is in no run of ours."""
+    async with open_host(Identity.generate(), LOOPBACK, (), silent) as host, open_dht(host, run.run_id) as dht:
+        yield host, dht
+
+
+@dataclass
+class Speaker:
+    """A node of which only gossip runs, so that it meets whom the test says."""
+
+    host: Host
+    table: Membership
+    gossip: Gossip
+    events: list[Event]
+
+    @property
+    def contact(self) -> Contact:
+        return self.host.own, self.host.announced
+
+
+async def speaker(stack: AsyncExitStack, nursery: trio.Nursery, run: Sealed) -> Speaker:
+    identity, events = Identity.generate(), list[Event]()
+    host = await stack.enter_async_context(open_host(identity, LOOPBACK, (), events.append))
+    table = Membership(identity.peer_id, run.run_id, QUICK)
+    voice = Voice(identity, run.run_id, lambda: (Standing(5, 100, 2.5), "training"), lambda: host.announced)
+    gossip = Gossip(host, table, voice, random.Random(7), QUICK, events.append)
+    host.serve(GOSSIP, gossip.handle)
+    nursery.start_soon(gossip.run, nursery)
+    return Speaker(host, table, gossip, events)
+
+
+async def test_two_meshes_of_three_are_one_after_one_look_at_a_bootstrap() -> None:
+    run = a_run()
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        left, right = [[await speaker(stack, nursery, run) for _ in range(3)] for _ in "lr"]
+        for first, *others in (left, right):
+            for other in others:
+                await other.gossip.contact(*first.contact)
+        everybody = [*left, *right]
+        await until(lambda: all(one.table.settled(trio.current_time()) and len(one.table) == 2 for one in everybody))
+        seeker = left[2]
+        discovery = Discovery(
+            seeker.gossip, [right[0].contact], lambda: (), random.Random(7), replace(QUICK, search=0.1), silent
+        )
+        nursery.start_soon(discovery.run, lambda: [one.contact for one in left[:2]])
+        await until(lambda: all(len(one.table) == 5 for one in everybody))
+        healed = [event for one in everybody for event in one.events if isinstance(event, PartitionHealed)]
+        assert {event.peer_id for event in healed} >= {right[0].host.own}
+        assert all(2 <= event.members <= 3 for event in healed)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_bootstrap_that_left_the_run_still_leads_to_it_by_the_dht(tmp_path: Path) -> None:
+    run = a_run()
+    async with stranger(a_run("another")) as (stale, _), AsyncExitStack() as stack:
+        addresses = tuple(f"{address}/p2p/{stale.own}" for address in stale.announced)
+        first, second = Node(tmp_path / "a", addresses), Node(tmp_path / "b", addresses)
+        ann = await stack.enter_async_context(first.open())
+        await first.enter(ann, run)
+        assert first.troubles() == {NoBootstrapError.entry.code}
+        bob = await stack.enter_async_context(second.open())
+        await second.enter(bob, run)
+        await until(lambda: len(ann.live()) == len(bob.live()) == 1)
+
+
+async def test_a_newcomer_that_knows_the_run_by_name_gets_it_through_the_dht(tmp_path: Path) -> None:
+    run = a_run()
+    async with stranger(a_run("another")) as (stale, _), AsyncExitStack() as stack:
+        addresses = tuple(f"{address}/p2p/{stale.own}" for address in stale.announced)
+        member = Node(tmp_path / "a", addresses)
+        mesh = await stack.enter_async_context(member.open())
+        await member.enter(mesh, run)
+        identity = Identity.generate()
+        newcomer = await stack.enter_async_context(open_host(identity, LOOPBACK, (), silent))
+        contacts = [(stale.own, stale.announced)]
+        assert await find_run(newcomer, contacts, Terms(identity, run.run_id, 2.0), 10.0) == run
+        with pytest.raises(NoBootstrapError, match="does not know the protocol"):
+            await find_run(newcomer, contacts, Terms(identity, None, 1.0), 1.0)
+
+
+async def test_a_client_of_the_dht_provides_and_asks_and_serves_nothing() -> None:
+    run = a_run()
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(open_host(Identity.generate(), LOOPBACK, (), silent))
+        await stack.enter_async_context(open_dht(server, run.run_id))
+        client = await stack.enter_async_context(open_host(Identity.generate(), LOOPBACK, (), silent))
+        public = False
+        dht = await stack.enter_async_context(open_dht(client, run.run_id, lambda: public))
+        await client.connect(server.own, server.announced)
+        await dht.refresh([(server.own, server.announced)])
+        asker = await stack.enter_async_context(open_host(Identity.generate(), LOOPBACK, (), silent))
+        await asker.connect(server.own, server.announced)
+        with trio.fail_after(ENOUGH):
+            while not (found := await look_up(asker, server.own, run.run_id)):  # noqa: ASYNC110  # the server takes its time
+                await trio.sleep(0.05)
+        assert client.announced[0] in {address.partition("/p2p/")[0] for address in found[client.own]}
+        assert "/ipfs/kad/1.0.0" not in (await server.identify(client.own)).protocols
+        public = True
+        await dht.refresh([])
+        assert "/ipfs/kad/1.0.0" in (await server.identify(client.own)).protocols, "reachable by now"
+
+
+async def test_false_records_are_tried_and_make_nobody_a_member(tmp_path: Path) -> None:
+    run = a_run()
+    async with stranger(run) as (liar, dht), AsyncExitStack() as stack:
+        await dht.refresh([])  # it says of itself that it is in the run
+        addresses = tuple(f"{address}/p2p/{liar.own}" for address in liar.announced)
+        node = Node(tmp_path / "a", addresses, replace(QUICK, search=0.2))
+        mesh = await stack.enter_async_context(node.open())
+        await node.enter(mesh, run)
+        other = Node(tmp_path / "b", mesh.addresses)
+        await other.enter(await stack.enter_async_context(other.open()), run)
+        members = await mesh.wait_members(1)
+        assert [member.peer_id for member in members] == [other.identity.peer_id]

@@ -1,0 +1,786 @@
+"""Two whole exchangers over a network in memory, broken in every place: both apply, or neither."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from nolocod.errors import (
+    DiskFullError,
+    PeerTooSlowError,
+    PeerUnavailableError,
+    ProtocolError,
+    RejectedTensorError,
+    TrainerError,
+    UnacknowledgedError,
+)
+from nolocod.identity import Identity
+from nolocod.observe.events import DoubtSettled
+from nolocod.p2p.exchange.channel import Channel, Context
+from nolocod.p2p.exchange.receipts import ReceiptStore
+from nolocod.p2p.exchange.service import GLARE, Exchanger
+from nolocod.p2p.membership.peer_scoring import Deed
+from nolocod.p2p.transport.stream import EXCHANGE
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import Dialogue
+from nolocod.proto.exchange import Exchange
+from nolocod.proto.limits import Limits
+from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, Subject, describe
+from nolocod.run.manifest import Manifest, Outer, seal
+from tests.support.memory_net import Cut, Net
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Event
+    from nolocod.p2p.exchange.session import Session
+    from nolocod.proto.types import Answer, Offer
+
+SIZE, CHUNK = 2500, 1000
+LIMITS = Limits(chunk_bytes=CHUNK)
+LOW, HIGH = sorted((Identity.from_secret(bytes([n]) * 32) for n in (1, 2)), key=lambda identity: identity.peer_id)
+
+
+@pytest.fixture(autouse=True)
+def _threads_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The virtual clock does not wait for threads, and would jump over every deadline meanwhile."""
+
+    async def run_sync(function: Callable[..., object], *args: object, limiter: object = None) -> object:
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+class FakeBox:
+    def __init__(self, content: bytes | memoryview) -> None:
+        self.content = content if isinstance(content, memoryview) else memoryview(bytearray(content))
+        self.released = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def view(self, start: int, length: int) -> memoryview:
+        return self.content[start : start + length]
+
+    place = view
+
+    def release(self, start: int, length: int) -> None:
+        self.released += length
+
+
+class FakeDesk:
+    """Stands for the trainer."""
+
+    def __init__(self, seed: int, size: int = SIZE) -> None:
+        self.outbox = FakeBox(random.Random(seed).randbytes(size))
+        self.inbox = FakeBox(bytes(size))
+        self.snapshot_seconds = 0.0
+        self.inspect_seconds = 0.0
+        self.fault: Exception | None = None
+        self.inspections = 0
+        self.subject: Subject | None = None
+        self.skipped = b""
+
+    def overlap(self, offset: int) -> None:
+        """Lay the inbox over the outbox, which begins `offset` bytes after it."""
+        size = self.outbox.size
+        memory = memoryview(bytearray(offset + size))
+        memory[offset:] = self.outbox.content
+        self.outbox, self.inbox = FakeBox(memory[offset:]), FakeBox(memory[:size])
+
+    async def snapshot(self, subject: Subject) -> Description:
+        self.subject = subject
+        await trio.sleep(self.snapshot_seconds)
+        return describe(self.outbox.content, CHUNK)
+
+    async def inspect(self) -> bytes:
+        self.inspections += 1
+        await trio.sleep(self.inspect_seconds)
+        if self.fault is not None:
+            raise self.fault
+        return self.skipped
+
+
+class FakeReception:
+    def __init__(self, desk: FakeDesk) -> None:
+        self.desk = desk
+        self.answer: Answer = Accept(Standing(4, 40, 2.0))
+        self.asked: list[Offer] = []
+        self.over: list[Ended] = []
+        self.told = trio.Event()
+
+    def decide(self, offer: Offer) -> Answer:
+        self.asked.append(offer)
+        return self.answer
+
+    async def ended(self, ended: Ended) -> None:
+        await trio.lowlevel.checkpoint()
+        self.over.append(ended)
+        self.told.set()
+
+
+class Node:
+    def __init__(self, net: Net, identity: Identity, folder: Path, limits: Limits = LIMITS, size: int = SIZE) -> None:
+        self.identity = identity
+        self.peer_id = identity.peer_id
+        self.desk = FakeDesk(identity.secret[0], size)
+        self.reception = FakeReception(self.desk)
+        self.receipts = ReceiptStore(folder / identity.peer_id)
+        self.events: list[Event] = []
+        rng = random.Random(identity.secret[0])
+        context = Context(identity, "run", "float32", size, limits, staleness=3, rng=rng)
+        self.judged: list[tuple[PeerId, Deed]] = []
+        self.exchanger = Exchanger(
+            context, net.dial(self.peer_id), self.reception, self.receipts, self.judge, self.events.append
+        )
+        net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
+
+    def judge(self, peer: PeerId, deed: Deed) -> None:
+        self.judged.append((peer, deed))
+
+    async def offer(self, other: Node) -> Ended:
+        return await self.exchanger.offer(other.peer_id, Standing(3, 30, 2.5), Subject(), self.desk)
+
+
+@asynccontextmanager
+async def pair(
+    folder: Path, limits: Limits = LIMITS, cuts: tuple[Cut, ...] = (), size: int = SIZE
+) -> AsyncIterator[tuple[Node, Node, Net]]:
+    async with trio.open_nursery() as nursery:
+        net = Net(nursery, list(cuts))
+        yield Node(net, LOW, folder, limits, size), Node(net, HIGH, folder, limits, size), net
+        nursery.cancel_scope.cancel()
+
+
+def hold_each_others_bytes(alice: Node, bob: Node) -> bool:
+    return alice.desk.inbox.content == bob.desk.outbox.content and bob.desk.inbox.content == alice.desk.outbox.content
+
+
+async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert hold_each_others_bytes(alice, bob)
+    assert (alice.judged, bob.judged) == ([(bob.peer_id, Deed.COMMITTED)], [(alice.peer_id, Deed.COMMITTED)])
+    assert ended.sent == ended.received == bob.reception.over[0].sent == SIZE
+    assert ended.partner_standing == Standing(4, 40, 2.0)
+    assert bob.reception.over[0].partner_standing == Standing(3, 30, 2.5)
+    assert list(alice.receipts.all()) == list(bob.receipts.all())
+    (receipt,) = alice.receipts.all()
+    receipt.check()
+    assert (receipt.session, receipt.offerer, receipt.answerer) == (ended.session, alice.peer_id, bob.peer_id)
+    assert alice.desk.outbox.released == alice.desk.inbox.released == SIZE
+    assert not net.caught
+
+
+@pytest.mark.parametrize("at", [0, 1500, 3300, 7000, 9999])
+async def test_the_inbox_may_lie_over_what_the_partner_holds(tmp_path: Path, autojump_clock: object, at: int) -> None:
+    """As in the trainer's memory: ten chunks, the outbox two chunks behind the inbox, and a stream that breaks."""
+    limits = Limits(chunk_bytes=CHUNK, ahead_chunks=2)
+    cuts = (Cut(0, "out", at), Cut(1, "in", at // 2 + 500)) if at else ()
+    async with pair(tmp_path, limits, cuts, size=10 * CHUNK) as (alice, bob, _):
+        for one in (alice, bob):
+            one.desk.overlap(2 * CHUNK)
+        tensors = [bytes(one.desk.outbox.content) for one in (alice, bob)]
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert [bytes(bob.desk.inbox.content), bytes(alice.desk.inbox.content)] == tensors
+
+
+async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, autojump_clock: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        async with pair(tmp_path, Limits(chunk_bytes=CHUNK, ahead_chunks=1)) as (alice, bob, _):
+            bob.desk.snapshot_seconds = 5.0  # nothing of its own can have arrived meanwhile
+            patch.setattr(Exchange, "may_send", True)
+            ended = await alice.offer(bob)
+            await bob.reception.told.wait()
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
+    assert "came when the partner could hold 0 of ours" in ended.reason
+
+
+async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        subjects = []
+        for offered, answered in ((False, False), (True, False), (False, True)):
+            bob.reception.answer = Accept(Standing(4, 40, 2.0), dense=answered)
+            ended = await alice.exchanger.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(0, offered), alice.desk)
+            assert ended.outcome == "committed"
+            assert alice.desk.subject == bob.desk.subject
+            subjects.append(alice.desk.subject)
+    assert subjects == [Subject(0, dense=False), Subject(0, dense=True), Subject(0, dense=True)]
+
+
+def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
+    manifest = Manifest(name="run", model={"model_type": "llama"}, codec="modulo8", outer=Outer(fragments=3, staleness=7))
+    context = Context.of(LOW, seal(manifest, HIGH), SIZE)
+    assert (context.codec, context.fragments, context.staleness) == ("modulo8/1", 3, 7)
+    assert (context.identity, context.run_id, context.box_size) == (LOW, seal(manifest, HIGH).run_id, SIZE)
+
+
+async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        ended = await alice.exchanger.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(1), alice.desk)
+    assert (ended.outcome, ended.error) == ("refused", "NLC-203")
+    assert bob.reception.asked == []
+
+
+async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.desk.skipped, bob.desk.skipped = b"\x05", b"\x80\x01"
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        (stored,) = alice.receipts.all()
+    assert ended.skipped == b"\x80\x01"
+    assert bob.reception.over[0].skipped == stored.skipped == b"\x05"
+
+
+async def test_busy_and_refuse_are_outcomes(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.reception.answer = Busy(2.5, "in another exchange")
+        busy = await alice.offer(bob)
+        bob.reception.answer = Refuse("NLC-206", "no\nmore")
+        refused = await alice.offer(bob)
+    assert (busy.outcome, busy.retry_after, busy.reason) == ("busy", 2.5, "in another exchange")
+    assert (refused.outcome, refused.error, refused.reason) == ("refused", "NLC-206", "no?more")
+    assert bob.reception.over == []
+
+
+async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.exchanger.box_size = 0
+        before = await alice.offer(bob)
+        bob.exchanger.box_size = SIZE
+        after = await alice.offer(bob)
+    assert (before.outcome, after.outcome) == ("busy", "committed")
+    assert len(bob.reception.asked) == 1
+
+
+async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.exchanger.box_size = SIZE + 1
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.error) == ("refused", "NLC-203")
+    assert bob.reception.asked == []
+
+
+async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        context = Context(bob.identity, "another", "float32", SIZE, LIMITS)
+        stranger = Exchanger(context, net.dial(bob.peer_id), bob.reception, bob.receipts)
+        net.handlers[bob.peer_id, EXCHANGE] = stranger.handle
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.error) == ("refused", "NLC-104")
+    assert "'another'" in ended.reason
+    assert "'run'" in ended.reason
+
+
+@pytest.mark.parametrize("round", [0, 7, 1 << 60])
+async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, autojump_clock: object, round: int) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.reception.answer = Accept(Standing(round, 0, 0.0))
+        ended = await alice.exchanger.offer(bob.peer_id, Standing(3 if round else 4, 30, 2.5), Subject(), alice.desk)
+        await bob.reception.told.wait()
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
+    assert bob.reception.over[0].outcome == "aborted"
+
+
+async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        await alice.exchanger.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), Subject(), alice.desk)
+        await trio.testing.wait_all_tasks_blocked()
+    assert bob.reception.asked == []
+    assert [type(error) for error in net.caught] == [ProtocolError]
+
+
+async def test_nobody_there_is_unreachable(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        net.handlers.clear()
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.error) == ("unreachable", "NLC-201")
+
+
+async def silent(_stream: object) -> None:
+    await trio.sleep_forever()
+
+
+async def test_a_silent_answerer_costs_the_accept_deadline_and_no_more(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        net.handlers[bob.peer_id, EXCHANGE] = silent
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        took = trio.current_time() - started
+    assert (ended.outcome, ended.error) == ("unreachable", "NLC-202")
+    assert took <= LIMITS.accept_seconds + LIMITS.abort_seconds
+
+
+# --- one stream broken at every place ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+async def test_a_stream_broken_once_anywhere_after_accept_is_resumed(
+    tmp_path: Path, autojump_clock: object, direction: str
+) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        await bob.reception.told.wait()
+        total = net.lines[0].sent[direction]
+        first = next_frame(bytes(net.lines[0].log[direction]))
+    assert total > first + SIZE
+    for at in range(first + 1, total, 97):
+        async with pair(tmp_path / f"{at}", cuts=(Cut(0, direction, at),)) as (alice, bob, net):
+            started = trio.current_time()
+            ended = await alice.offer(bob)
+            await bob.reception.told.wait()
+            took = trio.current_time() - started
+        assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "committed"), at
+        assert hold_each_others_bytes(alice, bob)
+        assert alice.desk.inspections == bob.desk.inspections == 1
+        assert len(bob.reception.over) == 1
+        assert took < 60, at
+        assert not net.caught
+
+
+def next_frame(log: bytes) -> int:
+    """Where the second frame begins."""
+    return 9 + int.from_bytes(log[5:9], "big")
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+async def test_a_partner_gone_for_good_leaves_both_or_neither_or_a_counted_doubt(
+    tmp_path: Path, autojump_clock: object, direction: str
+) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        await bob.reception.told.wait()
+        total = net.lines[0].sent[direction]
+    outcomes = set()
+    for at in range(1, total + 1, 97):
+        async with pair(tmp_path / f"{at}", cuts=(Cut(0, direction, at),)) as (alice, bob, net):
+            net.down = lambda _peer, net=net: bool(net.lines)  # no second stream
+            started = trio.current_time()
+            ended = await alice.offer(bob)
+            if bob.reception.asked:
+                await bob.reception.told.wait()
+            took = trio.current_time() - started
+        theirs = bob.reception.over[0].outcome if bob.reception.over else None
+        outcomes.add((ended.outcome, theirs))
+        if theirs == "committed":
+            assert ended.outcome == "committed", at
+        if ended.outcome == "committed":
+            assert theirs in ("committed", "in_doubt"), at
+            assert ended.error == UnacknowledgedError.entry.code or theirs == "committed", at
+        assert took <= LIMITS.resume_seconds + LIMITS.doubt_seconds + LIMITS.redial_seconds + 60, at
+    assert outcomes <= {
+        ("unreachable", None),
+        ("unreachable", "aborted"),
+        ("aborted", "aborted"),
+        ("aborted", "in_doubt"),
+        ("committed", "in_doubt"),
+        ("committed", "committed"),
+    }
+    assert ("aborted", "aborted") in outcomes
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_several_broken_streams_in_a_row_never_leave_the_two_sides_apart(
+    tmp_path: Path, autojump_clock: object, seed: int
+) -> None:
+    rng = random.Random(seed)
+    cuts = (
+        Cut(0, rng.choice(["out", "in"]), rng.randrange(500, 4200)),
+        *(Cut(stream, rng.choice(["out", "in"]), rng.randrange(1, 3500)) for stream in range(1, rng.randrange(2, 7))),
+    )
+    async with pair(tmp_path, cuts=cuts) as (alice, bob, net):
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        took = trio.current_time() - started
+    theirs = bob.reception.over[0].outcome
+    assert (ended.outcome == "committed") == (theirs == "committed"), f"{ended} {theirs} {cuts}"
+    if theirs == "committed":
+        assert hold_each_others_bytes(alice, bob)
+    assert len(bob.reception.over) == 1
+    assert took < 120
+    assert not net.caught
+
+
+async def test_streams_that_always_break_end_within_the_bound(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path, cuts=(Cut(-1, "out", 900),)) as (alice, bob, net):
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        took = trio.current_time() - started
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert 1 < len(net.lines) <= 4 * LIMITS.resumes
+    assert took < 120
+
+
+async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        before_commit = commit_starts(bytes(net.lines[0].log["out"]))
+    async with pair(tmp_path / "cut", cuts=(Cut(0, "out", before_commit + 1),)) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        assert ended.outcome == "committed"
+        assert bob.reception.over == []
+        reborn = Node(net, LOW, tmp_path / "cut")  # alice's daemon started again: only the file remembers
+        assert reborn.receipts.find(ended.session) is not None
+        await bob.reception.told.wait()
+    assert [over.outcome for over in bob.reception.over] == ["committed"]
+    assert bob.receipts.find(ended.session) == alice.receipts.find(ended.session)
+
+
+@pytest.mark.parametrize("asks", ["the one in doubt", "its partner"])
+@pytest.mark.parametrize("decided", [True, False])
+async def test_a_doubt_is_settled_once_the_partner_is_heard_of_again(
+    tmp_path: Path, autojump_clock: object, asks: str, *, decided: bool
+) -> None:
+    async with pair(tmp_path / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        before_commit = commit_starts(bytes(net.lines[0].log["out"]))
+    async with pair(tmp_path / "cut", cuts=(Cut(0, "out", before_commit + 1),)) as (alice, bob, net):
+        net.down = lambda _: bool(net.lines)
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "in_doubt")
+        if not decided:  # alice's daemon started again, and its disk was lost with the decision
+            alice = Node(net, LOW, tmp_path / "another disk")
+        net.down = lambda _: False
+        one, other = (alice, bob) if asks == "its partner" else (bob, alice)
+        with trio.CancelScope() as given_up:  # as a round does that has waited long enough: nothing is forgotten
+            given_up.cancel()
+            await one.offer(other)
+        for _ in range(2):  # it is asked once
+            await one.offer(other)
+        await trio.sleep(1)
+    assert bob.events == [DoubtSettled(alice.peer_id, ended.session.hex(), committed=decided)]
+    assert bob.receipts.find(ended.session) == alice.receipts.find(ended.session)
+    assert (bob.receipts.find(ended.session) is not None) == decided
+    told = [over.outcome for over in bob.reception.over if over.session == ended.session]
+    assert told == ["in_doubt"], "nothing is applied late"
+
+
+def commit_starts(log: bytes) -> int:
+    """Where the last frame of a log begins."""
+    position = start = 0
+    while position < len(log):
+        start = position
+        position += 9 + int.from_bytes(log[position + 5 : position + 9], "big")
+    return start
+
+
+# --- glare, replay, strangers ------------------------------------------------------------------------
+
+
+async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (low, high, _):
+        results: dict[str, Ended] = {}
+
+        async def offers(one: Node, other: Node) -> None:
+            results[one.peer_id] = await one.offer(other)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offers, low, high)
+            nursery.start_soon(offers, high, low)
+        await high.reception.told.wait()
+    assert results[low.peer_id].outcome == high.reception.over[0].outcome == "committed"
+    assert (results[high.peer_id].outcome, results[high.peer_id].reason) == ("busy", GLARE)
+    assert low.reception.asked == []
+
+
+async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Path, autojump_clock: object) -> None:
+    """It accepted our offer: an offer of its own would have both exchanges write into one inbox."""
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.desk.snapshot_seconds = 2.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(alice.offer, bob)
+            await trio.sleep(1)
+            second = await bob.offer(alice)
+        assert (second.outcome, second.reason) == ("busy", "in an exchange with you")
+        assert alice.reception.asked == []
+        assert bob.reception.over[0].outcome == "committed"
+
+
+async def test_a_replayed_offer_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        dialogue = Dialogue(LOW, "run", bob.peer_id, ended.session, 100)
+        offer = pb.Offer(codec="float32", size=SIZE)
+        channel = Channel(await net.dial(LOW.peer_id)(bob.peer_id, EXCHANGE), LIMITS)
+        await channel.send_envelope(dialogue.seal(pb.Body(offer=offer)))
+        answer = dialogue.open(await channel.receive_envelope())
+    assert answer.refuse.code == "NLC-203"
+    assert len(bob.reception.asked) == 1
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_who_asks_about_an_unknown_session_is_told_that_it_is_over(
+    tmp_path: Path, autojump_clock: object, confirmed: bool
+) -> None:
+    async with pair(tmp_path) as (_, bob, net):
+        dialogue = Dialogue(LOW, "run", bob.peer_id, b"s" * 16, 7)
+        channel = Channel(await net.dial(LOW.peer_id)(bob.peer_id, EXCHANGE), LIMITS)
+        await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=confirmed))))
+        answer = dialogue.open(await channel.receive_envelope())
+    assert answer.WhichOneof("content") == "abort"
+
+
+async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        alice.desk.inspect_seconds = 100.0
+        results: list[Ended] = []
+
+        async def offers() -> None:
+            results.append(await alice.offer(bob))
+
+        net.nursery.start_soon(offers)
+        await trio.sleep(50)  # bob has confirmed; alice still inspects
+        session = bob.reception.asked[0].session
+        dialogue = Dialogue(HIGH, "run", alice.peer_id, session, 50)
+        channel = Channel(await net.dial(HIGH.peer_id)(alice.peer_id, EXCHANGE), LIMITS)
+        await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=True))))
+        answer = dialogue.open(await channel.receive_envelope())
+        await bob.reception.told.wait()
+        await trio.sleep(100)
+    assert answer.WhichOneof("content") == "abort"
+    assert results[0].outcome == "aborted"
+    assert bob.reception.over[0].outcome != "committed"
+    assert list(alice.receipts.all()) == []
+
+
+# --- own faults, rejections, slowness ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["offerer", "answerer"])
+async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: object, side: str) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        desk = alice.desk if side == "offerer" else bob.desk
+        desk.fault = RejectedTensorError("not finite.")
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert ended.error == bob.reception.over[0].error == "NLC-207"
+    finder, other = (alice, bob) if side == "offerer" else (bob, alice)
+    assert finder.judged == [(other.peer_id, Deed.FALSE_TENSOR)]
+    assert other.judged == [], "what a partner says of us is no deed of its own"
+    assert list(alice.receipts.all()) == list(bob.receipts.all()) == []
+
+
+async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.desk.fault = TrainerError("it died.")
+        with pytest.raises(TrainerError):
+            await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert (bob.reception.over[0].outcome, bob.reception.over[0].error) == ("aborted", "NLC-125")
+
+
+async def test_an_answerers_own_fault_is_raised_after_ended(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.fault = TrainerError("it died.")
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert (ended.outcome, ended.error) == ("aborted", "NLC-125")
+    assert bob.reception.over[0].outcome == "aborted"
+    assert [type(error) for error in net.caught] == [TrainerError]
+
+
+async def test_a_receipt_that_cannot_be_stored_means_no_decision(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_receipt: object) -> None:
+        raise DiskFullError("no space.")
+
+    async with pair(tmp_path) as (alice, bob, _):
+        monkeypatch.setattr(alice.receipts, "add", full)
+        with pytest.raises(DiskFullError):
+            await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert bob.reception.over[0].outcome == "aborted"
+
+
+async def ask_in_doubt(net: Net, alice: Node, bob: Node) -> str | None:
+    """Ask alice, in bob's name, what she decided: the name of her answer, None for none."""
+    dialogue = Dialogue(HIGH, "run", alice.peer_id, bob.reception.asked[0].session, 50)
+    channel = Channel(await net.dial(HIGH.peer_id)(alice.peer_id, EXCHANGE), LIMITS)
+    await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=True))))
+    try:
+        return dialogue.open(await channel.receive_envelope()).WhichOneof("content")
+    except PeerUnavailableError:
+        return None
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    async def run_sync(function: Callable[..., object], *args: object, limiter: object = None) -> object:
+        await trio.sleep(seconds if function.__name__ == "add" else 0)
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+def hold_back(session: Session, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have what this side sends from now on wait for so long, as behind a full window."""
+    send = session._channel.send_envelope
+
+    async def late(raw: bytes) -> None:
+        await trio.sleep(seconds)
+        await send(raw)
+
+    monkeypatch.setattr(session._channel, "send_envelope", late)
+
+
+def session_of(node: Node) -> Session:
+    (session,) = node.exchanger._running.values()
+    return session
+
+
+async def test_who_asks_just_before_the_offerer_aborts_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        alice.desk.inspect_seconds, alice.desk.fault = 25.0, RejectedTensorError("not finite.")
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(20)  # bob has confirmed; alice still inspects
+        answer = await ask_in_doubt(net, alice, bob)
+    assert answer == "abort"
+    assert not net.caught
+
+
+async def test_nothing_aborts_while_the_receipt_is_being_written(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_disk(monkeypatch, 30.0)
+    results: list[Ended] = []
+    answers: list[str | None] = []
+    async with pair(tmp_path) as (alice, bob, net):
+
+        async def offers() -> None:
+            results.append(await alice.offer(bob))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offers)
+            await trio.sleep(5)
+            answers.append(await ask_in_doubt(net, alice, bob))  # no answer yet: neither would be true
+            answers.append(await ask_in_doubt(net, alice, bob))
+            await session_of(bob)._channel.send_envelope(b"nonsense")
+        answers.append(await ask_in_doubt(net, alice, bob))
+    assert answers == [None, None, "commit"]
+    assert results[0].outcome == "committed"
+    assert len(list(alice.receipts.all())) == 1
+    assert {type(error) for error in net.caught} == {PeerTooSlowError}
+
+
+async def test_an_inspection_that_ends_while_an_abort_is_told_confirms_nothing(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.inspect_seconds = 5.0
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(4)
+        hold_back(session_of(bob), monkeypatch, 3.0)
+        await session_of(alice)._channel.send_envelope(b"nonsense")
+        await bob.reception.told.wait()
+    assert (bob.reception.over[0].outcome, bob.reception.over[0].error) == ("aborted", "NLC-203")
+    assert not net.caught
+
+
+async def test_an_own_fault_is_not_lost_behind_the_peers_next_message(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.inspect_seconds, bob.desk.fault = 3.0, TrainerError("it died.")
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(2)
+        hold_back(session_of(bob), monkeypatch, 8.0)  # alice says Working meanwhile
+        await bob.reception.told.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert [type(error) for error in net.caught] == [TrainerError]
+
+
+async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.snapshot_seconds, bob.desk.inspect_seconds = 50.0, 20.0
+        alice.desk.inspect_seconds = 25.0
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert len(net.lines) == 1
+
+
+async def test_a_partner_that_works_for_ever_ends_at_the_whole_deadline(tmp_path: Path, autojump_clock: object) -> None:
+    limits = Limits(chunk_bytes=CHUNK, exchange_seconds=40.0, snapshot_seconds=1e6)
+    async with pair(tmp_path, limits) as (alice, bob, _):
+        bob.desk.snapshot_seconds = 1e6
+        started = trio.current_time()
+        ended = await alice.offer(bob)
+        took = trio.current_time() - started
+        await bob.reception.told.wait()
+    assert (ended.outcome, bob.reception.over[0].outcome) == ("aborted", "aborted")
+    assert took <= 45
+
+
+@pytest.mark.parametrize("after", [0.0, 5.0])
+async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
+    tmp_path: Path, autojump_clock: object, after: float
+) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        alice.desk.inspect_seconds = 50.0
+        done = False
+        with trio.move_on_after(after + 0.001) as scope:
+            await alice.offer(bob)
+            done = True
+        started = trio.current_time()
+        if bob.reception.asked:
+            await bob.reception.told.wait()
+        took = trio.current_time() - started
+        alice.desk.inspect_seconds = 0.0
+        again = await bob.offer(alice)
+    assert scope.cancelled_caught
+    assert not done
+    assert took <= LIMITS.abort_seconds
+    assert all(over.outcome == "aborted" for over in bob.reception.over)
+    assert again.outcome == "committed"
+    assert not net.caught
+
+
+async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, net):
+        bob.desk.inspect_seconds = 50.0
+        handle, scope = bob.exchanger.handle, trio.CancelScope()
+
+        async def stoppable(stream: object) -> None:
+            with scope:
+                await handle(stream)  # type: ignore[arg-type]  # the net's own streams
+
+        net.handlers[bob.peer_id, EXCHANGE] = stoppable
+        scope.deadline = trio.current_time() + 5
+        ended = await alice.offer(bob)
+    assert (ended.outcome, ended.reason) == ("aborted", "the node stops")
+    assert [over.outcome for over in bob.reception.over] == ["aborted"]
+
+
+async def test_altered_bytes_are_not_taken(tmp_path: Path, autojump_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        told = describe(memoryview(alice.desk.outbox.content), CHUNK)
+
+        async def lying(_: Subject) -> Description:
+            alice.desk.outbox.content[-1] ^= 1
+            return told
+
+        alice.desk.snapshot = lying  # type: ignore[method-assign]  # what a faulty trainer would do
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert ended.error == bob.reception.over[0].error == "NLC-205"
+    assert bob.desk.inspections == 0

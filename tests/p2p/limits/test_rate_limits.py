@@ -1,0 +1,186 @@
+"""What strangers may have: each limit at its bound, for a peer and for all that come from one address."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nolocod.identity import PeerId
+from nolocod.p2p.limits import rate_limits
+from nolocod.p2p.limits.rate_limits import NORMAL, Buckets, DoorLimits, Doorway, Knocks, Rate, Turnstile, source
+
+HOME, OFFICE = "192.0.2.1", "198.51.100.7"
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("", ""),
+        ("not an address", "not an address"),
+    ],
+)
+def test_one_customer_is_an_ipv4_address_or_a_64_of_ipv6(host: str, name: str) -> None:
+    assert source(host) == name
+
+
+def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
+    buckets = Buckets(Rate(2.0, 5))
+    assert [buckets.take("one", 0.0) for _ in range(6)] == [True] * 5 + [False]
+    assert buckets.take("another", 0.0), "each name has its own"
+    assert not buckets.take("one", 0.49)
+    assert buckets.take("one", 0.5)
+    assert [buckets.take("one", 1000.0) for _ in range(6)] == [True] * 5 + [False], "never more than the burst"
+
+
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=200))
+def test_over_any_span_no_more_than_burst_and_rate_together(gaps: list[float]) -> None:
+    buckets, now, taken = Buckets(Rate(1.5, 4)), 0.0, []
+    for gap in gaps:
+        now += gap
+        if buckets.take("one", now):
+            taken.append(now)
+    for first in range(len(taken)):
+        for last in range(first, len(taken)):
+            assert last - first + 1 <= 4 + 1.5 * (taken[last] - taken[first]) + 1e-6
+
+
+def test_thousands_of_names_cost_bounded_memory_and_full_buckets_none() -> None:
+    buckets = Buckets(Rate(1.0, 3))
+    for number in range(5000):
+        buckets.take(f"name-{number}", 0.0)
+    assert len(buckets) == 1024
+    assert not all(buckets.take("name-4999", 0.0) for _ in range(3)), "of the latest it is remembered what they took"
+    buckets.take("later", 10.0)
+    assert len(buckets) == 1
+
+
+# --- connections ------------------------------------------------------------------------------------------
+
+FREE = Rate(1e6, 1e6)
+
+
+def test_the_door_counts_those_inside_by_address() -> None:
+    door = Doorway(DoorLimits(per_address=2, arrivals=FREE))
+    first, second = door.admit(HOME, 0.0), door.admit(HOME, 0.0)
+    assert first is not None
+    assert second is not None
+    assert door.admit(HOME, 0.0) is None
+    assert door.turned_away == 1
+    assert door.admit(OFFICE, 0.0) is not None
+    second.leave()
+    assert door.admit(HOME, 0.0) is not None
+    assert door.inside == 3
+
+
+def test_handshakes_are_counted_by_address_and_in_all_until_they_are_over() -> None:
+    door = Doorway(DoorLimits(half_open=5, half_open_per_address=3, arrivals=FREE))
+    visits = [door.admit(HOME, 0.0) for _ in range(3)]
+    assert door.admit(HOME, 0.0) is None
+    others = [door.admit(OFFICE, 0.0) for _ in range(2)]
+    assert door.admit(OFFICE, 0.0) is None, "five in all"
+    for visit in (*visits, *others):
+        assert visit is not None
+        visit.settle()
+        visit.settle()
+    assert door.admit(HOME, 0.0) is not None
+    assert door.inside == 6
+
+
+def test_who_comes_too_often_waits_whatever_it_closed_again() -> None:
+    door = Doorway(DoorLimits(arrivals=Rate(1.0, 4)))
+    for _ in range(4):
+        visit = door.admit("2001:db8::1", 0.0)
+        assert visit is not None
+        visit.leave()
+    assert door.inside == 0
+    assert door.admit("2001:db8::2", 0.0) is None, "the same /64"
+    assert door.admit("2001:db8::2", 1.0) is not None
+
+
+# --- streams ----------------------------------------------------------------------------------------------
+
+
+def test_a_peer_has_its_share_of_each_protocol_and_an_address_eight_times_as_much() -> None:
+    turnstile = Turnstile({"/rare": Rate(1.0, 2)})
+
+    def ask(peer: int, host: str | None = HOME, protocol: str = "/rare", now: float = 0.0) -> str | None:
+        return turnstile.objection(protocol, PeerId(f"peer-{peer}"), host, now)
+
+    assert [ask(0) for _ in range(3)] == [None, None, "peer"]
+    assert ask(0, protocol="/other") is None
+    assert [ask(number) for number in range(1, 20)] == [None] * 14 + ["address"] * 5
+    assert ask(30, OFFICE) is None
+    assert ask(31, None) is None, "of who comes through a relay no address is known"
+    assert ask(40, now=1.0) is None
+
+
+def test_what_is_not_rated_is_normal() -> None:
+    turnstile = Turnstile({})
+    asked = [turnstile.objection("/any", PeerId("peer"), HOME, 0.0) for _ in range(int(NORMAL.burst) + 1)]
+    assert asked == [None] * int(NORMAL.burst) + ["peer"]
+
+
+# --- dialling ---------------------------------------------------------------------------------------------
+
+
+def test_a_strangers_address_is_knocked_at_in_vain_so_often_and_no_more() -> None:
+    """However many members say that they are there, on whatever ports."""
+    knocks = Knocks()
+    dialled = sum(knocks.may(HOME, float(second)) for second in range(600) for _ in range(10))
+    assert dialled <= 40 + 0.5 * 600
+    assert knocks.may(OFFICE, 600.0)
+
+
+def test_many_at_once_are_no_more_than_one_after_another() -> None:
+    knocks = Knocks(unknown=Rate(0.1, 3))
+    assert [knocks.may(HOME, 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_where_one_of_ours_answered_more_may_fail() -> None:
+    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
+    assert [knocks.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
+    knocks.answered(HOME, 0.0)
+    assert [knocks.may(HOME, 0.0) for _ in range(6)] == [True] * 5 + [False]
+    assert knocks.may(HOME, 1.0)
+
+
+def test_who_lost_a_race_did_not_keep_us_waiting_in_vain() -> None:
+    """Members of one household, all of them faster by IPv6: the address that they share is there for the next one."""
+    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
+    for _ in range(5):
+        assert knocks.may(HOME, 0.0)
+        knocks.overtaken(HOME, 0.0)
+    assert [knocks.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
+
+
+def test_who_chooses_the_races_has_us_knock_no_oftener_than_where_one_of_ours_answered() -> None:
+    """A member may name its own address beside a stranger's, and win each time."""
+    knocks = Knocks()
+    dialled = 0
+    for second in range(600):
+        for _ in range(20):
+            if knocks.may(HOME, float(second)):
+                knocks.overtaken(HOME, float(second))
+                dialled += 1
+    assert dialled <= 40 + 200 + (0.5 + 5) * 600
+
+
+def test_what_is_answered_costs_nothing() -> None:
+    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(0.1, 2))
+    for _ in range(50):
+        assert knocks.may(HOME, 0.0)
+        knocks.answered(HOME, 0.0)
+
+
+def test_what_answered_is_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "_KEPT", 8)
+    knocks = Knocks(unknown=Rate(0.1, 1), known=Rate(1.0, 5))
+    for number in range(100):
+        knocks.answered(f"10.0.0.{number}", 0.0)
+    assert len(knocks._answered) == 8

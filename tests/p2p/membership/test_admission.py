@@ -1,0 +1,210 @@
+"""Who may read the pages: loopback, tokens, cookies, and how much one reader may take."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from nolocod.errors import DiskFullError, HttpTokenError
+from nolocod.node.config import Address
+from nolocod.node.data_directory import Running
+from nolocod.observe.events import StateChanged
+from nolocod.observe.metrics import Metrics
+from nolocod.observe.status import client, http
+from nolocod.observe.status.access import Guard, is_loopback, make_token, read_token
+from nolocod.observe.status.http import Request
+from nolocod.observe.status.server import READERS, Pages, serve_http
+from nolocod.observe.status.state import StatusState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKEN = "a-token-of-a-good-length"
+
+
+def status_of(guard: Guard, path: str, query: str = "", **headers: str) -> int:
+    """What the guard of an open address answers; 200 for who may go on."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    reply = guard.judge(Request("GET", path, query, "node.example:80", named), only_local=False, port=80)
+    return 200 if reply is None else reply.status
+
+
+def test_an_open_address_asks_for_the_token() -> None:
+    guard = Guard(TOKEN)
+    for path in ("/", "/status.json", "/events", "/metrics", "/nothing"):
+        assert status_of(guard, path) == 401, path
+        assert status_of(guard, path, authorization=f"Bearer {TOKEN}") == 200, path
+        for wrong in ("", f"Bearer {TOKEN}x", "Bearer ", f"Basic {TOKEN}", "Bearer ÿ"):
+            assert status_of(guard, path, authorization=wrong) == 401, wrong
+        assert status_of(guard, path, "token=wrong") == 401
+    for path in ("/healthz", "/readyz"):
+        assert status_of(guard, path) == 200
+
+
+def test_metrics_may_be_opened_alone() -> None:
+    guard = Guard(TOKEN, open_metrics=True)
+    assert status_of(guard, "/metrics") == 200
+    assert status_of(guard, "/status.json") == 401
+
+
+def test_an_open_address_without_a_token_lets_nobody_in() -> None:
+    assert status_of(Guard(), "/status.json") == 401
+    assert status_of(Guard(), "/status.json", authorization="Bearer None") == 401
+
+
+def test_the_token_in_the_address_becomes_a_cookie() -> None:
+    guard = Guard(TOKEN)
+    reply = guard.judge(Request("GET", "//evil.example/x", f"token={TOKEN}"), only_local=False, port=80)
+    assert reply is not None
+    headers = dict(reply.headers)
+    assert (reply.status, headers["location"]) == (303, "/evil.example/x")
+    assert "HttpOnly; SameSite=Strict" in headers["set-cookie"]
+    assert TOKEN not in headers["set-cookie"]
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert status_of(guard, "/status.json", cookie=f"other=1; {cookie}") == 200
+    assert status_of(guard, "/status.json", cookie=cookie[:-1]) == 401
+    assert status_of(Guard("another-token-of-a-length"), "/status.json", cookie=cookie) == 401
+
+
+def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "http.token"
+    token = make_token(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert make_token(path) == token == read_token(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_token_that_could_not_be_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file in its place would keep the node from starting until somebody removed it."""
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskFullError):
+            make_token(tmp_path / "http.token")
+    assert not list(tmp_path.iterdir())
+    assert make_token(tmp_path / "http.token")
+
+
+@pytest.mark.parametrize("content", [b"", b"short\n", b"two words in one line\n", b"\xff" * 40, b"x" * 5000])
+def test_a_file_without_a_token_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(HttpTokenError, match="No such file"):
+        read_token(path)
+    path.write_bytes(content)
+    with pytest.raises(HttpTokenError, match="holds no token"):
+        read_token(path)
+
+
+def test_what_counts_as_loopback() -> None:
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.2", "localhost.example", ""))
+
+
+def pages() -> Pages:
+    return Pages(StatusState(trio.current_time, lambda: 1), Metrics())
+
+
+async def test_status_reads_an_open_node_by_its_token(nursery: trio.Nursery, tmp_path: Path) -> None:
+    path = tmp_path / "http.token"
+    guard = Guard(make_token(path))
+    where = await nursery.start(serve_http, Address("0.0.0.0", 0), pages(), guard)
+    report = await trio.to_thread.run_sync(client.read, Running(1, where, "", "", (), str(path)))
+    assert report.state == "starting"
+    path.write_text("another-token-of-a-length\n")
+    for token_file in (str(path), ""):
+        with pytest.raises(HttpTokenError, match="refuses"):
+            await trio.to_thread.run_sync(client.read, Running(1, where, "", "", (), token_file))
+
+
+async def connect(where: str) -> trio.SocketStream:
+    address = Address.parse(where, "")
+    return await trio.open_tcp_stream(address.host, address.port)
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    with trio.fail_after(60):
+        return b"".join([bytes(part) async for part in stream])
+
+
+async def test_one_connection_too_many_is_closed_and_room_is_made_again(nursery: trio.Nursery) -> None:
+    where = await nursery.start(serve_http, Address("127.0.0.1", 0), pages())
+    idle = [await connect(where) for _ in range(http.PER_ADDRESS)]
+    assert await read_all(await connect(where)) == b""
+    await idle[0].aclose()
+    reply = b""
+    with trio.fail_after(60):
+        while not reply:  # until the server has seen that one left
+            stream = await connect(where)
+            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            try:
+                reply = await read_all(stream)
+            except trio.BrokenResourceError:
+                reply = b""
+    assert b'{"alive":true}' in reply
+
+
+async def test_nonsense_is_answered_and_closed(nursery: trio.Nursery) -> None:
+    where = await nursery.start(serve_http, Address("127.0.0.1", 0), pages())
+    for nonsense in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: " + b"x" * 20_000 + b"\r\n\r\n"):
+        stream = await connect(where)
+        await stream.send_all(nonsense)
+        assert (await read_all(stream)).startswith(b"HTTP/1.1 4")
+
+
+async def test_a_silent_reader_is_cut_off(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    """The stream of a connection, without the kernel's buffers: what is not taken in time ends it."""
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    nursery.start_soon(theirs.send_all, b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connection = http._Connection(ours)  # type: ignore[arg-type]  # a stream of memory stands for the socket
+    began = trio.current_time()
+    with pytest.raises(trio.TooSlowError):
+        await connection.run(lambda request: pages().answer(request.method, request.path))
+    assert trio.current_time() - began < 30
+
+
+async def test_events_come_at_once_when_something_happens_else_every_second(autojump_clock: trio.testing.MockClock) -> None:
+    state = StatusState(trio.current_time, lambda: 1)
+    at: list[float] = []
+
+    async def take(data: bytes) -> None:
+        assert data.startswith(b"data: {")
+        assert data.endswith(b"}\n\n")
+        at.append(trio.current_time())
+        if len(at) == 3:
+            state.follow(StateChanged("training"))
+
+    reply = Pages(state, Metrics()).answer("GET", "/events")
+    assert reply.content_type == "text/event-stream"
+    assert reply.feed is not None
+    began = trio.current_time()
+    with trio.move_on_after(3):
+        await reply.feed(take)
+    gaps = [round(later - earlier, 1) for earlier, later in pairwise(at)]
+    assert gaps[:3] == [1.0, 1.0, 0.2]
+    assert at[0] == began
+
+
+async def test_only_so_many_watch_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    served = pages()
+
+    async def take(data: bytes) -> None: ...
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(READERS):
+            feed = served.answer("GET", "/events").feed
+            assert feed is not None
+            nursery.start_soon(feed, take)
+        await trio.sleep(1)
+        assert served.answer("GET", "/events").status == 503
+        nursery.cancel_scope.cancel()
+    assert served.answer("GET", "/events").status == 200

@@ -1,0 +1,217 @@
+"""Partners are drawn uniformly among those that are reached straight, less often where a relay carries, and among no others."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nolocod.identity import PeerId
+from nolocod.p2p.membership.peer_selection import RELAYED, choose, relayed
+from nolocod.proto.types import Member, Standing
+
+if TYPE_CHECKING:
+    from nolocod.observe.events import NatClass, Reach
+
+OWN = Standing(round=10, tokens=0, loss=0.0)
+
+
+def member(name: str, *, round: int = 10, state: str = "training") -> Member:
+    return Member(PeerId(name), Standing(round, 0, 0.0), state, (), "0", 0.0, None, lead=round - OWN.round)
+
+
+def test_uniform_by_chi_square() -> None:
+    members = [member(f"p{number}", round=10 + number % 3) for number in range(8)]
+    rng = random.Random(1)
+    draws = 8000
+    counts = Counter(choose(rng, members, OWN, 3, set()) for _ in range(draws))
+    expected = draws / len(members)
+    statistic = sum((counts[one.peer_id] - expected) ** 2 / expected for one in members)
+    assert statistic < 18.48  # 99 % quantile of chi-square with 7 degrees of freedom
+
+
+def test_the_order_of_members_does_not_weigh_in() -> None:
+    members = [member(f"p{number}") for number in range(4)]
+    counts = Counter(choose(random.Random(seed), members[::-1], OWN, 3, set()) for seed in range(4000))
+    assert set(counts) == {one.peer_id for one in members}
+    assert max(counts.values()) < 1.2 * min(counts.values())
+
+
+def test_nobody_fit_is_nobody() -> None:
+    members = [
+        member("behind", round=6),
+        member("ahead", round=14),
+        member("joins", state="joining"),
+        member("done", state="finished"),
+        member("avoided"),
+    ]
+    assert choose(random.Random(0), members, OWN, 3, {PeerId("avoided")}) is None
+    assert choose(random.Random(0), [], OWN, 3, set()) is None
+
+
+def test_the_staleness_limit_is_inclusive_on_both_sides() -> None:
+    for distance in (-3, 3):
+        near = member("near", round=10 + distance)
+        assert choose(random.Random(0), [near], OWN, 3, set()) == "near"
+        assert (
+            choose(
+                random.Random(0),
+                [replace(near, standing=Standing(10 + distance * 2, 0, 0.0), lead=distance * 2)],
+                OWN,
+                3,
+                set(),
+            )
+            is None
+        )
+
+
+def test_rounds_that_went_by_since_a_heartbeat_do_not_count() -> None:
+    """We are at round 10; its heartbeat said 4 when we were at 3: it has surely gone on as we have."""
+    peer = replace(member("peer", round=4), lead=1)
+    assert choose(random.Random(0), [peer], OWN, 3, set()) == "peer"
+
+
+def test_weights_just_taken_over_bring_the_others_near() -> None:
+    """Its heartbeat said 11 when we were at 2, and then we fetched weights of round 10."""
+    peer = replace(member("peer", round=11), lead=9)
+    assert choose(random.Random(0), [peer], OWN, 3, set()) == "peer"
+
+
+@given(
+    rounds=st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["joining", "training", "finished"])), max_size=12),
+    avoided=st.sets(st.integers(0, 11)),
+    seed=st.integers(0, 1000),
+)
+def test_only_the_fit_are_ever_drawn(rounds: list[tuple[int, str]], avoided: set[int], seed: int) -> None:
+    members = [member(str(number), round=when, state=state) for number, (when, state) in enumerate(rounds)]
+    avoid = {PeerId(str(number)) for number in avoided}
+    fit = {m.peer_id for m in members if m.state == "training" and abs(m.standing.round - 10) <= 3} - avoid
+    chosen = choose(random.Random(seed), members, OWN, 3, avoid)
+    assert (chosen in fit) if fit else (chosen is None)
+
+
+# --- reach ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "nat", "reach", "failed", "expected"),
+    [
+        ("cone", "cone", None, False, False),
+        ("cone", "cone", None, True, True),
+        ("cone", "cone", "punched", True, False),
+        ("cone", "cone", "relayed", False, False),  # met just now: the punch is tried first
+        ("cone", "symmetric", None, False, True),
+        ("symmetric", "symmetric", "relayed", False, True),
+        ("symmetric", "public", None, False, False),
+        ("public", "symmetric", None, True, False),
+        ("symmetric", "cone", "inbound", False, False),
+        ("cone", "client", None, False, True),
+        (None, "cone", None, False, False),
+        (None, None, "relayed", False, True),
+        (None, "public", "relayed", False, False),
+    ],
+)
+def test_who_is_reached_only_through_a_relay(
+    own: NatClass | None, nat: NatClass | None, reach: Reach | None, failed: bool, expected: bool
+) -> None:
+    one = replace(member("p"), nat=nat, reach=reach)
+    assert relayed(one, own, {one.peer_id} if failed else ()) is expected
+
+
+def test_carried_members_are_drawn_less_often_and_never_not_at_all() -> None:
+    members = [member(f"p{number}") for number in range(4)]
+    rng, draws = random.Random(3), 10_000
+    counts = Counter(choose(rng, members, OWN, 3, set(), {PeerId("p0")}) for _ in range(draws))
+    assert counts[PeerId("p0")] == pytest.approx(draws * RELAYED / (3 + RELAYED), rel=0.1)
+    assert choose(rng, members[:1], OWN, 3, set(), {PeerId("p0")}) == "p0", "better a relay than nobody"
+
+
+class Swarm:
+    """100 members in three NAT classes, and who of them can be reached by whom only through a relay."""
+
+    def __init__(self, seed: int, *, weighed: bool) -> None:
+        self.rng = random.Random(seed)
+        kinds: list[NatClass] = ["public"] * 30 + ["cone"] * 50 + ["symmetric"] * 20
+        self.members = [replace(member(f"p{number}"), nat=kind) for number, kind in enumerate(kinds)]
+        self.number = {one.peer_id: number for number, one in enumerate(self.members)}
+        pairs = [(left, right) for left in self.members for right in self.members if left.peer_id < right.peer_id]
+        failed = {pair: self.rng.random() < 0.3 for pair in ((left.peer_id, right.peer_id) for left, right in pairs)}
+        self.carried: dict[PeerId, set[PeerId]] = {one.peer_id: set() for one in self.members}
+        for left, right in pairs if weighed else []:
+            if relayed(right, left.nat, {right.peer_id} if failed[left.peer_id, right.peer_id] else ()):
+                self.carried[left.peer_id].add(right.peer_id)
+                self.carried[right.peer_id].add(left.peer_id)
+
+    def draw(self, number: int) -> int:
+        own = self.members[number]
+        others = self.members[:number] + self.members[number + 1 :]
+        chosen = choose(self.rng, others, OWN, 3, set(), self.carried[own.peer_id])
+        assert chosen is not None
+        return self.number[chosen]
+
+    def gap(self) -> float:
+        """The second smallest eigenvalue of the Laplacian of the expected pairs, by power iteration: with it, the replicas'
+        variance falls per pair like 1 - gap / (2 N) (Boyd et al., Randomized gossip algorithms, 2006). Uniform: N / (N - 1)."""
+        count = len(self.members)
+        drawn = [[0.0] * count for _ in range(count)]
+        for one in self.members:
+            row = [
+                0.0 if one is other else RELAYED if other.peer_id in self.carried[one.peer_id] else 1.0
+                for other in self.members
+            ]
+            drawn[self.number[one.peer_id]] = [weight / sum(row) for weight in row]
+        pairs = [[(drawn[i][j] + drawn[j][i]) / 2 for j in range(count)] for i in range(count)]
+        degrees = [sum(row) for row in pairs]
+        bound = 2 * max(degrees)
+        vector = [self.rng.gauss(0, 1) for _ in range(count)]
+        for _ in range(120):
+            mean = sum(vector) / count
+            vector = [value - mean for value in vector]
+            size = sum(value * value for value in vector) ** 0.5
+            vector = [value / size for value in vector]
+            image = [
+                (bound - degrees[i]) * vector[i] + sum(weight * value for weight, value in zip(pairs[i], vector, strict=True))
+                for i in range(count)
+            ]
+            top = sum(value * image_value for value, image_value in zip(vector, image, strict=True))
+            vector = image
+        return bound - top
+
+    def variance_left(self, rounds: int) -> float:
+        """The share of the replicas' variance after so many rounds, in each of which everybody draws a partner once."""
+        count = len(self.members)
+        values = [self.rng.gauss(0, 1) for _ in range(count)]
+        before = _variance(values)
+        for _ in range(rounds):
+            for number in range(count):
+                partner = self.draw(number)
+                values[number] = values[partner] = (values[number] + values[partner]) / 2
+        return _variance(values) / before
+
+
+def _variance(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+def test_mixing_across_nat_classes_is_nearly_as_quick_as_uniform_choice() -> None:
+    uniform, weighed = Swarm(1, weighed=False), Swarm(1, weighed=True)
+    assert uniform.gap() == pytest.approx(100 / 99, rel=1e-3)
+    assert 0.65 < weighed.gap() / uniform.gap() < 0.85
+    # And by simulation: the same contraction within a half more rounds.
+    rounds = 6
+    plain = sum(Swarm(seed, weighed=False).variance_left(rounds) for seed in range(4)) / 4
+    longer = sum(Swarm(seed, weighed=True).variance_left(rounds * 3 // 2) for seed in range(4)) / 4
+    assert longer < plain
+
+
+def test_few_exchanges_load_a_relay() -> None:
+    swarm = Swarm(2, weighed=True)
+    drawn = [(number, swarm.draw(number)) for _ in range(20) for number in range(100)]
+    carried = sum(swarm.members[partner].peer_id in swarm.carried[swarm.members[number].peer_id] for number, partner in drawn)
+    assert carried / len(drawn) < 0.16

@@ -1,0 +1,189 @@
+"""A donor that signs for altered weights, among honest ones: real hosts on loopback and real replicas.
+
+The rule: what the liar serves is whole, finite, of the run's shape and well signed, so that nothing but a look at the values
+can tell; it also tells of the furthest round, so that it is asked first.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import torch
+import trio
+from tests.support.trainer_parts import make_replica, sealed_run
+
+from nolocod.errors import FarWeightsError
+from nolocod.identity import Identity, PeerId, short
+from nolocod.node.config import Address, NodeConfig, Relaying
+from nolocod.node.daemon import MeshSwarm
+from nolocod.node.schedule import Gate
+from nolocod.node.training_session import Part, Stint
+from nolocod.observe.events import Event, Troubled, WeightsServed
+from nolocod.p2p.exchange.channel import Context
+from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.snapshots.server import Donor, ServedSnapshot
+from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.stream import SNAPSHOT
+from nolocod.proto.types import Standing
+from nolocod.trainer.checkpoint import read_tensors
+from nolocod.trainer.pipe import Loaded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nolocod.p2p.exchange.service import Exchanger
+    from nolocod.proto.types import Sampled
+    from nolocod.run.manifest import Sealed
+    from nolocod.trainer.process import Setup, TrainerProcess
+    from nolocod.trainer.replica import Replica
+
+QUICK = Timing(heartbeat=0.3, live=30.0, search=0.5, widen=5.0)
+
+
+def flip(replica: Replica) -> None:
+    replica.phi.neg_()
+
+
+def blur(replica: Replica) -> None:
+    noise = torch.randn(replica.phi.shape, generator=torch.Generator().manual_seed(1))
+    for _, tensor in replica.layout.split(replica.phi):
+        tensor.add_(noise[: tensor.numel()].view(tensor.shape) * tensor.std())
+
+
+def zero_one(replica: Replica) -> None:
+    dict(replica.layout.split(replica.phi))["model.layers.1.mlp.down_proj.weight"].zero_()
+
+
+class Node:
+    """A member; `serve` makes it a donor of what its replica holds."""
+
+    def __init__(self, run: Sealed, folder: Path, number: int) -> None:
+        self.folder = folder / str(number)
+        self.folder.mkdir()
+        self.run = run
+        self.identity = Identity.from_secret(bytes([number]) * 32)
+        self.standing, self.state = Standing(5, 100, 5.0), "joining"
+        self.events: list[Event] = []
+        self.context = Context.of(self.identity, run)
+        self.mesh: Mesh | None = None
+        self._served: ServedSnapshot | None = None
+
+    @property
+    def config(self) -> NodeConfig:
+        relaying = Relaying(serve=False, use=False)
+        return NodeConfig(self.folder, listen=(Address("127.0.0.1", 0),), relaying=relaying, upnp=False)
+
+    def serve(self, replica: Replica, *, round_number: int, state: str = "training") -> None:
+        path = self.folder / f"weights-{len(list(self.folder.iterdir()))}"
+        self.standing, self.state = Standing(round_number, 100, 5.0), state
+        self._served = ServedSnapshot(path, self.standing, replica.dump(path))
+
+    async def _snapshot(self) -> ServedSnapshot:
+        await trio.lowlevel.checkpoint()
+        assert self._served is not None
+        return self._served
+
+    @asynccontextmanager
+    async def meshed(self, rng: random.Random, bootstrap: tuple[str, ...]) -> AsyncIterator[Node]:
+        config = NodeConfig(**{**vars(self.config), "bootstrap": bootstrap})
+        async with open_mesh(config, self.identity, self.events.append, rng=rng, timing=QUICK) as mesh:
+            self.mesh = mesh
+            await mesh.enter(self.run, lambda: (self.standing, self.state))
+            donor = Donor(self.context, self._snapshot, 2, self.events.append)
+            mesh.serve(SNAPSHOT, donor.handle)
+            yield self
+        donor.close()
+
+
+def trained(run: Sealed, folder: Path, name: str) -> Replica:
+    """One of a swarm: the run's weights after some steps on windows of its own, and an outer step alone."""
+    replica = make_replica(run, folder, name)
+    for _ in range(8):
+        replica.step()
+    replica.solo()
+    return replica
+
+
+class Trainer:
+    """The newcomer's, as far as a stint begins with it, without a process of its own."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.standing = replica.standing
+
+    async def load(self, _setup: Setup) -> Loaded:
+        await trio.lowlevel.checkpoint()
+        return Loaded(self.standing, self.replica.layout.size, 1, "seed", outbox_offset=0, phase=4, trouble=())
+
+    async def adopt(self, weights: Path, standing: Standing) -> None:
+        await trio.lowlevel.checkpoint()
+        self.replica.adopt(weights, standing)
+
+    async def evaluate(self, *, told: bool) -> float:
+        await trio.lowlevel.checkpoint()
+        assert not told
+        return self.replica.evaluate()
+
+    async def compare(self, samples: tuple[Sampled, ...]) -> str:
+        await trio.lowlevel.checkpoint()
+        assert len(samples) >= 1
+        return self.replica.compare(samples)
+
+
+async def load_as_newcomer(newcomer: Node, emit: Callable[[Event], None]) -> dict[str, torch.Tensor]:
+    """What a daemon does first; the weights that it came to hold."""
+    assert newcomer.mesh is not None
+    swarm = MeshSwarm(newcomer.mesh, cast("Exchanger", None), newcomer.context, emit)
+    newcomer.config.paths.incoming.mkdir(exist_ok=True)
+    part = Part(newcomer.identity.peer_id, newcomer.run, newcomer.config, swarm, may_seed=False, gate=Gate([], emit))
+    trainer = Trainer(make_replica(newcomer.run, newcomer.folder, "newcomer"))
+    await Stint(part, cast("TrainerProcess", trainer), emit).load()
+    return {name: tensor.clone() for name, tensor in trainer.replica.layout.split(trainer.replica.phi)}
+
+
+async def test_a_newcomer_does_not_take_altered_weights(tmp_path: Path) -> None:
+    run = sealed_run()
+    events: list[Event] = []
+    alice, bob, liar, newcomer = (Node(run, tmp_path, number) for number in (1, 2, 3, 4))
+    for node, name in ((alice, "alice"), (bob, "bob")):
+        node.serve(trained(run, tmp_path, name), round_number=5)
+    honest = [read_tensors(node._served.path) for node in (alice, bob) if node._served]
+    held, told = [], []
+    with trio.fail_after(300):
+        async with AsyncExitStack() as stack:
+            bootstrap: tuple[str, ...] = ()
+            for node in (alice, bob, liar, newcomer):
+                await stack.enter_async_context(node.meshed(random.Random(node.standing.round), bootstrap))
+                assert node.mesh is not None
+                bootstrap = bootstrap or node.mesh.addresses[:1]
+            for lie in (flip, blur, zero_one):
+                altered = trained(run, tmp_path, "liar")
+                lie(altered)
+                liar.serve(altered, round_number=6)
+                await _until_heard(newcomer, liar)
+                events.clear()
+                held.append(await load_as_newcomer(newcomer, events.append))
+                told.append([event for event in events if isinstance(event, Troubled)])
+    assert all(any(_same(one, other) for other in honest) for one in held)
+    assert [[event.code for event in troubles] for troubles in told] == [[FarWeightsError.entry.code]] * 3, told
+    assert all(short(liar.identity.peer_id) in troubles[0].message for troubles in told)
+    assert [event.whole for event in liar.events if isinstance(event, WeightsServed)] == [True] * 3
+
+
+async def _until_heard(newcomer: Node, liar: Node) -> None:
+    """Until the newcomer knows three donors, the liar as the furthest."""
+    assert newcomer.mesh is not None
+
+    def furthest() -> PeerId | None:
+        donors = [member for member in newcomer.mesh.live() if member.state == "training"] if newcomer.mesh else []
+        return max(donors, key=lambda one: one.standing.round).peer_id if len(donors) == 3 else None
+
+    while furthest() != liar.identity.peer_id:  # noqa: ASYNC110  # what is waited for happens in other nodes
+        await trio.sleep(0.05)
+
+
+def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in other)

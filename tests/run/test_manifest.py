@@ -1,0 +1,249 @@
+"""The manifest: what a run file may say, and that nobody can alter what was signed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
+from nolocod.identity import Identity
+from nolocod.run.manifest import MAX_MANIFEST_BYTES, Codec, Manifest, Sealed, read_run_file, seal, unseal, wire_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWNER = Identity.from_secret(bytes(range(32)))
+MODEL = {"model_type": "llama", "hidden_size": 64}
+RUN_FILE = """\
+name = "demo"
+
+[model]
+model_type = "llama"
+
+[inner]
+steps = 10
+
+[outer]
+alpha = 0.5
+gamma = 0.75
+"""
+
+
+def sealed(seed: int = 0) -> Sealed:
+    return seal(Manifest(name="demo", model=MODEL, seed=seed), OWNER)
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """Sign what no honest release would: the owner's own signature over `content`."""
+    body = json.dumps(content).encode()
+    return OWNER.sign(b"nolocod manifest 1\0" + body) + body
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- run files -------------------------------------------------------------------------------------
+
+
+def test_a_run_file_gives_a_manifest_with_defaults(tmp_path: Path) -> None:
+    manifest = read_run_file(written(tmp_path, RUN_FILE))
+    assert (manifest.name, manifest.inner.steps, manifest.outer.gamma) == ("demo", 10, 0.75)
+    assert (manifest.data.source, manifest.codec, manifest.owner) == ("stdlib", "modulo8", "")
+
+
+def test_every_codec_has_a_name_with_its_version() -> None:
+    names = {wire_name(codec) for codec in get_args(Codec)}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"[a-z0-9]{1,13}/\d", name) for name in names), "a message's header holds sixteen bytes of it"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("steps = 10", "steps = 0", "line 7, key `inner.steps`"),
+        ("steps = 10", 'steps = "ten"', "line 7, key `inner.steps`"),
+        ("steps = 10", "stepps = 10", "line 7, key `inner.stepps`"),
+        ("alpha = 0.5", "alpha = 1.0", "line 10, key `outer.alpha`"),
+        ('name = "demo"', 'name = "a b"', "line 1, key `name`"),
+        ('name = "demo"', 'name = "demo"\ncodec = "int1"', "line 2, key `codec`"),
+        ('name = "demo"', 'name = "demo"\nflavour = 1', "line 2, key `flavour`"),
+        ("gamma = 0.75", "fragments = 65", "line 11, key `outer.fragments`"),
+        ("gamma = 0.75", "refresh = 0", "line 11, key `outer.refresh`"),
+        ("[inner]", "[innner]", "line 6"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_line(tmp_path: Path, old: str, new: str, where: str) -> None:
+    path = written(tmp_path, RUN_FILE.replace(old, new))
+    with pytest.raises(RunFileError) as caught:
+        read_run_file(path)
+    assert caught.value.cause.startswith(f"{path}, {where}")
+    assert caught.value.exit_status == 2
+
+
+def test_toml_that_does_not_parse_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match="line 7"):
+        read_run_file(written(tmp_path, RUN_FILE.replace("steps = 10", "steps = = 10")))
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match="`name`"):
+        read_run_file(written(tmp_path, RUN_FILE.replace('name = "demo"', "")))
+
+
+def test_a_missing_or_binary_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match="No such file"):
+        read_run_file(tmp_path / "absent.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunFileError, match="UTF-8"):
+        read_run_file(tmp_path / "binary.toml")
+
+
+def test_the_tokenizer_travels_inside_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "tokens.json").write_text('{"version": "1.0"}', encoding="utf-8")
+    manifest = read_run_file(written(tmp_path, RUN_FILE + '[data]\ntokenizer = "tokens.json"\n'))
+    assert manifest.data.tokenizer == '{"version": "1.0"}'
+    with pytest.raises(RunFileError, match=r"absent\.json"):
+        read_run_file(written(tmp_path, RUN_FILE + '[data]\ntokenizer = "absent.json"\n'))
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.5, 1.5), (0.5, 2.0), (0.9, 0.5), (0.0, 2.0)])
+def test_settings_that_diverge_are_refused_with_the_bound(tmp_path: Path, alpha: float, gamma: float) -> None:
+    """Variance of a pair's difference contracts only for 0 < gamma < 2(1 - alpha^2)."""
+    text = RUN_FILE.replace("alpha = 0.5", f"alpha = {alpha}").replace("gamma = 0.75", f"gamma = {gamma}")
+    with pytest.raises(UnstableError, match=r"2\(1 - alpha\^2\) = " + f"{2 * (1 - alpha**2):.4g}") as caught:
+        read_run_file(written(tmp_path, text))
+    assert "line 11, key `outer.gamma`" in caught.value.cause
+
+
+def test_gamma_just_inside_the_bound_is_allowed(tmp_path: Path) -> None:
+    text = RUN_FILE.replace("gamma = 0.75", "gamma = 1.4999")
+    assert read_run_file(written(tmp_path, text)).outer.gamma == 1.4999
+
+
+@pytest.mark.parametrize("key", ["auto_map", "trust_remote_code", "_name_or_path"])
+def test_a_model_that_would_fetch_code_or_weights_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(RunFileError, match=f"`model.{key}` is not allowed"):
+        read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f'{key} = "evil/repo"\n\n[inner]')))
+
+
+@pytest.mark.parametrize("key", ["path", "paths", "file", "files", "data_dir", "root", "url"])
+def test_no_key_of_the_data_table_can_name_a_file(key: str) -> None:
+    content = {"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1}
+    unseal(signed(content))
+    with pytest.raises(ManifestError, match=key):
+        unseal(signed({**content, "data": {"source": "text", key: "/etc/passwd"}}))
+
+
+# --- signed manifests ------------------------------------------------------------------------------
+
+
+def test_what_was_sealed_is_what_is_unsealed() -> None:
+    before = sealed(seed=7)
+    after = unseal(before.to_bytes(), run_id=before.run_id)
+    assert after == before
+    assert after.manifest.seed == 7
+    assert after.manifest.owner == OWNER.peer_id
+
+
+def test_the_same_manifest_has_the_same_run_id_and_any_change_another() -> None:
+    assert sealed().run_id == sealed().run_id
+    assert len({sealed().run_id, sealed(seed=1).run_id, seal(sealed().manifest, Identity.generate()).run_id}) == 3
+
+
+RAW = sealed().to_bytes()
+
+
+@given(st.integers(0, len(RAW) - 1), st.integers(1, 255))
+def test_an_altered_byte_anywhere_is_refused(position: int, flip: int) -> None:
+    altered = bytearray(RAW)
+    altered[position] ^= flip
+    with pytest.raises(ManifestError):
+        unseal(bytes(altered))
+
+
+def test_an_altered_byte_at_every_position_is_refused() -> None:
+    for position in range(len(RAW)):
+        with pytest.raises(ManifestError):
+            unseal(RAW[:position] + bytes([RAW[position] ^ 1]) + RAW[position + 1 :])
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused(raw: bytes) -> None:
+    with pytest.raises(ManifestError):
+        unseal(raw)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"{}", b'{"owner": 3}', b'{"owner": ""}', b'"x"', b"null", b"\xff" * 9, b"[" * 100_000]
+)
+def test_a_body_without_an_owner_is_refused(body: bytes) -> None:
+    with pytest.raises(ManifestError):
+        unseal(bytes(64) + body)
+
+
+def test_a_truncated_manifest_is_refused() -> None:
+    for length in range(len(RAW)):
+        with pytest.raises(ManifestError):
+            unseal(RAW[:length])
+
+
+def test_an_oversized_manifest_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(ManifestError, match="cannot be a manifest"):
+        unseal(bytes(MAX_MANIFEST_BYTES + 1))
+
+
+def test_another_run_than_asked_for_is_refused() -> None:
+    with pytest.raises(ManifestError, match=sealed(seed=2).run_id[:12]):
+        unseal(RAW, run_id=sealed(seed=2).run_id)
+
+
+def test_a_stranger_cannot_sign_for_the_owner() -> None:
+    body = sealed().body
+    forged = Identity.generate().sign(b"nolocod manifest 1\0" + body) + body
+    with pytest.raises(ManifestError, match="not the owner's"):
+        unseal(forged)
+
+
+def test_a_newer_format_asks_for_a_newer_release() -> None:
+    content = msgspec.json.decode(sealed().body)
+    with pytest.raises(VersionError, match="format 2"):
+        unseal(signed({**content, "format": 2, "from_the_future": True}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"inner": {"steps": 0}}, {"outer": {"alpha": 0.5, "gamma": 1.9}}, {"model": {}}, {"codec": "pickle"}, {"unknown": 1}],
+)
+def test_a_signature_does_not_make_a_bad_manifest_good(change: dict[str, Any]) -> None:
+    content = msgspec.json.decode(sealed().body)
+    with pytest.raises(ManifestError):
+        unseal(signed({**content, **change}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        '"name":"demo\\n"',
+        f'"seed":{1 << 53}',
+        f'"protocol":1{"0" * 5000}',
+        f'"format":1{"0" * 5000}',
+        '"format":[1]',
+        f'"inner":{{"steps":{1 << 31}}}',
+        f'"inner":{{"sequence":{1 << 31}}}',
+        f'"outer":{{"rounds":{1 << 60}}}',
+    ],
+)
+def test_names_and_numbers_that_would_break_us_later_are_refused(changes: str) -> None:
+    body = b'{"name":"demo","model":{"model_type":"llama"},"format":1,"owner":"%s",' % OWNER.peer_id.encode()
+    body += changes.encode() + b"}"
+    with pytest.raises((ManifestError, VersionError)):
+        unseal(OWNER.sign(b"nolocod manifest 1\0" + body) + body)

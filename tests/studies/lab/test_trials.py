@@ -1,0 +1,103 @@
+"""Every method of the lab on something tiny: replicas stay together as the method says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod.run.manifest import Manifest
+from nolocod.studies.lab import choices, compare
+from nolocod.studies.lab.methods import BY_NAME, OURS
+from nolocod.studies.lab.trials import Trial, book, perform
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = Trial("none", 2, 1, 1e-3, model="tiny", steps=24, phase=12, batch=1, sequence=16, held_out=1, points=2)
+TOGETHER = {"all", "gradients"}
+"""Schemes that leave all replicas with the same weights."""
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_method_trains_and_its_replicas_are_as_far_apart_as_it_says(name: str) -> None:
+    last = perform(replace(TINY, method=name))[-1]
+    assert 0 < last.averaged < 10
+    assert last.mean <= last.worst
+    if BY_NAME[name].scheme in TOGETHER:
+        assert last.spread == 0
+        assert last.mean == last.worst
+    elif BY_NAME[name].scheme == "none":
+        assert last.spread > 0
+
+
+def test_the_same_trial_comes_out_the_same_and_another_seed_does_not() -> None:
+    one, again, other = (perform(trial) for trial in (TINY, TINY, replace(TINY, seed=2)))
+    assert one == again != other
+
+
+def test_ours_is_what_a_run_file_says_that_says_nothing() -> None:
+    default = Manifest(name="any", model={"model_type": "llama"})
+    outer = default.outer
+    assert (outer.alpha, outer.beta, outer.gamma) == (OURS.alpha, OURS.beta, OURS.gamma)
+    assert default.codec == OURS.codec
+    assert default.inner.steps == Trial(OURS.name, 4, 1, 1e-3).manifest().inner.steps
+
+
+@pytest.mark.parametrize("question", [*choices.questions(), *choices.reduced()], ids=lambda question: question.rows)
+def test_what_a_table_compares_saw_as_many_tokens(question: choices.Question) -> None:
+    for group in {key[not question.by_row] for key in question.cells}:
+        trials = [trial for key, trial in question.cells.items() if key[not question.by_row] == group]
+        manifests = [trial.manifest() for trial in trials]
+        tokens = [one.outer.rounds * one.inner.steps * one.inner.tokens_per_step for one in manifests]
+        assert min(tokens) > 0.99 * max(tokens)
+        assert {trial.seed for trial in trials} in ({100}, {101}), "one, and none of those that are compared"
+
+
+def test_the_best_of_a_column_and_of_a_row_is_told(tmp_path: Path) -> None:
+    cells = {(f"{phase}", f"{rate:g}"): replace(TINY, method=OURS.name, phase=phase, learning_rate=rate)
+             for phase in (8, 24) for rate in (1e-3, 1e-2)}  # fmt: skip
+    asked = choices.Question("How often", "inner steps", cells)
+    found = choices.choices((asked, replace(asked, by_row=True)), book(tmp_path / "kept.jsonl"), 1, lambda _: None)
+    losses = {(one["row"], one["column"]): one["loss"] for one in json.loads(found.to_json())[:4]}
+    columns, rows = found.to_text().strip().split("\n\nHow often:\n\n")
+    assert columns.startswith("How often:\n\n| inner steps | 0.001 | 0.01 |\n|---|---|---|\n| 8 | ")
+    for table, axis in ((columns, 1), (rows, 0)):
+        assert table.count("**") == 4
+        for group in {key[axis] for key in losses}:
+            assert f"**{min(loss for key, loss in losses.items() if key[axis] == group):.4f}**" in table
+
+
+def test_bytes_are_those_of_the_messages() -> None:
+    assert BY_NAME["NoLoCo, the paper's"].sent(16, 50) == 4
+    assert OURS.sent(16, 50) == 2, "a byte twice as often"
+    assert BY_NAME["DiLoCo"].sent(4, 50) == 6, "a ring of 4 sends its sums on 3 times, and then the results"
+    assert BY_NAME["data parallel"].sent(4, 50) == 300
+    assert BY_NAME["none"].sent(4, 50) == 0
+
+
+def test_claims_are_about_methods_that_there_are() -> None:
+    assert {name for one, other, _ in compare.PAIRS for name in (one, other)} <= set(BY_NAME)
+
+
+def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path: Path) -> None:
+    few = (compare.DILOCO, compare.PAPERS, compare.OURS, compare.NONE)
+    smaller = compare.Size((2,), (1,), (1e-3,), False, TINY, few)
+    size = replace(smaller, replicas=(2, 4), methods=(*few, "pair averaging"), beside=smaller)
+    told: list[str] = []
+    found = compare.compare(size, book(tmp_path / "kept.jsonl"), 1, told.append)
+    assert sum("4 replicas" in line for line in told) == 3, (
+        "neither of those that do not depend on the number, or are told once"
+    )
+    assert found.beside is not None
+    text = found.to_text()
+    assert text.count("| NoLoCo, ours | 2 | 0.001 | ") == 3, "2 and 4 replicas, and the other model's 2"
+    assert text.count("pair averaging") == 1 + 1, "a row, and a claim"
+    assert "The same with another model (tiny)" in text
+    mine, theirs = (found.ends[name, 2][0].mean for name in (compare.OURS, "pair averaging"))
+    claim = next(one for one in found.claims() if one.text == "NoLoCo, ours is below pair averaging")
+    assert claim.holds == (mine < theirs)
+    assert claim.seen.startswith(f"{100 * (mine / theirs - 1):+.2f} to"), "of 2 replicas alone"
+    assert json.loads(found.to_json())["beside"]["rates"] == dict.fromkeys(few, 1e-3)

@@ -1,0 +1,379 @@
+"""The simulator: the same seed gives the same log, and what it finds broken it tells."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod import cli
+from nolocod.commands.simulate import NAMES
+from nolocod.errors import OtherRunError, PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
+from nolocod.p2p.membership import heartbeat
+from nolocod.p2p.membership.gossip import Voice
+from nolocod.p2p.transport.stream import EXCHANGE
+from nolocod.proto import envelope
+from nolocod.proto.types import Standing
+from nolocod.studies.sim import schedule
+from nolocod.studies.sim.clock import Bell, run, sleep, sleep_until
+from nolocod.studies.sim.network import PROGRESS, End, Fault, Network, Weather
+from nolocod.studies.sim.oracle import Oracle
+from nolocod.studies.sim.replica import Course, SimReplica, State
+from nolocod.studies.sim.scenarios import SCENARIOS
+from nolocod.studies.sim.signing import Signing
+from nolocod.studies.sim.swarm import Churn, Plan, Swarm, paced, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from nolocod.identity import PeerId
+    from nolocod.p2p.transport.stream import Stream
+    from nolocod.proto.types import Applied
+
+SMALL = Plan(nodes=8, rounds=6, seed=4)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_ends_and_holds(name: str) -> None:
+    report = simulate(replace(SMALL, scenario=name), SCENARIOS[name])
+    assert report.violations == ()
+    assert report.checked >= 8
+    assert report.paired > 3 * report.solo
+    assert report.outcomes["committed"] * 2 == report.paired
+
+
+def test_one_seed_gives_one_log_and_another_another() -> None:
+    logs = []
+    for seed in (4, 4, 5):
+        log = io.BytesIO()
+        report = simulate(replace(SMALL, scenario="rough", seed=seed), SCENARIOS["rough"], log)
+        assert report.events == log.getvalue().count(b"\n")
+        logs.append((report.digest, log.getvalue()))
+    assert logs[0] == logs[1]
+    assert logs[0][0] != logs[2][0]
+
+
+def test_another_process_with_another_hash_seed_gives_the_same() -> None:
+    found = set()
+    for hash_seed in ("1", "2"):
+        command = [
+            sys.executable,
+            "-m",
+            "nolocod",
+            "simulate",
+            "rough",
+            "--nodes",
+            "6",
+            "--rounds",
+            "4",
+            "--seed",
+            "9",
+            "--json",
+        ]
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, check=True, timeout=60
+        )
+        found.add(json.loads(done.stdout)["digest"])
+    assert len(found) == 1
+
+
+def test_nodes_that_exchange_come_closer_than_nodes_that_do_not() -> None:
+    paired = simulate(SMALL, SCENARIOS["calm"])
+    lonely = simulate(SMALL, SCENARIOS["calm"], prepare=_part)
+    assert lonely.paired == 0
+    assert lonely.spread > 1.5 * paired.spread
+
+
+def _part(swarm: Swarm) -> None:
+    for node in swarm.nodes:
+        node.port.side = node.number
+
+
+def test_a_mesh_that_fell_in_two_finds_together() -> None:
+    report = simulate(replace(SMALL, scenario="partition", nodes=12, rounds=16), SCENARIOS["partition"])
+    assert report.outcomes["unreachable"] > 0
+    assert report.violations == ()
+
+
+def test_a_run_is_done_again_from_its_receipts() -> None:
+    swarms: list[Swarm] = []
+    simulate(replace(SMALL, scenario="churn"), SCENARIOS["churn"], prepare=swarms.append)
+    receipts = {receipt.session: receipt for node in swarms[0].nodes for receipt in node.receipts.kept.values()}
+    written = schedule.schedule(receipts.values())
+    report, missing = schedule.replay(written, SCENARIOS["wan"], seed=1)
+    assert missing == ()
+    assert report.outcomes["committed"] == len(receipts) == len(written.pairs)
+
+
+def test_replicas_that_really_learn_do_so_and_again() -> None:
+    plan = Plan("churn", nodes=4, rounds=4, train=True)
+    settings = replace(SCENARIOS["churn"], churn=Churn(0.25), course=Course(inner_steps=10))
+    one, again = (simulate(plan, settings) for _ in range(2))
+    assert (one.digest, one.loss) == (again.digest, again.loss)
+    assert one.violations == ()
+    assert one.checked > 5, "the paper's form holds for the product's own replicas"
+    assert one.loss is not None
+    assert one.loss < 5, "of 5.5 where nothing is learnt"
+    assert one.replay.endswith("--train")
+
+
+def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SimReplica.apply
+
+    async def bent(self: SimReplica, partner_round: int, skipped: bytes) -> Applied:
+        self.course = replace(self.course, alpha=0.6)
+        return await honest(self, partner_round, skipped)
+
+    monkeypatch.setattr(SimReplica, "apply", bent)
+    report = simulate(SMALL, SCENARIOS["calm"])
+    assert report.broken > 0
+    assert "momentum" in report.violations[0]
+
+
+def test_what_one_side_alone_applied_is_found_out() -> None:
+    before, after = State((0.0,), (0.0,), (1.0,)), State((0.7,), (0.7,), (0.7,))
+    oracle = Oracle(Course())
+    oracle.snapshot("s" * 32, _peer("alice"), before)
+    oracle.paired("s" * 32, _peer("bob"), before, after)
+    oracle.follow(_peer("alice"), _ended("bob", "aborted"))
+    oracle.follow(_peer("bob"), _ended("alice", "committed"))
+    assert any("one side" in what for what in oracle.violations)
+
+
+def _peer(name: str) -> PeerId:
+    return name  # type: ignore[return-value]
+
+
+def _ended(partner: str, outcome: str):  # noqa: ANN202
+    from nolocod.observe.events import ExchangeEnded
+
+    return ExchangeEnded(_peer(partner), "s" * 32, True, outcome, 0, 0, 1.0)  # type: ignore[arg-type]
+
+
+def test_a_cheap_signature_is_checked_like_a_real_one() -> None:
+    signing = Signing(1, cheap=True)
+    one, other = signing.identity(0), signing.identity(1)
+    with signing.checked():
+        envelope.verify(one.peer_id, b"message", one.sign(b"message"))
+        with pytest.raises(SignatureError):
+            envelope.verify(one.peer_id, b"message", other.sign(b"message"))
+    with pytest.raises(SignatureError):
+        envelope.verify(one.peer_id, b"message", one.sign(b"message"))
+
+
+def test_a_heartbeat_is_read_once_for_all_who_hear_it() -> None:
+    signing = Signing(1, cheap=False)
+    voice = Voice(signing.identity(0), "run", lambda: (Standing(1, 2, 3.0), "training"), list)
+    raw = voice.heartbeat()
+    with signing.checked():
+        said = heartbeat.read(raw, "run")
+        assert heartbeat.read(bytes(bytearray(raw)), "run") is said
+        with pytest.raises(OtherRunError):
+            heartbeat.read(raw, "another")
+        with pytest.raises(SignatureError):
+            heartbeat.read(raw[:-1] + bytes([raw[-1] ^ 1]), "run")
+    again = heartbeat.read(raw, "run")
+    assert again == said
+    assert again is not said
+
+
+# --- the clock ----------------------------------------------------------------------------------------
+
+
+def test_naps_end_in_their_order_and_together_with_trio_s_own_deadlines() -> None:
+    ends: list[tuple[str, float]] = []
+
+    async def nap(name: str, until: float) -> None:
+        await sleep_until(until)
+        ends.append((name, trio.current_time()))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for name, until in (("late", 3.0), ("early", 1.0), ("past", -1.0)):
+                nursery.start_soon(nap, name, until)
+            await trio.sleep_until(2.0)
+            ends.append(("trio", trio.current_time()))
+
+    run(main, 0)
+    assert ends == [("past", 0.0), ("early", 1.0), ("trio", 2.0), ("late", 3.0)]
+
+
+def test_who_is_woken_or_cancelled_does_not_hold_the_clock() -> None:
+    async def main() -> None:
+        bell = Bell()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bell.wait, 100.0)
+            await sleep(1.0)
+            bell.ring()
+            bell.ring()  # to nobody
+        with trio.move_on_after(1.0):
+            await bell.wait(100.0)
+        assert trio.current_time() == 2.0
+        await sleep(3.0)
+        assert trio.current_time() == 5.0
+
+    run(main, 0)
+
+
+# --- the network --------------------------------------------------------------------------------------
+
+
+def talk(
+    say: Callable[[Stream], Awaitable[None]],
+    hear: Callable[[Stream], Awaitable[None]],
+    *faults: Fault,
+) -> Network:
+    """Run both ends of one stream; `faults` befall what the dialler writes."""
+
+    async def main() -> Network:
+        network = Network(Weather(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))
+        one, two = network.add(_peer("one")), network.add(_peer("two"))
+
+        def hang_in(end: End) -> None:
+            end.faults = list(faults)
+
+        network.dialled = hang_in
+        two.handlers[EXCHANGE] = hear
+        async with trio.open_nursery() as nursery:
+            two.spawn = nursery.start_soon
+            stream = await network.dial(one)(_peer("two"), EXCHANGE)
+            await say(stream)
+        return network
+
+    return run(main, 0)
+
+
+async def nothing(_: Stream) -> None:
+    await trio.sleep(60)
+
+
+def test_bytes_take_their_time_on_the_way() -> None:
+    async def say(stream: Stream) -> None:
+        await stream.write(b"x" * 500_000)
+
+    async def hear(stream: Stream) -> None:
+        assert await stream.read_exactly(500_000) == b"x" * 500_000
+        assert trio.current_time() == pytest.approx(0.1 + 0.5 + 0.1)  # the dial, half a megabyte, the way
+
+    talk(say, hear)
+
+
+@pytest.mark.parametrize(
+    ("fault", "arrives"),
+    [
+        (Fault("cut", 5), b"01234"),
+        (Fault("silence", 5), b"01234"),
+        (Fault("flip", 5), b"01234%6789"),
+        (Fault("repeat", 5), b"01234567890123456789"),
+    ],
+)
+def test_a_fault_befalls_the_bytes_from_its_place_on(fault: Fault, arrives: bytes) -> None:
+    heard, ends = bytearray(), list[type[RemoteError]]()
+
+    async def say(stream: Stream) -> None:
+        try:
+            await stream.write(b"0123456789")
+        except PeerUnavailableError:
+            assert fault.kind == "cut"
+        await trio.sleep(2 * PROGRESS)
+
+    async def hear(stream: Stream) -> None:
+        try:
+            while True:
+                heard.extend(await stream.read_available())
+        except RemoteError as error:
+            ends.append(type(error))
+
+    talk(say, hear, fault)
+    assert bytes(heard) == arrives
+    assert ends == [PeerUnavailableError if fault.kind == "cut" else PeerTooSlowError]
+
+
+def test_a_delay_holds_back_what_follows_and_nothing_else() -> None:
+    at: list[float] = []
+
+    async def say(stream: Stream) -> None:
+        for _ in range(3):
+            await stream.write(b"0123456789")
+
+    async def hear(stream: Stream) -> None:
+        for _ in range(3):
+            await stream.read_exactly(10)
+            at.append(trio.current_time())
+
+    talk(say, hear, Fault("delay", 15, seconds=7.0))
+    assert at[0] < 1
+    assert at[1] == pytest.approx(at[0] + 7.0, abs=0.01)
+    assert at[2] == pytest.approx(at[1], abs=0.01)  # in order
+
+
+def test_a_frozen_node_takes_nothing_until_it_thaws() -> None:
+    async def say(stream: Stream) -> None:
+        await stream.write(b"x")
+
+    async def hear(stream: Stream) -> None:
+        end = stream
+        assert isinstance(end, End)
+        end._own.frozen_until = 12.0
+        await stream.read_exactly(1)
+        assert trio.current_time() == pytest.approx(12.0)
+
+    talk(say, hear)
+
+
+def test_the_dead_are_not_dialled() -> None:
+    async def main() -> None:
+        network = Network(Weather(), random.Random(0))
+        one, two = network.add(_peer("one")), network.add(_peer("two"))
+        two.handlers[EXCHANGE] = nothing
+        network.kill(two)
+        with pytest.raises(PeerUnavailableError):
+            await network.dial(one)(_peer("two"), EXCHANGE)
+
+    run(main, 0)
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["wild"], "no scenario 'wild'"),
+        (["--nodes", "1"], "at least 2"),
+        (["--draws", "-1"], "negative"),
+        (["--log", "/"], "--log /"),
+    ],
+)
+def test_a_mistake_is_told(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", *arguments])
+    assert says in capsys.readouterr().err
+
+
+def test_the_help_names_all_scenarios() -> None:
+    assert tuple(SCENARIOS) == NAMES
+
+
+def test_the_command_tells_what_came_of_it_and_writes_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["simulate", "--nodes", "4", "--rounds", "3", "--log", str(tmp_path / "log")])
+    out = capsys.readouterr().out
+    assert "calm: 4 nodes to round 3, seed 0" in out
+    events = [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+    assert {event["event"] for event in events} >= {"PeerSeen", "OuterStep", "ExchangeEnded"}
+    assert f"{len(events)} events" in out
+
+
+def test_thousands_have_gossip_at_the_pace_of_rounds() -> None:
+    settings = paced(SCENARIOS["calm"], 1000)
+    assert settings.timing.pace(100) == settings.course.inner_steps * settings.course.step_seconds
+    assert paced(SCENARIOS["calm"], 16) is SCENARIOS["calm"]

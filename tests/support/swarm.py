@@ -1,0 +1,176 @@
+"""Real daemons for tests: started as users start them, killed with real signals, read by their status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from nolocod.errors import NotRunningError
+from nolocod.node import data_directory
+from nolocod.node.config import DataDir
+from nolocod.observe.status import client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from nolocod.observe.status.state import StatusReport
+
+ENOUGH = 300
+"""Seconds that a busy machine may take for anything here."""
+RUN_FILE = """
+name = "e2e"
+codec = "float32"
+[model]
+model_type = "llama"
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 2
+intermediate_size = 64
+max_position_embeddings = 64
+tie_word_embeddings = true
+[data]
+source = "text"
+[inner]
+steps = 100
+batch = 2
+sequence = 32
+[outer]
+patience = 5.0
+staleness = 1000  # as far as one node is ever ahead of another that a busy machine keeps waiting
+[evaluation]
+batches = 2
+"""
+
+
+class Daemon:
+    """One daemon process, or its remains."""
+
+    def __init__(self, root: Path, data: Path) -> None:
+        self.paths = DataDir(root)
+        self._data = data
+        self.program = ["-m", "nolocod"]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = root.with_suffix(".log")
+
+    def run(self, *arguments: str) -> Daemon:
+        """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
+        line = [sys.executable, *self.program, *arguments, "--data-dir", str(self.paths.root)]
+        line += ["--listen", "127.0.0.1:0", "--data", str(self._data), "--threads", "1", "--checkpoint-every", "0"]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        return self
+
+    @property
+    def report(self) -> StatusReport | None:
+        try:
+            return client.read(data_directory.find_running(self.paths))
+        except NotRunningError:
+            return None
+
+    @property
+    def address(self) -> str:
+        return data_directory.find_running(self.paths).addresses[0]
+
+    def signal(self, number: signal.Signals) -> int:
+        """Send a signal to the daemon's process alone and return its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(ENOUGH)
+
+    def end(self) -> None:
+        """Kill whatever of it still lives."""
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            self.process.wait(ENOUGH)
+
+    def tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else ["(no log)"]
+        return f"--- {self.paths.root.name}\n" + "\n".join(lines[-12:])
+
+
+def ready(daemon: Daemon) -> bool:
+    """Whether it has told its address."""
+    try:
+        return bool(daemon.address)
+    except NotRunningError:
+        return False
+
+
+def trainer_of(daemon: Daemon) -> psutil.Process:
+    assert daemon.process is not None
+    return next(c for c in psutil.Process(daemon.process.pid).children() if "nolocod.trainer.worker" in c.cmdline())
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; an orphan may stay a zombie for as long as its new parent likes."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Swarm:
+    """All daemons of one test."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "text"
+        self.data.mkdir()
+        for number in range(4):
+            words = [f"line {i} of part {number}: {i * i % 97} {'abcdefgh'[i % 8] * 5}" for i in range(4000)]
+            (self.data / f"{number}.txt").write_text("\n".join(words))
+        self.daemons: list[Daemon] = []
+
+    def daemon(self) -> Daemon:
+        daemon = Daemon(self.root / f"node-{len(self.daemons)}", self.data)
+        self.daemons.append(daemon)
+        return daemon
+
+    def found(self, codec: str = "float32", outer: str = "", steps: int = 100) -> Daemon:
+        """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
+        first = self.daemon()
+        run_file = self.root / "run.toml"
+        text = RUN_FILE.replace("float32", codec).replace("steps = 100", f"steps = {steps}")
+        run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
+        data_directory.found(first.paths, run_file)
+        return first.run("start")
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Poll until `condition` holds; fail with every daemon's last lines otherwise."""
+        deadline = time.monotonic() + ENOUGH
+        while time.monotonic() < deadline:
+            if condition():
+                return
+            time.sleep(0.2)
+        pytest.fail(f"not within {ENOUGH} s: {what}\n" + "\n".join(daemon.tail() for daemon in self.daemons))
+
+    def wait_paired(self, daemons: Sequence[Daemon], more: int) -> None:
+        """Until each of `daemons` has taken `more` further paired outer steps."""
+        before = {id(daemon): report.outer_paired if (report := daemon.report) else 0 for daemon in daemons}
+
+        def paired() -> bool:
+            return all(
+                (report := daemon.report) is not None and report.outer_paired >= before[id(daemon)] + more for daemon in daemons
+            )
+
+        self.wait(f"{more} more paired outer steps by each", paired)
+
+    def wait_round(self, daemon: Daemon, number: int) -> None:
+        """Until `daemon` has reached a round."""
+        self.wait(f"round {number}", lambda: bool((report := daemon.report) and report.round >= number))
+
+    def end(self) -> None:
+        for daemon in self.daemons:
+            daemon.end()

@@ -1,0 +1,70 @@
+"""A tiny run for the trainer's tests: a llama of a few thousand weights and a few KB of text."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from nolocod.identity import Identity
+from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, Sealed, seal
+from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.pipe import Setup
+from nolocod.trainer.replica import Replica
+from nolocod.trainer.source import open_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+OWNER = Identity.from_secret(b"o" * 32)
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def sealed_run(**changes: Any) -> Sealed:  # noqa: ANN401 - any key of the manifest
+    """A tiny run; `changes` replace manifest keys."""
+    keys: dict[str, Any] = {
+        "name": "tiny",
+        "model": MODEL,
+        "data": Data(source="text"),
+        "inner": Inner(steps=4, batch=2, sequence=32, learning_rate=3e-3),
+        "outer": Outer(rounds=100),
+        "evaluation": Evaluation(every=2, batches=2),
+    }
+    return seal(Manifest(**(keys | changes)), OWNER)
+
+
+def write_text(folder: Path) -> Path:
+    """A text with something to learn in it."""
+    words = ["time", "and", "tide", "wait", "for", "no", "node"]
+    rng = random.Random(0)
+    path = folder / "text.txt"
+    path.write_text(" ".join(rng.choice(words) for _ in range(4000)))
+    return path
+
+
+def setup_for(sealed: Sealed, folder: Path, peer: str = "alice", **changes: Any) -> Setup:  # noqa: ANN401 - any key of Setup
+    """What a node in `folder` is told."""
+    keys: dict[str, Any] = {
+        "manifest": sealed.to_bytes(),
+        "peer_id": peer,
+        "data": write_text(folder),
+        "device": "cpu",
+        "threads": 1,
+        "checkpoints": folder / peer / "checkpoints",
+        "cache": folder / "cache",
+    }
+    return Setup(**(keys | changes))
+
+
+def make_replica(sealed: Sealed, folder: Path, peer: str = "alice") -> Replica:
+    """A replica in this process."""
+    tokenizer = make_tokenizer(sealed.manifest.data)
+    source = open_source(sealed.manifest, tokenizer, peer, write_text(folder), folder / "cache")
+    return Replica(sealed, tokenizer.vocabulary, source, "cpu")

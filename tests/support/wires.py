@@ -1,0 +1,198 @@
+"""Connections without a network: two ends of a socket pair, secured and multiplexed by ours or by libp2p's own classes.
+
+And `until`, for what no test of the network is told.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.noise.transport import Transport as StockNoise
+from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
+
+from nolocod.p2p.limits.metering import Meter, Unmetered
+from nolocod.p2p.transport.endpoints import Circuit
+from nolocod.p2p.transport.noise import NoiseTransport, SecureChannel
+from nolocod.p2p.transport.yamux import MuxLimits, Yamux
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from libp2p.crypto.keys import KeyPair
+
+    from nolocod.p2p.transport.buffers import Unread
+
+PROGRESS = 2.0
+ENOUGH = 60.0
+"""Seconds that a busy machine may take for anything here: where a test waits for longer, what it waits for does not come."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what nobody tells of: it happens in libp2p, or in another node."""
+    with trio.fail_after(ENOUGH):
+        while not condition():  # noqa: ASYNC110  # see above
+            await trio.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What one side is made of."""
+
+    noise: str = "ours"
+    yamux: str = "ours"
+    through_libp2p: bool = False
+    """Hide the socket from our noise, as a relayed connection does."""
+    meter: Meter | None = None
+    limits: MuxLimits | None = None
+    unread: Unread | None = None
+
+    def __str__(self) -> str:
+        return f"{self.noise}-{self.yamux}"
+
+
+OURS = Stack()
+STOCK = Stack("stock", "stock")
+
+
+@dataclass
+class Side:
+    socket: trio.SocketStream
+    keys: KeyPair
+    channel: Any
+    muxed: Any = None
+
+
+def raw(stream: trio.SocketStream, initiator: bool, stack: Stack) -> RawConnection:
+    found = RawConnection(TrioTCPStream(stream), initiator)
+    if stack.through_libp2p:
+        found.stream = Indirect(found.stream)
+    return found
+
+
+class Indirect(ReadWriteCloser):
+    """A connection that is not known to lie on a socket."""
+
+    def __init__(self, inner: TrioTCPStream) -> None:
+        self._inner = inner
+
+    async def write(self, data: bytes) -> None:
+        await self._inner.write(data)
+
+    async def read(self, n: int | None = None) -> bytes:
+        return bytes(await self._inner.read(n))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_remote_address(self) -> None:
+        return None
+
+
+def transport(stack: Stack, keys: KeyPair) -> Any:  # noqa: ANN401  # libp2p has no types that mypy follows
+    if stack.noise == "stock":
+        return StockNoise(keys, create_new_x25519_key_pair().private_key)
+    return NoiseTransport(keys, PROGRESS, stack.meter or Unmetered())
+
+
+async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
+    left, right = trio.socket.socketpair()
+    return trio.SocketStream(left), trio.SocketStream(right)
+
+
+async def channels(dialler: Stack = OURS, listener: Stack = OURS) -> tuple[Side, Side]:
+    """Two ends that have shaken hands."""
+    sockets = await socket_pair()
+    sides = [Side(socket, create_new_key_pair(), None) for socket in sockets]
+
+    async def dial() -> None:
+        way = transport(dialler, sides[0].keys)
+        peer = ID.from_pubkey(sides[1].keys.public_key)
+        sides[0].channel = await way.secure_outbound(raw(sockets[0], True, dialler), peer)
+
+    async def listen() -> None:
+        way = transport(listener, sides[1].keys)
+        sides[1].channel = await way.secure_inbound(raw(sockets[1], False, listener))
+
+    with trio.fail_after(ENOUGH):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dial)
+            nursery.start_soon(listen)
+    return sides[0], sides[1]
+
+
+def muxer(stack: Stack, channel: Any) -> Any:  # noqa: ANN401
+    peer = channel.get_remote_peer()
+    if stack.yamux == "stock":
+        return StockYamux(channel, peer, is_initiator=channel.is_initiator)
+    assert isinstance(channel, SecureChannel)
+    return Yamux(channel, peer, stack.limits, stack.unread)
+
+
+@asynccontextmanager
+async def connections(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Any, Any]]:
+    """Two multiplexed connections that run."""
+    sides = await channels(dialler, listener)
+    async with trio.open_nursery() as nursery:
+        for side, stack in zip(sides, (dialler, listener), strict=True):
+            side.muxed = muxer(stack, side.channel)
+            nursery.start_soon(side.muxed.start)
+            await side.muxed.event_started.wait()
+        yield sides[0].muxed, sides[1].muxed
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            for side in sides:
+                await side.muxed.close()
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def circuits(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Yamux, Yamux]]:
+    """Two connections of ours that lie on the two ends of one stream of another connection."""
+    async with connections(dialler, listener) as (ann, bob), trio.open_nursery() as nursery:
+        streams = [await ann.open_stream(), await bob.accept_stream()]
+        keys = [create_new_key_pair(), create_new_key_pair()]
+        found: list[Yamux] = []
+
+        async def upgrade(number: int, stack: Stack) -> None:
+            on = RawConnection(Circuit(streams[number]), number == 0)
+            way = transport(stack, keys[number])
+            peer = ID.from_pubkey(keys[1].public_key)
+            channel = await (way.secure_inbound(on) if number else way.secure_outbound(on, peer))
+            found.append(muxer(stack, channel))
+
+        with trio.fail_after(ENOUGH):
+            async with trio.open_nursery() as upgrading:
+                upgrading.start_soon(upgrade, 0, dialler)
+                upgrading.start_soon(upgrade, 1, listener)
+        found.sort(key=lambda muxed: not muxed.is_initiator)
+        for muxed in found:
+            nursery.start_soon(muxed.start)
+            await muxed.event_started.wait()
+        yield found[0], found[1]
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            for muxed in found:
+                await muxed.close()
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def against_frames(stack: Stack = OURS) -> AsyncIterator[tuple[Yamux, SecureChannel]]:
+    """A connection of ours, and the other end bare, for frames made by hand. Ours listens."""
+    dialled, ours = await channels(OURS, stack)
+    async with trio.open_nursery() as nursery:
+        muxed = muxer(stack, ours.channel)
+        nursery.start_soon(muxed.start)
+        await muxed.event_started.wait()
+        yield muxed, dialled.channel
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            await muxed.close()
+            await dialled.channel.close()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,262 @@
+"""Checkpoints: exact resume, damage found, disks that fill."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, RejectedTensorError
+from nolocod.node.config import DataDir
+from nolocod.proto.types import Standing, Subject, describe
+from nolocod.run.manifest import Outer
+from nolocod.trainer import checkpoint, offline
+from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for, write_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.trainer.replica import Replica
+
+
+def steps(replica: Replica, count: int) -> None:
+    for _ in range(count):
+        replica.step()
+
+
+def partly_trained(folder: Path, **changes: object) -> Replica:
+    """In mid-phase of round 2: momentum, Adam's moments and the data position are all in use."""
+    replica = make_replica(sealed_run(**changes), folder)
+    for count in (4, 5):
+        steps(replica, count)
+        replica.report()
+        replica.solo()
+    steps(replica, 3)
+    return replica
+
+
+@pytest.mark.parametrize("model", [MODEL, {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2}])
+def test_resume_is_exact(tmp_path: Path, model: dict[str, object]) -> None:  # gpt2 has dropout: the random state counts
+    first = partly_trained(tmp_path, model=model)
+    first.save(tmp_path / "c", "alice")
+    second = make_replica(sealed_run(model=model), tmp_path)
+    found = checkpoint.find(tmp_path / "c", sealed_run(model=model).run_id)
+    assert found.path is not None
+    assert found.state is not None
+    steps(first, 6)
+    first.solo()
+    steps(first, 2)
+    second.restore(found.path, found.state)
+    steps(second, 6)
+    second.solo()
+    steps(second, 2)
+    for name in ("theta", "phi", "delta"):
+        assert torch.equal(getattr(first, name), getattr(second, name)), name
+    assert first.source.position == second.source.position
+    assert first.standing == second.standing
+    assert (first.inner_steps, first.steps_since_outer) == (second.inner_steps, second.steps_since_outer) == (20, 2)
+
+
+@pytest.mark.parametrize("codec", ["modulo8", "delta4"])
+def test_resume_is_exact_for_codecs_with_a_state_and_for_fragments(tmp_path: Path, codec: str) -> None:
+    sealed = sealed_run(codec=codec, outer=Outer(rounds=100, fragments=2, refresh=3))
+    alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
+    boxes = [torch.zeros(alice.plan.box_size, dtype=torch.uint8) for _ in range(2)]
+
+    def exchange(fragment: int) -> None:
+        for replica, box in zip((alice, bob), boxes, strict=True):
+            steps(replica, 2)
+            replica.snapshot(box, Subject(fragment, dense=False))
+        for replica, own, other in ((alice, *boxes), (bob, *boxes[::-1])):
+            replica.inspect(own, other)
+            replica.apply(own, other, 0)
+
+    exchange(0)
+    exchange(1)
+    alice.save(tmp_path / "c", "alice")
+    found = checkpoint.find(tmp_path / "c", sealed.run_id)
+    assert found.path is not None
+    assert found.state is not None
+    resumed = make_replica(sealed, tmp_path, "alice")
+    resumed.restore(found.path, found.state)
+    assert (resumed.ages, resumed.sparse) == (alice.ages, alice.sparse) == ([2, 0], [1, 1])
+    contents = []
+    for replica in (alice, resumed):
+        steps(replica, 3)
+        description = replica.snapshot(boxes[0], Subject(0, dense=True))
+        contents.append((description, replica.weights.residual.clone()))
+    assert contents[0][0] == contents[1][0], "the same message, to the last bit"
+    assert torch.equal(contents[0][1], contents[1][1])
+
+
+def test_two_are_kept_and_left_overs_removed(tmp_path: Path) -> None:
+    replica = partly_trained(tmp_path)
+    for _ in range(3):
+        replica.save(tmp_path / "c", "alice")
+        replica.solo()
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["round-00000003", "round-00000004"]
+    (tmp_path / "c" / "round-00000005.partial").mkdir()
+    checkpoint.find(tmp_path / "c", sealed_run().run_id)
+    assert len(list((tmp_path / "c").iterdir())) == 2
+
+
+def test_a_second_checkpoint_of_one_round_replaces_the_first(tmp_path: Path) -> None:
+    replica = partly_trained(tmp_path)
+    replica.save(tmp_path / "c", "alice")
+    replica.step()
+    replica.save(tmp_path / "c", "alice")
+    (only,) = (tmp_path / "c").iterdir()
+    assert checkpoint.check(only, sealed_run().run_id).inner_steps == 13
+
+
+def test_the_last_one_stays_also_below_damaged_ones_of_higher_rounds(tmp_path: Path) -> None:
+    replica = partly_trained(tmp_path)
+    for name in ("round-00000090", "round-00000100"):
+        (tmp_path / "c" / name).mkdir(parents=True)
+    for number in (2, 3):
+        replica.save(tmp_path / "c", "alice")
+        found = checkpoint.find(tmp_path / "c", sealed_run().run_id)
+        assert found.path == tmp_path / "c" / f"round-{number:08d}"
+        replica.solo()
+    assert len(list((tmp_path / "c").iterdir())) == checkpoint.KEPT
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
+def test_a_damaged_one_is_named_and_the_one_before_used(tmp_path: Path, file: str) -> None:
+    replica = partly_trained(tmp_path)
+    replica.save(tmp_path / "c", "alice")
+    replica.solo()
+    replica.save(tmp_path / "c", "alice")
+    last = tmp_path / "c" / "round-00000003" / file
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content[: -1 if file == "state.json" else None])
+    found = checkpoint.find(tmp_path / "c", sealed_run().run_id)
+    assert found.path == tmp_path / "c" / "round-00000002"
+    assert len(found.trouble) == 1
+    assert "NLC-123" in found.trouble[0]
+    assert "round-00000003" in found.trouble[0]
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    replica = partly_trained(tmp_path)
+    replica.save(tmp_path / "c", "alice")
+    replica.solo()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DiskFullError, match="round-00000003"):
+            replica.save(tmp_path / "c", "alice")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["round-00000002"]
+    assert checkpoint.find(tmp_path / "c", sealed_run().run_id).state is not None
+
+
+def test_tensor_files_are_what_the_format_s_own_library_reads(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 5), "b": torch.arange(7, dtype=torch.uint8)}
+    with (tmp_path / "x").open("wb") as handle:
+        checkpoint.write_tensors(handle, tensors, {"k": "v"})
+    read = safetensors.torch.load_file(tmp_path / "x")
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+    (tmp_path / "y").write_bytes((tmp_path / "x").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="not a whole"):
+        checkpoint.read_tensors(tmp_path / "y")
+
+
+# --- weights for newcomers
+
+
+def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path) -> None:
+    donor = partly_trained(tmp_path)
+    description = donor.dump(tmp_path / "w")
+    assert description == describe(memoryview((tmp_path / "w").read_bytes()))
+    newcomer = make_replica(sealed_run(), tmp_path, "bob")
+    newcomer.adopt(tmp_path / "w", Standing(2, 1000, 2.5))
+    assert torch.equal(newcomer.phi, donor.phi)
+    assert torch.equal(newcomer.theta, donor.phi)
+    assert newcomer.standing == Standing(2, 1000, 2.5)
+    newcomer.step()
+    donor.ages = [0]
+    donor.step()
+    assert newcomer.rate == donor.rate
+
+
+def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    donor = partly_trained(tmp_path)
+    donor.phi[7] = float("nan")
+    donor.dump(tmp_path / "w")
+    newcomer = make_replica(sealed_run(), tmp_path, "bob")
+    with pytest.raises(RejectedTensorError, match="not finite"):
+        newcomer.adopt(tmp_path / "w", Standing(2, 0, 0))
+    assert torch.equal(newcomer.phi, make_replica(sealed_run(), tmp_path).phi)
+    with (tmp_path / "v").open("wb") as handle:
+        checkpoint.write_tensors(handle, {"other": torch.zeros(3)}, {})
+    with pytest.raises(RejectedTensorError, match="names"):
+        newcomer.adopt(tmp_path / "v", Standing(2, 0, 0))
+
+
+# --- offline commands
+
+
+def test_an_export_loads_with_from_pretrained(tmp_path: Path) -> None:
+    sealed = sealed_run()
+    replica = partly_trained(tmp_path)
+    paths = DataDir(tmp_path)
+    replica.save(paths.checkpoints, "alice")
+    offline.export(paths, sealed, tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "tide und Zeit ü\n\x00"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+    replica.theta.copy_(replica.phi)
+    ids = torch.tensor([list(b"time and tide")])
+    replica.model.eval()
+    assert torch.allclose(model(ids).logits, replica.model(input_ids=ids).logits, atol=1e-6)
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"generation_config.json", "tokenizer_config.json"}
+
+
+def test_evaluate_and_generate_from_the_last_checkpoint(tmp_path: Path) -> None:
+    sealed, paths = sealed_run(), DataDir(tmp_path)
+    with pytest.raises(NothingToUseError):
+        offline.evaluate(paths, sealed)
+    replica = partly_trained(tmp_path)
+    replica.save(paths.checkpoints, "alice")
+    replica.theta.copy_(replica.phi)
+    assert offline.evaluate(paths, sealed, write_text(tmp_path)) == pytest.approx(replica.evaluate(), abs=1e-6)
+    likeliest = offline.generate(paths, sealed, "time", 8, 0.0, 0)
+    assert likeliest == offline.generate(paths, sealed, "time", 8, 0.0, 1)
+    drawn = [offline.generate(paths, sealed, "time", 8, 1.0, seed) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_replicas_are_compared_by_their_fast_weights(tmp_path: Path) -> None:
+    sealed = sealed_run()
+    replica = make_replica(sealed, tmp_path)
+    start = replica.theta.clone()
+    folders = []
+    for peer, shift in (("a", 0.01), ("b", -0.01)):
+        replica.theta.copy_(start + shift)
+        replica.save(tmp_path / peer, peer)
+        folders.append(tmp_path / peer)
+    assert offline.weight_std(sealed, folders) == pytest.approx(0.01, rel=1e-3)
+    replica.theta.copy_(start)
+    assert offline.averaged_loss(sealed, folders, write_text(tmp_path), tmp_path / "cache") == pytest.approx(
+        replica.evaluate(), abs=1e-4
+    )
+
+
+def test_training_alone_learns_and_follows_the_schedule(tmp_path: Path) -> None:
+    sealed = sealed_run()
+    first, last = offline.train_alone(setup_for(sealed, tmp_path), 40)
+    assert last < first - 1

@@ -1,0 +1,307 @@
+"""The trainer as a real child process, driven through its handle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import torch
+import trio
+import trio.testing
+from safetensors.torch import load_file, save_file
+
+from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
+from nolocod.observe.events import Checkpointed, Evaluated, Event, InnerSteps
+from nolocod.proto.types import Sampled, Subject, describe
+from nolocod.run.manifest import Data, Outer
+from nolocod.trainer import pipe
+from nolocod.trainer.process import TrainerProcess, open_trainer
+from tests.support.trainer_parts import sealed_run, setup_for
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from nolocod.run.manifest import Sealed
+
+DEADLINE = 300
+
+
+@asynccontextmanager
+async def loaded(sealed: Sealed, folder: Path, peer: str, events: list[Event] | None = None) -> AsyncIterator[TrainerProcess]:
+    emit = events.append if events is not None else (lambda event: None)
+    with trio.fail_after(DEADLINE):
+        async with open_trainer(emit) as trainer:
+            await trainer.load(setup_for(sealed, folder, peer))
+            yield trainer
+
+
+def child_of(trainer: TrainerProcess) -> psutil.Process:
+    # The handle does not tell its pid: the child is known by the descriptor that it was given.
+    return next(child for child in psutil.Process().children() if child.cmdline()[-1:] == [str(trainer._memory)])
+
+
+def copy_outbox(source: TrainerProcess, target: TrainerProcess) -> None:
+    size = source.outbox.size
+    target.inbox.view(0, size)[:] = source.outbox.view(0, size)
+    target.inbox.release(0, size)
+
+
+async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
+    sealed = sealed_run(outer=Outer(rounds=100, blocking=True))
+    events: list[Event] = []
+    async with loaded(sealed, tmp_path, "alice", events) as alice, loaded(sealed, tmp_path, "bob") as bob:
+        await alice.evaluate()
+        for trainer in (alice, bob):
+            await trainer.train()
+            await trainer.wait_boundary()
+        descriptions = [await alice.snapshot(Subject()), await bob.snapshot(Subject())]
+        assert descriptions[0] == describe(alice.outbox.view(0, descriptions[0].size))
+        assert descriptions[0].root != descriptions[1].root
+        copy_outbox(alice, bob)
+        copy_outbox(bob, alice)
+        spread = (await alice.inspect(probation=False)).spread
+        assert spread == (await bob.inspect(probation=False)).spread > 0
+        applied = await alice.apply(7, b"")
+        assert (applied.round, applied.inner_steps, applied.spread) == (7, 4, spread)
+        await bob.apply(0, b"")
+        assert (alice.standing.round, bob.standing.round) == (7, 1)
+        weights = []
+        for trainer in (alice, bob):
+            await trainer.dump(tmp_path / "weights")
+            weights.append(load_file(tmp_path / "weights"))
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        # A blocking run waits at the boundary, and when its patience ends it trains on by itself.
+        await alice.load(setup_for(sealed_run(outer=Outer(blocking=True, patience=0.2)), tmp_path, "alice"))
+        await alice.train()
+        await alice.wait_boundary()
+        assert alice.steps_since_outer == 4
+        while alice.steps_since_outer == 4:
+            await alice._moved.wait()
+        steps = [event for event in events if isinstance(event, InnerSteps)]
+        assert [event.steps for event in steps][:3] == [1, 1, 2]
+        assert [event.tokens for event in steps[:3]] == [64, 64, 128]
+
+
+async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="delta4", outer=Outer(rounds=100, blocking=True, fragments=2, refresh=2))
+    async with loaded(sealed, tmp_path, "alice") as alice:
+        assert alice.subject == Subject(0, dense=False)
+        await alice.train()
+        await alice.wait_boundary()
+        first = await alice.snapshot(alice.subject)
+        copy_box(alice)
+        await alice.inspect(probation=False)
+        assert (await alice.apply(0, b"")).inner_steps == 4
+        assert (alice.steps_since_outer, alice.dense_due(0), alice.dense_due(1)) == (0, True, False)
+        assert alice.subject == Subject(1, dense=False)
+        await alice.solo()
+        assert alice.subject.fragment == 0
+        dense = await alice.snapshot(Subject(0, dense=True))
+        assert 4 * first.size < dense.size <= alice.outbox.size
+        await alice.discard()
+
+
+def copy_box(trainer: TrainerProcess) -> None:
+    """The trainer is its own partner."""
+    trainer.inbox.view(0, trainer.inbox.size)[:] = trainer.outbox.view(0, trainer.outbox.size)
+
+
+async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
+    """One child, three loads: a node that checkpoints, itself resumed, a newcomer with its weights."""
+    sealed = sealed_run()
+    events: list[Event] = []
+    async with loaded(sealed, tmp_path, "alice", events) as trainer:
+        await trainer.train()
+        await trainer.wait_boundary()
+        await trainer.pause()
+        solo = await trainer.solo()
+        assert (solo.round, solo.spread) == (1, None)
+        done = trainer.inner_steps
+        saved = await trainer.checkpoint()
+        assert isinstance(saved, Checkpointed)
+        assert saved in events
+        loss = await trainer.evaluate()
+        standing = trainer.standing
+        dumped = await trainer.dump(tmp_path / "weights")
+        assert dumped.standing == standing
+        assert dumped.description == describe(memoryview((tmp_path / "weights").read_bytes()))
+
+        resumed = await trainer.load(setup_for(sealed, tmp_path, "alice"))
+        assert (resumed.source, resumed.standing) == ("checkpoint", standing)
+        assert trainer.inner_steps == done >= 4
+        assert await trainer.evaluate() == loss
+
+        joined = await trainer.load(setup_for(sealed, tmp_path, "bob"))
+        assert (joined.source, joined.standing.round) == ("seed", 0)
+        assert await trainer.evaluate() != loss
+        await trainer.adopt(tmp_path / "weights", standing)
+        assert trainer.standing == standing
+        assert 2 * joined.parameters < joined.box_size == trainer.outbox.size < 2.1 * joined.parameters + 1000, (
+            "as bfloat16 at worst"
+        )
+        assert trainer.inner_steps == 0
+        assert await trainer.evaluate() == loss  # the solo step left theta = phi
+        size = dumped.description.size
+        assert await trainer.compare((Sampled(tmp_path / "weights", ((0, size),)),)) == ""
+        other = {name: -tensor for name, tensor in load_file(tmp_path / "weights").items()}
+        save_file(other, tmp_path / "other")
+        spans = ((0, (tmp_path / "other").stat().st_size),)
+        assert "is 2.00 of its norm" in await trainer.compare((Sampled(tmp_path / "other", spans),))
+        (tmp_path / "weights").write_bytes(b"not weights")
+        with pytest.raises(RejectedTensorError):
+            await trainer.adopt(tmp_path / "weights", standing)
+        assert await trainer.evaluate() == loss
+
+
+async def test_one_trainer_through_faults(tmp_path: Path) -> None:
+    """One child that is given everything that may go wrong, and goes on until it is killed."""
+    events: list[Event] = []
+    with trio.fail_after(DEADLINE):
+        async with open_trainer(events.append) as trainer:
+            child = child_of(trainer)
+            await reports_what_the_user_did_wrong(trainer, tmp_path)
+            await trainer.load(setup_for(sealed_run(), tmp_path))
+            assert events == []  # whoever loads decides when to evaluate: other weights may come first
+            loss = await trainer.evaluate(told=False)
+            assert events == [], "of weights that are only tried"
+            assert await trainer.evaluate() == loss
+            assert [type(event) for event in events] == [Evaluated]
+            await rejects_a_bad_tensor(trainer)
+            await drops_the_answer_to_a_cancelled_command(trainer, child)
+            for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's business
+                child.send_signal(number)
+            assert (await trainer.solo()).round == 3
+            await trainer.solo()
+            await trainer.pause()  # answered after the evaluations, which come every second round by themselves
+            assert [event.round for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
+            await is_noticed_when_killed(trainer, child)
+
+
+async def reports_what_the_user_did_wrong(trainer: TrainerProcess, folder: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere does not exist") as caught:
+        await trainer.load(setup_for(sealed_run(), folder, data=folder / "nowhere"))
+    assert caught.value.code == "NLC-120"
+    with pytest.raises(TrainerError, match="no model is loaded"):
+        await trainer.solo()
+    bad = sealed_run(data=Data(source="text", tokenizer="{"))
+    with pytest.raises(RunFileError, match=r"data\.tokenizer"):
+        await trainer.load(setup_for(bad, folder))
+
+
+async def rejects_a_bad_tensor(trainer: TrainerProcess) -> None:
+    await trainer.snapshot(Subject())
+    trainer.inbox.view(0, 4)[:] = b"\xff\xff\xff\x7f"
+    with pytest.raises(RejectedTensorError):
+        await trainer.inspect(probation=False)
+    await trainer.discard()
+    with pytest.raises(TrainerError, match="without a snapshot"):
+        await trainer.apply(0, b"")
+    assert (await trainer.solo()).round == 1
+
+
+async def drops_the_answer_to_a_cancelled_command(trainer: TrainerProcess, child: psutil.Process) -> None:
+    child.suspend()  # so that the answer cannot come before the cancellation
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.snapshot, Subject())
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    child.resume()
+    assert scope.cancelled_caught
+    assert (await trainer.solo()).round == 2
+
+
+async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process) -> None:
+    async def expect_death(wait: Callable[[], Awaitable[None]]) -> None:
+        with pytest.raises(TrainerError, match="SIGKILL"):
+            await wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expect_death, trainer.wait_dead)
+        nursery.start_soon(expect_death, trainer.wait_boundary)
+        await trio.testing.wait_all_tasks_blocked()
+        child.kill()
+    with pytest.raises(TrainerError, match="SIGKILL"):
+        await trainer.snapshot(Subject())
+
+
+async def test_the_child_ends_when_its_parent_vanishes(tmp_path: Path) -> None:
+    """The parent is a process of its own here, and is killed."""
+    script = (
+        "import trio, psutil\n"
+        "from nolocod.trainer.process import open_trainer\n"
+        "async def main():\n"
+        "    async with open_trainer(print):\n"
+        "        print(psutil.Process().children()[0].pid, flush=True)\n"
+        "        await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220 - a line is due at once
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    with trio.fail_after(DEADLINE):
+        await trio.to_thread.run_sync(child.wait, abandon_on_cancel=True)
+
+
+async def test_a_fault_in_the_body_arrives_as_itself(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="of the body"):
+        async with open_trainer(lambda event: None):
+            raise TrainerError("of the body.")
+
+
+def test_the_handle_imports_no_torch() -> None:
+    code = "import sys, nolocod.trainer.process; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    async def once() -> None:
+        async with open_trainer(lambda event: None):
+            pass
+
+    trio.run(once)
+    before = len(os.listdir("/proc/self/fd"))
+    trio.run(once)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: bool, autojump_clock: object) -> None:
+    """An evaluation that takes 500 s of the 600 that it may, and a pause, which has 120, told meanwhile."""
+    answers = {pipe.Evaluate: (500, pipe.Loss(1.0)), pipe.Pause: (1, pipe.Done()), pipe.Discard: (1000, pipe.Done())}
+    ours, theirs = socket.socketpair()
+    async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
+        trainer = TrainerProcess(stream, (-1, -1), [].append)
+
+        async def child() -> None:
+            requests: pipe.Unframer[pipe.Request] = pipe.Unframer(pipe.Request)
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as end:
+                async for data in end:
+                    for request in requests.feed(data):
+                        seconds, result = answers[type(request.command)]
+                        await trio.sleep(seconds)
+                        await end.send_all(pipe.frame(pipe.Answer(request.id, result, None)))
+
+        async def evaluate() -> None:
+            with trio.move_on_after(5 if gives_up else 1000):
+                await trainer.evaluate()
+
+        nursery.start_soon(trainer._read)
+        nursery.start_soon(child)
+        nursery.start_soon(evaluate)
+        await trio.sleep(10)
+        await trainer.pause()
+        assert trio.current_time() == pytest.approx(501)
+        with pytest.raises(TrainerError, match="within 120 s"):
+            await trainer.discard()
+        assert trio.current_time() == pytest.approx(501 + 120), "what was answered leaves it no time of its own"
+        nursery.cancel_scope.cancel()

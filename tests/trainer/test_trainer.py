@@ -1,0 +1,418 @@
+"""The trainer's parts in one process: replica, schedule, model, pipe and boxes."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
+from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, Subject
+from nolocod.run.manifest import Data, Inner, Manifest, Outer
+from nolocod.studies.benchmarks.bare_loop import tokens_per_second
+from nolocod.studies.lab.multi_replica import Rehearsal, Variant
+from nolocod.trainer import pipe
+from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
+from nolocod.trainer.inner import learning_rate
+from nolocod.trainer.model import build, layout_of, pick_device, read_config
+from tests.support.trainer_parts import MODEL, make_replica, sealed_run, write_text
+
+if TYPE_CHECKING:
+    from nolocod.trainer.replica import Replica
+
+
+def boxes(replica: Replica) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(replica.plan.box_size, dtype=torch.uint8), torch.empty(replica.plan.box_size, dtype=torch.uint8)
+
+
+def train(replica: Replica, steps: int) -> None:
+    for _ in range(steps):
+        replica.step()
+
+
+def pair(folder: Path, **changes: object) -> tuple[Replica, Replica]:
+    sealed = sealed_run(**changes)
+    alice, bob = make_replica(sealed, folder, "alice"), make_replica(sealed, folder, "bob")
+    train(alice, 4)
+    train(bob, 3)
+    return alice, bob
+
+
+# --- replica
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8", "delta4"])
+def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: str) -> None:
+    alice, bob = pair(tmp_path, codec=codec)
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    distance = (alice.theta - bob.theta).norm().item()
+    alice.snapshot(a_out, Subject())
+    bob.snapshot(b_out, Subject())
+    spread = alice.inspect(a_out, b_out).spread
+    assert spread == bob.inspect(b_out, a_out).spread == pytest.approx(distance, rel=1e-4 if codec == "float32" else 0.2)
+    assert spread > 0
+    applied = alice.apply(a_out, b_out, partner_round=5)
+    bob.apply(b_out, a_out, partner_round=0)
+    assert (applied.round, applied.inner_steps, bob.standing.round) == (5, 4, 1)
+    assert torch.equal(alice.phi, bob.phi)
+    assert torch.equal(alice.delta, bob.delta)
+    assert torch.equal(alice.theta, alice.phi)
+    assert alice.steps_since_outer == 0
+
+
+def test_where_beta_is_not_gamma_the_spread_counts_what_was_learned_beta_over_gamma_times(tmp_path: Path) -> None:
+    alice, bob = pair(tmp_path, codec="float32", outer=Outer(alpha=0.5, beta=1.0, gamma=0.75))
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    learned = (alice.theta - bob.theta).norm().item()  # both began with the same slow weights
+    alice.snapshot(a_out, Subject())
+    bob.snapshot(b_out, Subject())
+    assert alice.inspect(a_out, b_out).spread == pytest.approx(learned / 0.75, rel=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_what_is_trained_during_an_exchange_is_kept(tmp_path: Path, codec: str) -> None:
+    alice, bob = pair(tmp_path, codec=codec)
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    alice.snapshot(a_out, Subject())
+    bob.snapshot(b_out, Subject())
+    at_snapshot, change = alice.theta.clone(), alice.theta - alice.phi
+    train(alice, 3)
+    progress = alice.theta - at_snapshot
+    alice.inspect(a_out, b_out)
+    applied = alice.apply(a_out, b_out, 0)
+    assert applied.inner_steps == 4
+    assert alice.steps_since_outer == 3
+    assert progress.abs().max() > 1e-3
+    rounding = 0 if codec == "float32" else 2**-7 * change.abs().max()  # of the change as it is kept
+    assert (alice.theta - (alice.phi + progress)).abs().max() <= 1e-6 + rounding
+
+
+def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path: Path) -> None:
+    alice, bob = pair(tmp_path, codec="bfloat16", outer=Outer(rounds=100, fragments=3))
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    assert len(a_out) < 2 * alice.layout.size / 2, "a message is about one fragment"
+    taken = []
+    for number in range(4):
+        fragment = alice.ages.index(max(alice.ages))
+        taken.append(fragment)
+        span = alice.plan.fragments[fragment].span
+        others = torch.ones(alice.layout.size, dtype=torch.bool)
+        others[span] = False
+        before = alice.theta.clone(), alice.phi.clone()
+        alice.snapshot(a_out, Subject(fragment))
+        bob.snapshot(b_out, Subject(fragment))
+        steps = alice.steps_since_outer
+        alice.inspect(a_out, b_out)
+        bob.inspect(b_out, a_out)
+        if number == 1:
+            train(alice, 2)
+            before = alice.theta.clone(), alice.phi.clone()
+        applied = alice.apply(a_out, b_out, 0)
+        bob.apply(b_out, a_out, 0)
+        assert (applied.round, applied.inner_steps) == (number + 1, steps)
+        assert torch.equal(alice.phi[span], bob.phi[span])
+        assert torch.equal(alice.theta[others], before[0][others])
+        assert torch.equal(alice.phi[others], before[1][others])
+        train(alice, 4)
+        train(bob, 4)
+    assert taken == [0, 1, 2, 0]
+    assert alice.ages == [4, 14, 8]
+    assert alice.solo().inner_steps == 4
+    assert alice.ages == [4, 0, 8], "the solo step is about the one that has waited longest"
+
+
+def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
+    alice, _ = pair(tmp_path)
+    with pytest.raises(RejectedTensorError, match="fragment 1"):
+        alice.snapshot(boxes(alice)[0], Subject(1))
+    with pytest.raises(RunFileError, match=r"outer\.fragments.*64 fragments"):
+        make_replica(sealed_run(outer=Outer(fragments=64)), tmp_path)
+
+
+def test_slow_weights_are_due_every_so_many_paired_steps_of_a_fragment(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="delta4", outer=Outer(fragments=2, refresh=3))
+    alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    seen = []
+    for _ in range(5):
+        subject = Subject(0, alice.dense_due()[0])
+        seen.append(subject.dense)
+        alice.snapshot(a_out, subject)
+        bob.snapshot(b_out, subject)
+        alice.inspect(a_out, b_out)
+        alice.apply(a_out, b_out, 0)
+    assert seen == [False, False, True, False, False]
+    assert alice.dense_due() == (True, False)
+    assert make_replica(sealed_run(codec="modulo8"), tmp_path).dense_due() == (True,)
+
+
+def test_a_partner_that_did_not_mean_the_same_is_rejected(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="delta4", outer=Outer(fragments=2))
+    alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    alice.snapshot(a_out, Subject(0, dense=True))
+    for subject in (Subject(0, dense=False), Subject(1, dense=True)):
+        bob.snapshot(b_out, subject)
+        with pytest.raises(RejectedTensorError, match="another kind"):
+            alice.inspect(a_out, b_out)
+
+
+def test_replicas_rehearse_an_exchange_with_every_codec(tmp_path: Path) -> None:
+    manifest = sealed_run(data=Data(), inner=Inner(steps=4, batch=2, sequence=32), outer=Outer(rounds=3)).manifest
+    manifest = msgspec.structs.replace(manifest, owner="")
+    (tmp_path / "cache").mkdir()
+    plain = Rehearsal(manifest, Variant("a", "float32"), 2, tmp_path / "cache").run()
+    again = Rehearsal(manifest, Variant("a", "float32"), 2, tmp_path / "cache").run()
+    late = Rehearsal(manifest, Variant("b", "modulo8", late=1, fragments=2), 2, tmp_path / "cache").run()
+    assert plain == again
+    assert plain.bytes_per_parameter > 4 > 3 > late.bytes_per_parameter
+    assert late.averaged == pytest.approx(plain.averaged, rel=0.05)
+    assert late.averaged != plain.averaged
+
+
+def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    alice, _ = pair(tmp_path)
+    before = (alice.theta.clone(), alice.phi.clone(), alice.delta.clone())
+    out, inbox = boxes(alice)
+    alice.snapshot(out, Subject())
+    alice.discard()
+    assert all(torch.equal(a, b) for a, b in zip(before, (alice.theta, alice.phi, alice.delta), strict=True))
+    with pytest.raises(TrainerError, match="without a snapshot"):
+        alice.apply(out, inbox, 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_a_partner_s_bad_values_are_rejected(tmp_path: Path, bad: float) -> None:
+    alice, bob = pair(tmp_path)
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    alice.snapshot(a_out, Subject())
+    bob.snapshot(b_out, Subject())
+    b_out.view(torch.float32)[-1] = bad
+    with pytest.raises(RejectedTensorError):
+        alice.inspect(a_out, b_out)
+
+
+def test_weights_gone_wrong_are_our_own_fault(tmp_path: Path) -> None:
+    alice, _ = pair(tmp_path)
+    alice.theta[3] = math.nan
+    with pytest.raises(TrainerError, match="not finite"):
+        alice.snapshot(boxes(alice)[0], Subject())
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp_path: Path) -> None:
+    alice, _ = pair(tmp_path)
+    alice.report()
+    parameter = next(iter(alice.model.parameters()))
+    hook = parameter.register_hook(lambda gradient: gradient * math.nan)
+    before = alice.theta.clone()
+    train(alice, 9)
+    assert torch.equal(alice.theta, before)
+    alice.report()
+    alice.step()
+    with pytest.raises(TrainerError, match="10 inner steps in a row"):
+        alice.report()
+    hook.remove()
+    alice.step()
+    assert not torch.equal(alice.theta, before)
+    assert alice.theta.isfinite().all()
+    alice.report()
+
+
+def test_inner_steps_are_those_of_plain_pytorch(tmp_path: Path) -> None:
+    """The same model, data and settings in a loop written by hand, two micro-batches per step."""
+    sealed = sealed_run(inner=Inner(steps=4, batch=2, accumulation=2, sequence=32, learning_rate=3e-3, clip=0.5))
+    ours, other = make_replica(sealed, tmp_path), make_replica(sealed, tmp_path)
+    train(ours, 6)
+    model, inner = other.model, sealed.manifest.inner
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": inner.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False, fused=False)
+    for step in range(6):
+        windows = torch.from_numpy(other.source.take(4))
+        loss = model(input_ids=windows[:, :-1], labels=windows[:, :-1], shift_labels=windows[:, 1:].contiguous()).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(sealed.manifest, 0, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (ours.theta - other.theta).abs().max() < 2e-5
+    assert ours.standing.tokens == 6 * 2 * 2 * 32
+
+
+def test_the_bare_loop_runs_the_same_model_and_data(tmp_path: Path) -> None:
+    assert tokens_per_second(sealed_run().manifest, write_text(tmp_path), tmp_path / "cache", 3, "cpu") > 100
+
+
+# --- schedule
+
+
+def test_learning_rate_warms_up_decays_and_stands_still_past_the_boundary() -> None:
+    manifest = Manifest(
+        name="x", model=MODEL, inner=Inner(steps=10, learning_rate=1.0, warmup_rounds=2), outer=Outer(rounds=12)
+    )
+    assert learning_rate(manifest, 0, 0) == pytest.approx(1 / 20)
+    assert learning_rate(manifest, 1, 9) == pytest.approx(1.0)
+    assert learning_rate(manifest, 7, 0) == pytest.approx(0.55)
+    assert learning_rate(manifest, 3, 10) == learning_rate(manifest, 3, 25) == learning_rate(manifest, 4, 0)
+    assert learning_rate(manifest, 12, 0) == learning_rate(manifest, 40, 3) == pytest.approx(0.1)
+    endless = msgspec.structs.replace(manifest, outer=Outer(rounds=0))
+    assert learning_rate(endless, 500, 3) == 1.0
+
+
+@given(st.integers(0, 30), st.integers(0, 100), st.floats(0, 40), st.integers(0, 20))
+def test_learning_rate_stays_in_bounds(round_number: int, since: int, warmup: float, goal: int) -> None:
+    inner = Inner(steps=10, learning_rate=0.5, warmup_rounds=warmup)
+    manifest = Manifest(name="x", model=MODEL, inner=inner, outer=Outer(rounds=goal))
+    assert 0 < learning_rate(manifest, round_number, since) <= 0.5
+
+
+# --- model
+
+
+def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    first = make_replica(sealed_run(), tmp_path).theta
+    torch.manual_seed(99)
+    torch.set_num_threads(threads + 1)
+    state = torch.get_rng_state()
+    try:
+        again = make_replica(sealed_run(), tmp_path, "bob").theta
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(first, make_replica(sealed_run(seed=1), tmp_path).theta)
+
+
+def test_tied_weights_travel_once(tmp_path: Path) -> None:
+    loose = make_replica(sealed_run(), tmp_path)
+    tied = make_replica(sealed_run(model={**MODEL, "tie_word_embeddings": True}), tmp_path)
+    assert loose.layout.size - tied.layout.size == 256 * 32
+    train(tied, 1)
+    embedding, head = tied.model.get_input_embeddings().weight, tied.model.get_output_embeddings().weight
+    assert embedding.data_ptr() == head.data_ptr()
+    assert tied.theta.data_ptr() <= head.data_ptr() < tied.theta.data_ptr() + 4 * tied.layout.size
+
+
+def test_layers_lie_in_their_order() -> None:
+    config = read_config(Manifest(name="x", model={**MODEL, "num_hidden_layers": 11}), 256)
+    numbers = [int(name.split(".")[2]) for name in layout_of(config).names if name.startswith("model.layers.")]
+    assert numbers == sorted(numbers)
+    assert max(numbers) == 10
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"model_type": "nonsense"}, "model_type"),
+        ({**MODEL, "hiden_size": 3}, "hiden_size"),
+        ({**MODEL, "hidden_size": "large"}, "hidden_size"),
+        ({**MODEL, "hidden_size": 33}, "hidden size"),
+        ({**MODEL, "vocab_size": 100}, "vocab_size"),
+        ({**MODEL, "vocab_size": "many"}, "vocab_size"),
+        ({"model_type": "vit"}, "no language model"),
+        ({"model_type": "t5"}, "no causal language model"),
+    ],
+)
+def test_a_bad_model_is_named_by_its_key(model: dict[str, object], says: str) -> None:
+    with pytest.raises(RunFileError, match=says):
+        layout_of(read_config(Manifest(name="x", model=model), 256))
+
+
+def test_model_code_is_built_in_float32(tmp_path: Path) -> None:
+    config = read_config(Manifest(name="x", model={**MODEL, "dtype": "bfloat16"}), 256)
+    assert {p.dtype for p in build(config, 0).parameters()} == {torch.float32}
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    huge = {**MODEL, "hidden_size": 16_384, "intermediate_size": 65_536, "num_hidden_layers": 100}
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(ModelTooLargeError, match="GB of main memory"):
+        make_replica(sealed_run(model=huge), tmp_path)
+    assert psutil.Process().memory_info().rss - before < 500e6
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "nonsense", "meta"])
+def test_a_device_that_cannot_compute_is_named(name: str) -> None:
+    with pytest.raises(DeviceError, match=name):
+        pick_device(name)
+
+
+# --- pipe and boxes
+
+
+def test_messages_survive_any_cutting_of_the_stream() -> None:
+    setup = pipe.Setup(
+        manifest=b"m",
+        peer_id="p",
+        data=None,
+        device="cpu",
+        threads=0,
+        checkpoints=Path("c"),
+        cache=Path("k"),
+    )
+    sent = [pipe.Request(1, setup), pipe.Request(2, pipe.Apply(7, b"\1")), pipe.Request(3, pipe.Stop())]
+    stream = b"".join(pipe.frame(message) for message in sent)
+    unframer: pipe.Unframer[pipe.Request] = pipe.Unframer(pipe.Request)
+    received = [message for byte in stream for message in unframer.feed(bytes([byte]))]
+    assert received == sent
+    with pytest.raises(ValueError, match="message of"):
+        unframer.feed(b"\xff\xff\xff\xff")
+
+
+def test_a_box_is_shared_and_gives_its_pages_back() -> None:
+    descriptor = anonymous_file("test")
+    size = 64 << 20
+    os.ftruncate(descriptor, size)
+    ours, theirs = SharedBox(descriptor, size), SharedBox(descriptor, size)
+    ours.view(5, 3)[:] = b"abc"
+    assert bytes(theirs.view(4, 5)) == b"\0abc\0"
+    process = psutil.Process()
+    before = process.memory_info().rss
+    ours.view(0, size)[:] = bytes(size)
+    assert process.memory_info().rss - before > size // 2
+    ours.view(size - 3, 3)[:] = b"xyz"
+    ours.release(1, size - 1)
+    assert process.memory_info().rss - before < size // 4
+    assert bytes(ours.view(size - 3, 3)) == b"xyz"
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_box_may_lie_over_the_other_by_as_much_as_a_partner_may_be_ahead(kept: bool) -> None:
+    gap = AHEAD_CHUNKS * CHUNK_SIZE
+    assert outbox_offset(100, kept=kept) == mmap.PAGESIZE, "small ones lie apart"
+    assert outbox_offset(3 * gap - 5, kept=kept) == (3 * gap if kept else gap)
+    descriptor = anonymous_file("test")
+    os.ftruncate(descriptor, 2 * mmap.PAGESIZE)
+    inbox, outbox = SharedBox(descriptor, 100), SharedBox(descriptor, 100, mmap.PAGESIZE)
+    outbox.place(0, 100)[:] = b"x" * 100
+    inbox.place(10, 90)[:] = b"y" * 90
+    assert bytes(outbox.view(0, 100)) == b"x" * 100
+    assert bytes(inbox.view(0, 100)) == bytes(10) + b"y" * 90
+    os.close(descriptor)
+
+
+def test_every_node_draws_its_own_randomness(tmp_path: Path) -> None:
+    sealed = sealed_run(codec="bfloat16")
+    boxes = []
+    for peer in ("alice", "bob", "alice"):
+        replica = make_replica(sealed, tmp_path, "same data")
+        replica.draw_as(peer)
+        replica.step()
+        box = torch.empty(replica.plan.box_size, dtype=torch.uint8)
+        replica.snapshot(box, Subject())
+        boxes.append(box)
+    assert torch.equal(boxes[0], boxes[2])
+    assert not torch.equal(boxes[0], boxes[1]), "equal rounding errors would add up"
