@@ -86,3 +86,9 @@ def folder_written_whole(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: a reader, or a crash, sees the old file or the new one, never a part."""
+    with written_whole(path) as file:
+        file.write(content)

@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nolocod.studies.lab.multi_replica import Rehearsal, Variant, use_threads
 from nolocod.studies.lab.trials import Trial
+from nolocod.studies.multi_replica import MultiReplica, Variant, use_threads
 from nolocod.trainer.nearness import FAR, distance
 
 RATES = (5e-4, 1e-3, 2e-3)
 
 
-class Watched(Rehearsal):
+class Watched(MultiReplica):
     """Looks at its replicas after each outer step."""
 
     def __init__(self, trial: Trial, cache: Path) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import browser  # beside this file
 from rich.console import Console
 
+from nolocod.commands import terminal
 from nolocod.node import data_directory
-from nolocod.observe import terminal
 from nolocod.observe.status.table import SwarmRow, swarm_table
 from nolocod.studies import testnet
 

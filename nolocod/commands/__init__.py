@@ -1,5 +1,7 @@
 """What each command does, by subject: a module's `add_to` declares its commands, and they print.
 
+Not here: the work itself.
+
 The rule: a command reads its options, calls what does the work, and says what came of it; whatever takes long to
 import is imported where it is needed, so that `--help` and every mistake answer at once.
 """

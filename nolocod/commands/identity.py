@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from nolocod.commands import Commands
 from nolocod.errors import ReceiptError, UsageError
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
+from nolocod.run.manifest import stored_manifest
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     import argparse
@@ -141,7 +142,7 @@ def _run_of(options: argparse.Namespace) -> str | None:
 
     if options.manifest is not None:
         return unseal(data_directory.read_foreign(options.manifest)).run_id
-    sealed = None if options.files else data_directory.stored_manifest(DataDir(options.data_dir))
+    sealed = None if options.files else stored_manifest(DataDir(options.data_dir))
     return None if sealed is None else sealed.run_id
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.errors import NothingToUseError, UsageError
-from nolocod.node import data_directory
-from nolocod.node.config import DataDir
+from nolocod.run.manifest import stored_manifest
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     import argparse
@@ -54,7 +54,7 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _run_of(options: argparse.Namespace) -> Sealed:
     """The run of the data directory whose checkpoint a command wants to use."""
-    sealed = data_directory.stored_manifest(DataDir(options.data_dir))
+    sealed = stored_manifest(DataDir(options.data_dir))
     if sealed is None:
         raise NothingToUseError(f"{options.data_dir} belongs to no run.")
     return sealed

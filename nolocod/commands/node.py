@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.errors import UsageError
-from nolocod.node import data_directory
-from nolocod.node.config import Access, Address, Allowance, DataDir, Hours, NodeConfig, Relaying, parse_rate, parse_size
+from nolocod.node.config import Access, Allowance, NodeConfig, Relaying
 from nolocod.observe.events import Started
+from nolocod.run.manifest import stored_manifest
+from nolocod.run.paths import DataDir
+from nolocod.units import Address, Hours, parse_rate, parse_size
 
 if TYPE_CHECKING:
     import argparse
@@ -135,7 +137,7 @@ def _allowance(options: argparse.Namespace) -> Allowance:
 
 
 def _start(options: argparse.Namespace) -> None:
-    if data_directory.stored_manifest(DataDir(options.data_dir)) is None:
+    if stored_manifest(DataDir(options.data_dir)) is None:
         raise UsageError(
             f"{options.data_dir} belongs to no run.",
             remedy="Found one with `nolocod create RUN.toml`, or join one with `nolocod join --bootstrap ADDRESS`.",
@@ -144,7 +146,7 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _join(options: argparse.Namespace) -> None:
-    if not (options.bootstrap or options.invite) and data_directory.stored_manifest(DataDir(options.data_dir)) is None:
+    if not (options.bootstrap or options.invite) and stored_manifest(DataDir(options.data_dir)) is None:
         raise UsageError("a first join needs --bootstrap or --invite.", remedy="Ask for the line that the first node printed.")
     _run(options, may_seed=False)
 
@@ -174,7 +176,7 @@ def welcome(paths: DataDir, event: Event) -> None:
     if isinstance(event, Started):
         print(f"node {event.peer_id} of run {event.run_name} ({event.run_id[:12]})")
         print(f"status and metrics: http://{event.http}")
-        sealed = data_directory.stored_manifest(paths)
+        sealed = stored_manifest(paths)
         assert sealed is not None  # a node tells that it has started once it knows its run
         print(*_ways_in(sealed.manifest, paths, event), sep="\n", flush=True)
 
@@ -191,7 +193,7 @@ def _ways_in(manifest: Manifest, paths: DataDir, started: Started) -> list[str]:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from nolocod.observe import terminal
+    from nolocod.commands import terminal
 
     terminal.show_status(DataDir(options.data_dir), watch=options.watch, as_json=options.json)
 

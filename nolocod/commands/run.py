@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import NotRunningError, UsageError
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir, parse_rate, parse_span
-from nolocod.run.manifest import read_run_file
+from nolocod.run.manifest import read_run_file, stored_manifest
+from nolocod.run.paths import DataDir
+from nolocod.units import parse_rate, parse_span
 
 if TYPE_CHECKING:
     import argparse
@@ -54,8 +55,8 @@ def _create(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     rate = parse_rate(options.line, "--line")
     manifest = read_run_file(options.run_file)
+    from nolocod.commands import terminal
     from nolocod.commands.plan import plan_table
-    from nolocod.observe import terminal
     from nolocod.trainer.estimate import estimate, speed
     from nolocod.trainer.model import pick_device
 
@@ -72,7 +73,7 @@ def _network_key(options: argparse.Namespace) -> None:
 
 def _invite(options: argparse.Namespace) -> None:
     from nolocod.observe.status import client
-    from nolocod.p2p.nat.addresses import split
+    from nolocod.p2p.transport.multiaddrs import split
     from nolocod.run import credentials
 
     paths = DataDir(options.data_dir)
@@ -110,7 +111,7 @@ def _owned(options: argparse.Namespace) -> tuple[Sealed, Identity]:
     """The run of the data directory, and the identity that may have founded it."""
     from nolocod.identity import load_or_create
 
-    sealed = data_directory.stored_manifest(DataDir(options.data_dir))
+    sealed = stored_manifest(DataDir(options.data_dir))
     if sealed is None:
         raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Found one with `nolocod create RUN.toml`.")
     return sealed, load_or_create(DataDir(options.data_dir).identity)

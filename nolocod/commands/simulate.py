@@ -45,7 +45,7 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.faults is not None:
         _faults(options)
         return
-    from nolocod.studies.sim import schedule
+    from nolocod.studies.sim import recorded
     from nolocod.studies.sim.scenarios import SCENARIOS
     from nolocod.studies.sim.swarm import Plan, paced, simulate
 
@@ -61,8 +61,8 @@ def _simulate(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         log = stack.enter_context(_opened(options.log)) if options.log is not None else None
         if options.receipts:
-            written = schedule.read(options.receipts)
-            report, missing = schedule.replay(written, paced(settings, written.nodes), options.seed, log)
+            written = recorded.read(options.receipts)
+            report, missing = recorded.replay(written, paced(settings, written.nodes), options.seed, log)
             if missing:
                 raise SimulationError(f"{len(missing)} of {len(written.pairs)} exchanges did not come about: {missing[0]}.")
         else:

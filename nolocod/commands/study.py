@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from nolocod.disk import write_whole
 from nolocod.errors import DeviceError, SoakError, UsageError
-from nolocod.node import data_directory
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +55,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _testnet(options: argparse.Namespace) -> None:
-    from nolocod.observe import terminal
+    from nolocod.commands import terminal
     from nolocod.studies import testnet
 
     _end_as_on_ctrl_c()
@@ -73,7 +73,7 @@ def _testnet(options: argparse.Namespace) -> None:
         lambda text: print(text, flush=True),
     )
     if options.report is not None:
-        data_directory.write_whole(options.report, summary.to_json().encode())
+        write_whole(options.report, summary.to_json().encode())
     terminal.show(terminal.summary_table(summary))
 
 
@@ -121,7 +121,7 @@ def _soak(options: argparse.Namespace) -> None:
     with folder(options.keep) as root:
         result = run.Soak(asked, root, lambda text: print(text, flush=True)).run()
     if options.report is not None:
-        data_directory.write_whole(options.report, result.to_json().encode())
+        write_whole(options.report, result.to_json().encode())
     for line in run.lines(result, calm):
         print(line)
     if result.broken:
@@ -225,7 +225,7 @@ def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], No
     log = attacks.log(_kept(options, "attacks.jsonl"))
     attacks.fight_all(study.battles(), log, workers, tell)
     if options.into is not None:
-        data_directory.write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
+        write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
     print(study.to_text(log))
 
 

@@ -1,5 +1,7 @@
 """`nolocod doctor`: what stands between this machine and a run, found out before or beside a node.
 
+Not here: any check that changes something.
+
 The rule: it looks and changes nothing. The data directory is only read, a running node is asked and not
 disturbed, and whatever goes wrong in one check is that check's finding.
 """

@@ -24,9 +24,9 @@ from nolocod.doctor.findings import CHECKS, Finding, Report, fail, failed, ok, s
 from nolocod.doctor.training import Job, Line
 from nolocod.errors import NolocodError, PortTakenError, RefusedError, RemoteError, on_one_line
 from nolocod.identity import Identity
-from nolocod.node.config import Address
-from nolocod.p2p.discovery.address_book import Peerbook
+from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.host import HostLimits, open_host
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -86,7 +86,7 @@ class _Known:
     exchange: int | None = None
     measured: trio.Event = field(default_factory=trio.Event)
     """Set once the child is done."""
-    papers: local.Papers = field(default_factory=local.Papers)
+    credentials: local.Credentials = field(default_factory=local.Credentials)
     kind: NatClass | None = None
     members: list[Told] = field(default_factory=list)
 
@@ -165,8 +165,8 @@ class _Doctor:
         await self._here("D11", partial(local.port, config.listen, known.here))
         await self._here("D12", partial(local.own_addresses, config.listen, config.announce, known.here.running))
         own = known.identity.peer_id if known.identity else None
-        in_order = partial(local.papers_in_order, config, own, known.sealed, time.time())
-        known.papers = await self._here("D13", in_order) or known.papers
+        in_order = partial(local.credentials_in_order, config, own, known.sealed, time.time())
+        known.credentials = await self._here("D13", in_order) or known.credentials
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class _Doctor:
         for attempt in range(_TRIES):
             async with AsyncExitStack() as stack:
                 opened = open_host(
-                    identity, listen, self._config.announce, events.append, HostLimits(), None, self._known.papers.gate
+                    identity, listen, self._config.announce, events.append, HostLimits(), None, self._known.credentials.gate
                 )
                 try:
                     host = await stack.enter_async_context(opened)
@@ -290,9 +290,9 @@ class _Doctor:
 
     def _addresses(self) -> list[str]:
         """Whom to ask: bootstraps, given or in the invitation, else peers of earlier days."""
-        if named := (*self._config.bootstrap, *self._known.papers.bootstrap):
+        if named := (*self._config.bootstrap, *self._known.credentials.bootstrap):
             return list(named)
-        recent = Peerbook(self._config.paths.peers, lambda _: None).recent()
+        recent = AddressBook(self._config.paths.peers, lambda _: None).recent()
         return [f"{places[0].partition('/p2p/' + peer)[0]}/p2p/{peer}" for peer, places in recent[:_REMEMBERED] if places]
 
     async def _peers(self, host: Host, identity: Identity, addresses: Sequence[str], events: list[Event]) -> None:

@@ -27,23 +27,27 @@ from nolocod.errors import (
     VersionError,
 )
 from nolocod.identity import PeerId
-from nolocod.node.data_directory import find_running, stored_manifest
+from nolocod.node.data_directory import find_running
 from nolocod.observe.status import client
-from nolocod.p2p.limits.connection_gater import Gate
-from nolocod.p2p.nat.addresses import announced, claim, dialable, endpoint, is_bridge
+from nolocod.p2p.limits.connection_gater import ConnectionGater
+from nolocod.p2p.transport.listen_addresses import announced, claim, is_bridge
+from nolocod.p2p.transport.multiaddrs import dialable, endpoint
 from nolocod.proto.envelope import MAJOR
 from nolocod.run import credentials, invitations
+from nolocod.run.manifest import stored_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from nolocod.identity import Identity
-    from nolocod.node.config import Address, DataDir, NodeConfig
+    from nolocod.node.config import NodeConfig
     from nolocod.node.data_directory import Running
     from nolocod.observe.status.state import StatusReport
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed
+    from nolocod.run.paths import DataDir
+    from nolocod.units import Address
 
 _OLDEST = (3, 11)
 _LITTLE = 1_000_000_000
@@ -202,28 +206,30 @@ def own_addresses(listen: Sequence[Address], announce: Sequence[str], running: R
 
 
 @dataclass(frozen=True)
-class Papers:
+class Credentials:
     """What this node shows others, and whom it lets in."""
 
-    gate: Gate = field(default_factory=Gate)
+    gate: ConnectionGater = field(default_factory=ConnectionGater)
     bootstrap: tuple[str, ...] = ()
     """That came with an invitation."""
 
 
-def papers_in_order(config: NodeConfig, own: PeerId | None, sealed: Sealed | None, now: float) -> tuple[Finding, Papers]:
+def credentials_in_order(
+    config: NodeConfig, own: PeerId | None, sealed: Sealed | None, now: float
+) -> tuple[Finding, Credentials]:
     """D13 at the time of day `now`. Raises UsageError, InvitationError, InvitationOverError or NotInvitedError."""
     wanted = config.access
     token = invitations.read_token(wanted.invite) if wanted.invite else None
     named = credentials.read_network_key(wanted.network_key) if wanted.network_key else None
     key = named or (token.network_key if token else None) or credentials.stored_network_key(config.paths)
-    gate = Gate.of(key, wanted.allow)
+    gate = ConnectionGater.of(key, wanted.allow)
     told = ["a network key" if key else "", f"an allow list of {len(gate.allowed)}" if gate.allowed is not None else ""]
     if token is not None:
         told.append(_invited(invitations.unchecked(token), own, sealed, now))
     elif sealed is not None and sealed.manifest.access == "invited":
         told.append(_admitted(config.paths, own, sealed, now))
     text = ", ".join(filter(None, told))
-    return ok("D13", f"{text}." if text else "anybody may connect."), Papers(gate, token.bootstrap if token else ())
+    return ok("D13", f"{text}." if text else "anybody may connect."), Credentials(gate, token.bootstrap if token else ())
 
 
 def _invited(invitation: Invitation, own: PeerId | None, sealed: Sealed | None, now: float) -> str:

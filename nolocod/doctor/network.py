@@ -29,16 +29,16 @@ from nolocod.errors import (
     VersionError,
 )
 from nolocod.identity import short
-from nolocod.node.config import SLOWEST_RATE
 from nolocod.p2p.discovery.kademlia import look_up
 from nolocod.p2p.discovery.run_info import fetch_info
 from nolocod.p2p.membership import heartbeat
-from nolocod.p2p.nat.addresses import split, tcp_parts, via
-from nolocod.p2p.requests import Terms, ask
-from nolocod.p2p.throughput import rate
+from nolocod.p2p.transport.multiaddrs import split, tcp_parts, via
+from nolocod.p2p.transport.requests import Terms, ask
 from nolocod.p2p.transport.stream import GOSSIP
+from nolocod.p2p.transport.throughput import rate
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAJOR
+from nolocod.units import SLOWEST_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

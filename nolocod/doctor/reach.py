@@ -17,12 +17,12 @@ from nolocod.errors import RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import Punched
 from nolocod.p2p.nat import autonat
-from nolocod.p2p.nat.addresses import endpoint, public, via
 from nolocod.p2p.nat.circuit_relay import RelayClient
 from nolocod.p2p.nat.classify import Seen, Verdict, find
-from nolocod.p2p.nat.hole_punching import Puncher
+from nolocod.p2p.nat.hole_punching import HolePuncher
 from nolocod.p2p.nat.port_mapping import PortMapper
 from nolocod.p2p.nat.reachability import candidates, own_hosts, own_port, sightings
+from nolocod.p2p.transport.multiaddrs import endpoint, public, via
 
 if TYPE_CHECKING:
     import random
@@ -196,5 +196,5 @@ def prepare(host: Host, events: list[Event]) -> RelayClient:
     client = RelayClient(host)
     client.serve()
     host.through = client.connect
-    Puncher(host, events.append).serve()
+    HolePuncher(host, events.append).serve()
     return client

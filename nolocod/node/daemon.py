@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod import identity
+from nolocod.disk import write_whole
 from nolocod.errors import (
     AllowanceError,
     ClockError,
@@ -29,26 +30,27 @@ from nolocod.errors import (
     TrainerError,
 )
 from nolocod.node import data_directory
-from nolocod.node.host_checks import survey
-from nolocod.node.schedule import Gate, month_spent, on_battery, outside_hours, told
+from nolocod.node.host_checks import check_host
+from nolocod.node.schedule import TrainingHours, month_spent, on_battery, outside_hours, told
 from nolocod.node.supervisor import Supervisor
-from nolocod.node.training_session import Part, Stint
+from nolocod.node.training_session import Part, TrainingSession
 from nolocod.observe.events import ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.observe.metrics import Metrics
-from nolocod.observe.status.access import Guard, is_loopback, make_token, read_token
+from nolocod.observe.status.access import PageAccess, is_loopback, make_token, read_token
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
-from nolocod.p2p.exchange.channel import Context
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
-from nolocod.p2p.membership.peer_scoring import Deed
+from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.snapshots.cross_check import sample_snapshots
 from nolocod.p2p.snapshots.server import Donor, ServedSnapshot, fetch_snapshot
-from nolocod.p2p.throughput import SAMPLE, Sampler
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT, Handler, Stream
-from nolocod.proto.types import Accept, Answer, Busy, Desk, Ended, Offer, Standing, Subject
+from nolocod.p2p.transport.throughput import SAMPLE, Sampler
+from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing, Subject
+from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.process import TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
@@ -104,13 +106,13 @@ class Node:
         self._identity = identity.load_or_create(config.paths.identity)
         self._rng = random.SystemRandom()
         self._budget = Budget(config.allowance, Ledger(config.paths.usage), self.emit)
-        self._gate = Gate(_checks(config.allowance, self._budget, self.emit), self.emit)
+        self._gate = TrainingHours(_checks(config.allowance, self._budget, self.emit), self.emit)
         self._stop = trio.Event()
         self._reception = Reception()
         self._part: Part | None = None
-        self._exchanger: Exchanger | None = None
+        self._exchange_service: ExchangeService | None = None
         self._receipts = ReceiptStore(config.paths.receipts)
-        self._stint: Stint | None = None
+        self._training_session: TrainingSession | None = None
         self._trainer: TrainerProcess | None = None
         self._served: ServedSnapshot | None = None
         self._dumping = trio.Lock()
@@ -120,7 +122,7 @@ class Node:
         self._cloned = False
 
     def emit(self, event: Event) -> None:
-        """Tell all followers, the stint among them."""
+        """Tell all followers, the training session among them."""
         if isinstance(event, OuterStep):
             self._failures = 0
         if isinstance(event, Paused):
@@ -128,8 +130,8 @@ class Node:
                 scope.cancel()
         for follow in self._followers:
             follow(event)
-        if self._stint is not None:
-            self._stint.follow(event)
+        if self._training_session is not None:
+            self._training_session.follow(event)
         if isinstance(event, ExchangeEnded):
             self._gate.look()  # before the next one begins, which the month may have no bytes for
 
@@ -138,7 +140,7 @@ class Node:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
             async for _ in signals:
-                if self._stop.is_set() or self._stint is None or self._stint.state == "joining":
+                if self._stop.is_set() or self._training_session is None or self._training_session.state == "joining":
                     everything.cancel()
                 self._stop.set()
 
@@ -162,7 +164,7 @@ class Node:
             self._config, self._identity, self.emit, rng=self._rng, meter=self._budget, guard=self._unless_paused
         )
         async with mesh_of as mesh, trio.open_nursery() as nursery:
-            nursery.start_soon(survey, self._config.paths.root, mesh.clock_offset, self.emit)
+            nursery.start_soon(check_host, self._config.paths.root, mesh.clock_offset, self.emit)
             nursery.start_soon(self._give_way, mesh, nursery.cancel_scope)
             try:
                 while await self._one_life(mesh, http):
@@ -179,7 +181,7 @@ class Node:
         """Stop in order once an elder node turns out to have our identity."""
         await mesh.cloned.wait()
         self._cloned = True
-        if self._stint is None or self._stint.state == "joining":
+        if self._training_session is None or self._training_session.state == "joining":
             everything.cancel()
         self._stop.set()
 
@@ -204,21 +206,21 @@ class Node:
         return again
 
     async def _train(self, part: Part, trainer: TrainerProcess, mesh: Mesh) -> None:
-        self._stint = stint = Stint(part, trainer, self.emit)
-        if not await stint.rest(self._stop):
+        self._training_session = training_session = TrainingSession(part, trainer, self.emit)
+        if not await training_session.rest(self._stop):
             return
-        await stint.load()
-        self._count_lost(stint.kept_round)
-        if self._exchanger is not None:
-            self._exchanger.box_size = trainer.outbox.size
+        await training_session.load()
+        self._count_lost(training_session.kept_round)
+        if self._exchange_service is not None:
+            self._exchange_service.box_size = trainer.outbox.size
             mesh.expect(trainer.outbox.size)
-            self._mind(trainer.outbox.size, self._exchanger.patience)
-        self._reception.rounds = stint.rounds
-        while (reason := await stint.train(self._stop)) in ("behind", "paused"):
-            if reason == "paused" and not await stint.rest(self._stop):
+            self._mind(trainer.outbox.size, self._exchange_service.patience)
+        self._reception.rounds = training_session.rounds
+        while (reason := await training_session.train(self._stop)) in ("behind", "paused"):
+            if reason == "paused" and not await training_session.rest(self._stop):
                 break
-            if reason == "behind" or stint.is_behind():
-                await stint.refresh()
+            if reason == "behind" or training_session.is_behind():
+                await training_session.refresh()
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
@@ -244,11 +246,11 @@ class Node:
     async def _join(self, mesh: Mesh, http: str) -> Part:
         """Find the run's manifest and its members, and open this node's services to them."""
         config = self._config
-        sealed = data_directory.stored_manifest(config.paths)
+        sealed = stored_manifest(config.paths)
         if sealed is None:
             self.emit(StateChanged("discovering", "a peer that tells us about the run"))
             sealed = await mesh.find_run()
-            data_directory.write_whole(config.paths.manifest, sealed.to_bytes())
+            write_whole(config.paths.manifest, sealed.to_bytes())
         sealed.manifest.data.check_given(config.data)  # here too: the trainer takes long to import what it needs to say so
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))
@@ -258,12 +260,14 @@ class Node:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
         self._reception.mesh = mesh
-        self._exchanger = exchanger = Exchanger(context, mesh.dial, self._reception, self._receipts, mesh.judge, self.emit)
+        self._exchange_service = exchange_service = ExchangeService(
+            context, mesh.dial, self._reception, self._receipts, mesh.judge, self.emit
+        )
         donor = Donor(context, self._snapshot, config.max_uploads, self.emit)
-        mesh.serve(EXCHANGE, self._outliving(exchanger.handle))
+        mesh.serve(EXCHANGE, self._outliving(exchange_service.handle))
         mesh.serve(SNAPSHOT, self._outliving(self._unless_paused(donor.handle)))
         mesh.serve(SAMPLE, self._unless_paused(Sampler().handle))
-        swarm = MeshSwarm(mesh, exchanger, context, self.emit)
+        swarm = MeshSwarm(mesh, exchange_service, context, self.emit)
         return Part(self._identity.peer_id, sealed, config, swarm, self._may_seed, self._gate, mesh.probation)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
@@ -276,16 +280,20 @@ class Node:
 
     def _says(self) -> tuple[Standing, str]:
         """What our heartbeats say."""
-        standing, state = (self._stint.standing, self._stint.state) if self._stint else (Standing(0, 0, 0.0), "joining")
+        standing, state = (
+            (self._training_session.standing, self._training_session.state)
+            if self._training_session
+            else (Standing(0, 0, 0.0), "joining")
+        )
         return standing, state if self._gate.pause is None else "paused"
 
     async def _snapshot(self) -> ServedSnapshot:
         """The slow weights as a file for newcomers; a fresh one once ours have moved on by a round."""
-        if self._trainer is None or self._stint is None or self._stint.state == "joining":
+        if self._trainer is None or self._training_session is None or self._training_session.state == "joining":
             raise PeerBusyError("no weights here yet.", retry_after=_LOADING_SECONDS)
         async with self._dumping:
-            if self._served is None or self._served.standing.round < self._stint.standing.round:
-                path = self._config.paths.serving / f"round-{self._stint.standing.round:08d}.safetensors"
+            if self._served is None or self._served.standing.round < self._training_session.standing.round:
+                path = self._config.paths.serving / f"round-{self._training_session.standing.round:08d}.safetensors"
                 dumped = await self._trainer.dump(path)
                 _remove_beside(path)
                 self._served = ServedSnapshot(path, dumped.standing, dumped.description)
@@ -343,12 +351,12 @@ def _token_file(config: NodeConfig) -> str:
     return "" if is_loopback(config.http.host) else str(config.paths.http_token.absolute())
 
 
-def _guard(config: NodeConfig) -> Guard:
+def _guard(config: NodeConfig) -> PageAccess:
     if config.http_token is not None:
         token: str | None = read_token(config.http_token)
     else:
         token = make_token(config.paths.http_token) if _token_file(config) else None
-    return Guard(token, config.http_open_metrics)
+    return PageAccess(token, config.http_open_metrics)
 
 
 def _tasks() -> int:
@@ -369,11 +377,11 @@ def _first(group: BaseExceptionGroup[NolocodError]) -> NolocodError:
 
 
 class MeshSwarm:
-    """The mesh as a stint sees it (stint.Swarm)."""
+    """The mesh as a training session sees it (training_session.Swarm)."""
 
-    def __init__(self, mesh: Mesh, exchanger: Exchanger, context: Context, emit: Emit) -> None:
+    def __init__(self, mesh: Mesh, exchange_service: ExchangeService, context: Context, emit: Emit) -> None:
         self._mesh = mesh
-        self._exchanger = exchanger
+        self._exchange_service = exchange_service
         self._context = context
         self._emit = emit
 
@@ -386,9 +394,9 @@ class MeshSwarm:
     def suspect(self, peer: PeerId) -> None:
         self._mesh.suspect(peer)
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         try:
-            return await self._exchanger.offer(partner, standing, subject, desk)
+            return await self._exchange_service.offer(partner, standing, subject, local_side)
         except (DiskFullError, DataDirError) as error:  # no receipt, no exchange; training goes on
             self._emit(Troubled(error.code, error.cause))
             return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
@@ -405,7 +413,7 @@ class MeshSwarm:
             return ()
 
     def doubt(self, donor: PeerId) -> None:
-        self._mesh.judge(donor, Deed.FALSE_WEIGHTS)
+        self._mesh.judge(donor, Conduct.FALSE_WEIGHTS)
 
 
 class Reception:
@@ -430,8 +438,8 @@ class Reception:
         return answer
 
     @property
-    def desk(self) -> Desk:
-        return self._accepted().desk
+    def local_side(self) -> LocalSide:
+        return self._accepted().local_side
 
     async def ended(self, ended: Ended) -> None:
         rounds = self._accepted()

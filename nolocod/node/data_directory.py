@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from nolocod.disk import disk_errors, written_whole
+from nolocod.disk import disk_errors, write_whole
 from nolocod.errors import DataDirError, DataDirInUseError, ManifestError, NotRunningError, WrongRunError
 from nolocod.identity import load_or_create
-from nolocod.run.manifest import MAX_MANIFEST_BYTES, read_run_file, seal, unseal
+from nolocod.run.manifest import MAX_MANIFEST_BYTES, read_run_file, seal, stored_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nolocod.node.config import DataDir
     from nolocod.run.manifest import Sealed
+    from nolocod.run.paths import DataDir
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,6 @@ def make(paths: DataDir) -> None:
         paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise DataDirError(f"{paths.root}: {error.strerror}.") from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`: a reader, or a crash, sees the old file or the new one, never a part."""
-    with written_whole(path) as file:
-        file.write(content)
 
 
 def announce(paths: DataDir, running: Running) -> None:
@@ -136,14 +130,3 @@ def read_foreign(path: Path) -> bytes:
             return file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}.", remedy="Name the manifest of a data directory.") from error
-
-
-def stored_manifest(paths: DataDir) -> Sealed | None:
-    """The manifest of the run that this directory belongs to, checked again; None before it has one."""
-    try:
-        raw = paths.manifest.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataDirError(f"{paths.manifest}: {error.strerror}.") from error
-    return unseal(raw)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.observe.events import Surveyed
+from nolocod.observe.events import HostChecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +22,12 @@ _EVERY = 15.0
 """Seconds: as often as Prometheus mostly scrapes."""
 
 
-async def survey(folder: Path, clock_offset: Callable[[], float], emit: Emit) -> None:
-    """Emit Surveyed at once and every 15 s, until cancelled. `clock_offset` is in seconds, others' minus ours."""
+async def check_host(folder: Path, clock_offset: Callable[[], float], emit: Emit) -> None:
+    """Emit HostChecked at once and every 15 s, until cancelled. `clock_offset` is in seconds, others' minus ours."""
     while True:
         # in a thread: a network file system that hangs must not hold up the node, nor its end
         free = await trio.to_thread.run_sync(_free, folder, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs of an older trio
-        emit(Surveyed(clock_offset(), free))
+        emit(HostChecked(clock_offset(), free))
         await trio.sleep(_EVERY)
 
 

@@ -20,8 +20,9 @@ from nolocod.observe.events import Allowed, Paused, Resumed, Troubled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nolocod.node.config import Allowance, Hours
+    from nolocod.node.config import Allowance
     from nolocod.observe.events import Emit
+    from nolocod.units import Hours
 
     Check = Callable[[], Paused | None]
     """Why not now; None if nothing speaks against it."""
@@ -105,7 +106,7 @@ def month_spent(spent: Callable[[], bool], seconds_left: Callable[[], float]) ->
     return check
 
 
-class Gate:
+class TrainingHours:
     """Open when no check speaks against training; `pause` says which one does. `run` keeps it up to date."""
 
     def __init__(self, checks: Sequence[Check], emit: Emit) -> None:

@@ -1,4 +1,4 @@
-"""One trainer process's stint: weights found, rounds driven, checkpoints written.
+"""One trainer process's session: weights found, rounds driven, checkpoints written.
 
 Training ends in one of four ways: told to stop, the run's goal reached, the gate closed (hours, battery, the
 month's bytes), or so far behind the others that it must fetch weights afresh instead of dragging them back.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nolocod.errors import RemoteError
     from nolocod.identity import PeerId
     from nolocod.node.config import NodeConfig
-    from nolocod.node.schedule import Gate
+    from nolocod.node.schedule import TrainingHours
     from nolocod.proto.types import Member, Sampled
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.process import TrainerProcess
@@ -61,7 +61,7 @@ Reason = Literal["stopped", "finished", "behind", "paused"]
 
 
 class Swarm(Mesh, Protocol):
-    """What a stint needs of the mesh beyond partners."""
+    """What a training session needs of the mesh beyond partners."""
 
     def live(self) -> list[Member]: ...
 
@@ -86,7 +86,7 @@ class Swarm(Mesh, Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """What stays the same for all stints of this node, one after another."""
+    """What stays the same for all training sessions of this node, one after another."""
 
     own: PeerId
     sealed: Sealed
@@ -94,7 +94,7 @@ class Part:
     swarm: Swarm
     may_seed: bool
     """Begin from the run's initial weights when nobody has others."""
-    gate: Gate
+    gate: TrainingHours
     probation: Callable[[PeerId], bool] = nobody
     """Which partners are so new to us that their messages count for less."""
 
@@ -104,7 +104,7 @@ class Part:
         return Pace(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, manifest.outer.rounds)
 
 
-class Stint:
+class TrainingSession:
     """`standing` and `state` are what heartbeats say about this node."""
 
     def __init__(self, part: Part, trainer: TrainerProcess, emit: Emit) -> None:

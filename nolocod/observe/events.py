@@ -285,7 +285,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class HostChecked:
     """The state of this machine, looked at now and then.
 
     `clock_offset` is the members' median clock minus ours, in seconds; `disk_free` what is left for the data directory,
@@ -333,7 +333,7 @@ Event = (
     | Traffic
     | Paused
     | Resumed
-    | Surveyed
+    | HostChecked
     | Troubled
 )
 

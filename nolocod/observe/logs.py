@@ -25,6 +25,7 @@ from nolocod.observe.events import (
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
+    HostChecked,
     InnerSteps,
     OuterStep,
     PartitionHealed,
@@ -43,7 +44,6 @@ from nolocod.observe.events import (
     Resumed,
     Started,
     StateChanged,
-    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -267,7 +267,7 @@ class LogFollower:
                 self._log.warning("%s %s", event.code, event.message)
             case Paused() | Resumed():
                 self._follow_pause(event)
-            case Allowed() | Traffic() | Surveyed():
+            case Allowed() | Traffic() | HostChecked():
                 pass
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event)

@@ -23,6 +23,7 @@ from nolocod.observe.events import (
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
+    HostChecked,
     InnerSteps,
     NatClass,
     NodeState,
@@ -46,7 +47,6 @@ from nolocod.observe.events import (
     Resumed,
     Started,
     StateChanged,
-    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -226,7 +226,7 @@ class Metrics:
             "nolocod_partner_weight", "What partners' differences counted for: 1 in full, less where clipped.",
             buckets=_WEIGHTS, registry=to,
         )  # fmt: skip
-        self._judged = Counter("nolocod_peer_judgements", "Times that a peer's deeds changed its reputation.", registry=to)
+        self._judged = Counter("nolocod_peer_judgements", "Times that a peer's conduct changed its reputation.", registry=to)
         self._bans = Counter("nolocod_peer_bans", "Times that a peer was banned for a while.", registry=to)
 
     def render(self) -> bytes:
@@ -259,7 +259,7 @@ class Metrics:
                 self._count_error(event.code)
                 if event.code == TrainerError.entry.code:
                     self._deaths.inc()
-            case Surveyed():
+            case HostChecked():
                 self._clock_offset.set(event.clock_offset)
                 self._disk_free.set(math.nan if event.disk_free is None else event.disk_free)
             case Allowed() | Traffic() | Paused() | Resumed():

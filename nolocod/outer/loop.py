@@ -92,7 +92,7 @@ class Mesh(Protocol):
         """Draw a live training member within the staleness limit, or None."""
         ...
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
         ...
 
@@ -115,8 +115,8 @@ class Pace:
         return 0 < self.goal <= standing.round
 
 
-class Desk:
-    """One exchange's use of the trainer (terms.Desk); remembers whether a snapshot lies in the outbox."""
+class LocalSide:
+    """One exchange's use of the trainer (terms.LocalSide); remembers whether a snapshot lies in the outbox."""
 
     def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
         """`begun` is told of the snapshot; `probation` says whether the partner's message counts for less."""
@@ -166,7 +166,7 @@ class Rounds:
         self._pace = pace
         self._emit = emit
         self._probation = probation
-        self._desk: Desk | None = None  # set while an accepted or own exchange is under way
+        self._local_side: LocalSide | None = None  # set while an accepted or own exchange is under way
         self._offering_to: PeerId | None = None  # our offer that nobody accepted yet
         self._started = 0.0
         self._idle = trio.Event()
@@ -199,7 +199,7 @@ class Rounds:
         deadline = trio.current_time() + self._pace.patience
         pause = _FIRST_PAUSE
         while True:
-            while self._desk is not None:  # looked at again: whoever was told first may have accepted the next one
+            while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
             own = self._trainer.standing
             if self._closing or self._pace.reached(own) or not self._due():
@@ -231,23 +231,23 @@ class Rounds:
     async def _attempt(self, partner: PeerId) -> str:
         """Offer to `partner`; returns the outcome."""
         self._offering_to = partner
-        desk = self._engage(partner, initiator=True)
+        local_side = self._engage(partner, initiator=True)
         try:
-            ended = await self._mesh.offer(partner, self._trainer.standing, self._trainer.subject, desk)
+            ended = await self._mesh.offer(partner, self._trainer.standing, self._trainer.subject, local_side)
         except BaseException:
             try:
                 with trio.CancelScope(shield=True):
-                    await self._abandon(desk)
+                    await self._abandon(local_side)
             finally:
-                if desk.snapshot_taken:  # it was told as started
+                if local_side.snapshot_taken:  # it was told as started
                     self._report(Ended("aborted", partner, b"", reason="this node gave it up"), initiator=True)
             raise
         finally:
             self._offering_to = None
-        if self._desk is not desk:  # both offered at once, and the partner's offer stood: see `decide`
+        if self._local_side is not local_side:  # both offered at once, and the partner's offer stood: see `decide`
             self._report(ended, initiator=True)
             return ended.outcome
-        await self._conclude(ended, desk, initiator=True)
+        await self._conclude(ended, local_side, initiator=True)
         self._remember(ended)
         return ended.outcome
 
@@ -266,11 +266,11 @@ class Rounds:
                 self._mesh.suspect(ended.partner)
 
     async def _solo(self) -> None:
-        desk = self._engage(None, initiator=True)
+        local_side = self._engage(None, initiator=True)
         try:
             applied = await self._trainer.solo()
         finally:
-            self._release(desk)
+            self._release(local_side)
         self._emit(StateChanged("training"))
         self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
 
@@ -287,7 +287,7 @@ class Rounds:
         glare = self._offering_to == offer.partner and offer.partner < self._own
         if self._closing:
             return Busy(_CLOSED_SECONDS, "not training now")
-        if self._desk is not None and not glare:
+        if self._local_side is not None and not glare:
             return Busy(_BUSY_SECONDS, "in another exchange")
         missing = math.ceil(self._pace.inner_steps / 2) - self._trainer.steps_since_outer
         if missing > 0:
@@ -296,14 +296,14 @@ class Rounds:
         return Accept(own, self._trainer.dense_due(offer.subject.fragment))
 
     @property
-    def desk(self) -> Desk:
-        """The desk of the exchange that `decide` accepted last."""
-        if self._desk is None:
-            raise AssertionError("asked for the desk of an exchange that was not accepted")
-        return self._desk
+    def local_side(self) -> LocalSide:
+        """The local side of the exchange that `decide` accepted last."""
+        if self._local_side is None:
+            raise AssertionError("asked for the local_side of an exchange that was not accepted")
+        return self._local_side
 
     async def ended(self, ended: Ended) -> None:
-        await self._conclude(ended, self.desk, initiator=False)
+        await self._conclude(ended, self.local_side, initiator=False)
 
     def follow(self, event: Event) -> None:
         """Learn how long an inner step takes, for the time to retry that a busy node gives."""
@@ -312,35 +312,35 @@ class Rounds:
 
     # --- both sides -------------------------------------------------------------------------------
 
-    def _engage(self, partner: PeerId | None, *, initiator: bool) -> Desk:
+    def _engage(self, partner: PeerId | None, *, initiator: bool) -> LocalSide:
         def begun() -> None:
             self._offering_to = None  # accepted: from here on nobody else's offer can stand
             if partner is not None:
                 self._emit(ExchangeStarted(partner, initiator))
 
-        self._desk = Desk(self._trainer, begun, lambda: partner is not None and self._probation(partner))
+        self._local_side = LocalSide(self._trainer, begun, lambda: partner is not None and self._probation(partner))
         self._started = trio.current_time()
         if self._idle.is_set():
             self._idle = trio.Event()
-        return self._desk
+        return self._local_side
 
-    def _release(self, desk: Desk) -> None:
-        if self._desk is desk:
-            self._desk = None
+    def _release(self, local_side: LocalSide) -> None:
+        if self._local_side is local_side:
+            self._local_side = None
             self._idle.set()
 
-    async def _abandon(self, desk: Desk) -> None:
+    async def _abandon(self, local_side: LocalSide) -> None:
         try:
-            if desk.snapshot_taken:
+            if local_side.snapshot_taken:
                 await self._trainer.discard()
         finally:
-            self._release(desk)
+            self._release(local_side)
 
-    async def _conclude(self, ended: Ended, desk: Desk, *, initiator: bool) -> None:
+    async def _conclude(self, ended: Ended, local_side: LocalSide, *, initiator: bool) -> None:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
         if ended.outcome != "committed":
             try:
-                await self._abandon(desk)
+                await self._abandon(local_side)
             finally:
                 self._report(ended, initiator=initiator)
             return
@@ -350,7 +350,7 @@ class Rounds:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
                 applied = await self._trainer.apply(ended.partner_standing.round, ended.skipped)
         finally:
-            self._release(desk)
+            self._release(local_side)
             self._report(ended, initiator=initiator)
         self._emit(StateChanged("training"))
         self._emit(

@@ -41,26 +41,16 @@ from nolocod.errors import (
 )
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Emit, PeerConnected, PeerDisconnected, Reach
-from nolocod.p2p.exchange.channel import deadline
 from nolocod.p2p.limits.peerstore import BoundedStore
-from nolocod.p2p.limits.rate_limits import DoorLimits, Doorway, Rate, Turnstile
-from nolocod.p2p.nat.addresses import (
-    announced,
-    claim,
-    dialable,
-    endpoint,
-    interleave,
-    near,
-    straight,
-    transport,
-    via,
-    with_peer,
-)
-from nolocod.p2p.nat.identify import IDENTIFY, Identified, Observation, Self, answer, ask
+from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, Rate, StreamLimiter
 from nolocod.p2p.transport.connection import Link, Origin, origin_of, relayed
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.dialer import Dialler
 from nolocod.p2p.transport.endpoints import Circuit
+from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, Self, answer, ask
 from nolocod.p2p.transport.libp2p_stream import LibStream, already_gone, map_exceptions, shielded
+from nolocod.p2p.transport.listen_addresses import announced, claim
+from nolocod.p2p.transport.multiaddrs import dialable, endpoint, interleave, multiaddr_of, near, straight, via, with_peer
 from nolocod.p2p.transport.multistream import Negotiation
 from nolocod.p2p.transport.noise import NOISE_PROTOCOL, NoiseTransport
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
@@ -75,10 +65,10 @@ if TYPE_CHECKING:
     from libp2p.network.swarm import Swarm
 
     from nolocod.identity import Identity
-    from nolocod.node.config import Address
-    from nolocod.p2p.limits.connection_gater import Gate
+    from nolocod.p2p.limits.connection_gater import ConnectionGater
     from nolocod.p2p.limits.metering import Meter
     from nolocod.p2p.transport.stream import Handler, Stream
+    from nolocod.units import Address
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +105,7 @@ class HostLimits:
     """Of one of our protocols, being served."""
     streams_per_connection: int = 128
     """Opened by a peer and not yet ended, libp2p's own protocols included."""
-    door: DoorLimits = field(default_factory=DoorLimits)
+    door: ConnectionLimits = field(default_factory=ConnectionLimits)
     rates: Mapping[str, Rate] = field(default_factory=dict)
     """Of the streams of some protocols that are opened to us; for all others NORMAL."""
 
@@ -142,7 +132,7 @@ async def open_host(
     emit: Emit,
     limits: HostLimits | None = None,
     meter: Meter | None = None,
-    gate: Gate | None = None,
+    gate: ConnectionGater | None = None,
 ) -> AsyncIterator[Host]:
     """Listen on `listen` and be reachable as `identity`; `announce` replaces the straight addresses that others are told.
 
@@ -159,8 +149,8 @@ async def open_host(
     keys = create_new_key_pair(identity.secret)
     basic = _basic_host(keys, limits, NoiseTransport(keys, limits.progress, meter, gate))
     swarm = cast("Swarm", basic.get_network())
-    dialler = Dialler(swarm, bound, limits.connections, limits.connect, Doorway(limits.door))
-    async with basic.run([Multiaddr(transport(address)) for address in bound]), trio.open_nursery() as nursery:
+    dialler = Dialler(swarm, bound, limits.connections, limits.connect, ConnectionLimiter(limits.door))
+    async with basic.run([Multiaddr(multiaddr_of(address)) for address in bound]), trio.open_nursery() as nursery:
         await swarm.auto_connector.stop()  # it would dial whom it likes
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
             raise PortTakenError(f"{bound[0]} was taken a moment ago.")
@@ -252,7 +242,7 @@ class Host:
         self._override: tuple[str, ...] = ()
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._inbound: Counter[PeerId] = Counter()
-        self._turnstile = Turnstile(limits.rates)
+        self._stream_limiter = StreamLimiter(limits.rates)
         self._told: dict[PeerId, Reach] = {}  # who is connected, and how, by the last event of ours about it
         self._arrived = trio.Event()
         self._swarm.dial_peer = self._dial_for_libp2p
@@ -563,7 +553,7 @@ class Host:
         if self.shuns(peer) and protocol not in _TOLD:
             return False
         place = endpoint(stream.remote_address or "")
-        blamed = self._turnstile.objection(protocol, peer, place and place[0], trio.current_time())
+        blamed = self._stream_limiter.objection(protocol, peer, place and place[0], trio.current_time())
         if blamed == "peer":
             self.judge(peer, None)
         return blamed is None and self._inbound[peer] < self.limits.streams_per_peer

@@ -22,25 +22,25 @@ from nolocod.errors import (
     RemoteError,
     VersionError,
 )
-from nolocod.p2p.discovery.address_book import Peerbook
+from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.discovery.bootstrap import Discovery, find_run
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.keepalive import drop_the_dead, keep_alive
-from nolocod.p2p.limits.connection_gater import Gate
-from nolocod.p2p.limits.rate_limits import DoorLimits
-from nolocod.p2p.membership.admission import Guard
+from nolocod.p2p.limits.connection_gater import ConnectionGater
+from nolocod.p2p.limits.rate_limits import ConnectionLimits
+from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.membership.draws import Draw
-from nolocod.p2p.membership.gossip import Voice, new_life
-from nolocod.p2p.membership.gossip_service import Gossip
-from nolocod.p2p.membership.peer_scoring import Deed, Records, Reputation, Watched, deed_of
+from nolocod.p2p.membership.gossip import OwnHeartbeat, new_life
+from nolocod.p2p.membership.gossip_service import GossipService
+from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, Watched, conduct_of
 from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.membership.table import Membership, Open
-from nolocod.p2p.nat.addresses import split
-from nolocod.p2p.nat.connectivity import Ways
-from nolocod.p2p.requests import Terms, turn_away
+from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.keepalive import drop_the_dead, keep_alive
+from nolocod.p2p.transport.multiaddrs import split
+from nolocod.p2p.transport.requests import Terms, turn_away
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
 from nolocod.run.credentials import accept, keep_network_key, read_network_key, stored_network_key
@@ -52,13 +52,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
     from nolocod.identity import Identity, PeerId
-    from nolocod.node.config import DataDir, NodeConfig
+    from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Emit, Reach
     from nolocod.p2p.discovery.bootstrap import Contact
     from nolocod.p2p.limits.metering import Meter
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.proto.types import Answer, Member, Offer, Standing
     from nolocod.run.manifest import Sealed
+    from nolocod.run.paths import DataDir
 
 _SAVE_EVERY = 30.0
 _FAREWELL = 1.5
@@ -81,20 +82,20 @@ async def open_mesh(
     """Listen and be ready to find a run; what is sent and received goes by `meter`.
 
     `guard` is put around what this node does for others alone, so that it can be broken off. Raises PortTakenError
-    or UsageError, and what `papers.accept` raises for an invitation.
+    or UsageError, and what `credentials.accept` raises for an invitation.
     """
     access = config.access
     token = accept(config.paths, access.invite, identity.peer_id, time.time()) if access.invite else None
     bootstrap = [contact(text) for text in (*config.bootstrap, *(token.bootstrap if token else ()))]
-    book = Peerbook(config.paths.peers, emit)
+    book = AddressBook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    gate = Gate.of(_network_key(config), config.access.allow)
-    limits = HostLimits(connections=config.connections, door=DoorLimits(per_address=config.connections_per_address))
+    gate = ConnectionGater.of(_network_key(config), config.access.allow)
+    limits = HostLimits(connections=config.connections, door=ConnectionLimits(per_address=config.connections_per_address))
     host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gate)
     async with host_of as host, trio.open_nursery() as nursery:
         if config.access.allow is not None:
             nursery.start_soon(gate.follow, config.access.allow, partial(_drop_strangers, host, gate), emit)
-        ways = Ways(host, config, bootstrap, rng, emit)
+        ways = Connectivity(host, config, bootstrap, rng, emit)
         ways.serve(guard)
         nursery.start_soon(ways.run)
         try:
@@ -118,7 +119,7 @@ def _network_key(config: NodeConfig) -> bytes | None:
     return stored_network_key(config.paths)
 
 
-async def _drop_strangers(host: Host, gate: Gate) -> None:
+async def _drop_strangers(host: Host, gate: ConnectionGater) -> None:
     """Close the connections to those who are on the allow list no more."""
     for peer in host.peers():
         if not gate.lets(peer):
@@ -140,7 +141,7 @@ class _Surroundings:
     rng: random.Random
     timing: Timing
     emit: Emit
-    ways: Ways
+    ways: Connectivity
     paths: DataDir
     run_id: RunId | None
     """The run that this node was invited to."""
@@ -149,14 +150,14 @@ class _Surroundings:
 class Mesh:
     """This node among its peers. Made by `open_mesh`."""
 
-    def __init__(self, host: Host, identity: Identity, book: Peerbook, around: _Surroundings) -> None:
+    def __init__(self, host: Host, identity: Identity, book: AddressBook, around: _Surroundings) -> None:
         self._host = host
         self._identity = identity
         self._book = book
         self._around = around
         self._table = Membership(identity.peer_id, "", around.timing)
-        self._gossip: Gossip | None = None
-        self._guard: Guard | None = None
+        self._gossip: GossipService | None = None
+        self._guard: Admission | None = None
         self._reputation = Reputation(around.emit)
         self._records = Records(around.paths.reputation, self._reputation, time.time())
         self._staleness = 0
@@ -186,14 +187,14 @@ class Mesh:
 
         `own` tells our standing and state ("joining", "training", "paused", "finished") for every heartbeat.
         Returns once a peer has us, or none could be reached in time. Raises VersionError or WrongRunError
-        when the manifest or every bootstrap says so; what Guard and Discovery.enter raise if others keep us out.
+        when the manifest or every bootstrap says so; what Admission and Discovery.enter raise if others keep us out.
         """
         if sealed.manifest.protocol != MAJOR:
             raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
         around = self._around
         self._staleness = sealed.manifest.outer.staleness
         if sealed.manifest.access == "invited":
-            self._guard = Guard(sealed, self._identity.peer_id, around.paths)
+            self._guard = Admission(sealed, self._identity.peer_id, around.paths)
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
         self._draw = Draw(sealed.run_id, self._identity.peer_id, trust.draws)
@@ -203,7 +204,7 @@ class Mesh:
         self._host.judge = self.blame
         ways = around.ways
         ways.members, ways.resting = self.live, lambda: own()[1] == "paused"
-        voice = Voice(
+        own_heartbeat = OwnHeartbeat(
             self._identity,
             sealed.run_id,
             own,
@@ -213,7 +214,7 @@ class Mesh:
             admission=self._guard.admission if self._guard else b"",
             life=new_life(time.time(), around.rng),
         )
-        gossip = self._gossip = Gossip(self._host, self._table, voice, around.rng, around.timing, around.emit)
+        gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, around.rng, around.timing, around.emit)
         gossip.cloned = self.cloned
         gossip.judge = self.judge
         terms = Terms(self._identity, sealed.run_id, around.timing.request)
@@ -230,7 +231,7 @@ class Mesh:
         await discovery.enter()
         await self._save()  # at once: who is killed a moment from now finds back without a bootstrap
 
-    async def _run(self, gossip: Gossip, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
+    async def _run(self, gossip: GossipService, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:
             dht_of = open_dht(self._host, run_id, lambda: self._around.ways.kind in (None, "public"))
             async with dht_of as discovery.dht, trio.open_nursery() as nursery:
@@ -270,7 +271,7 @@ class Mesh:
     def _contacts(self) -> list[Contact]:
         return [(member.peer_id, member.addresses) for member in self.live()]
 
-    async def _roam(self, gossip: Gossip) -> None:
+    async def _roam(self, gossip: GossipService) -> None:
         """Come back to the others after our network was another one, or none, for a while."""
         while True:
             await trio.sleep(self._around.timing.roam)
@@ -284,7 +285,7 @@ class Mesh:
                         for peer, addresses in self._known():
                             nursery.start_soon(self._greet, gossip, peer, addresses)
 
-    async def _greet(self, gossip: Gossip, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def _greet(self, gossip: GossipService, peer: PeerId, addresses: Sequence[str]) -> None:
         with suppress(RemoteError):
             await gossip.contact(peer, addresses)
 
@@ -318,14 +319,14 @@ class Mesh:
         """What `decide` says to an offer to us, or a refusal if the run's draw does not pair us (manifest: `trust.draws`)."""
         return self._draw.answer(offer, self.live, decide)
 
-    def judge(self, peer: PeerId, deed: Deed) -> None:
+    def judge(self, peer: PeerId, conduct: Conduct) -> None:
         """Take note of what a peer did: of members and strangers alike."""
-        self._reputation.judge(peer, deed, time.time())
+        self._reputation.judge(peer, conduct, time.time())
 
     def blame(self, peer: PeerId, error: RemoteError | None) -> None:
         """Take note of what `error` says of a peer; None: it asked too often."""
-        if (deed := deed_of(error) if error is not None else Deed.FLOODED) is not None:
-            self.judge(peer, deed)
+        if (conduct := conduct_of(error) if error is not None else Conduct.FLOODED) is not None:
+            self.judge(peer, conduct)
 
     def probation(self, peer: PeerId) -> bool:
         """Whether this peer is to prove itself yet (manifest: `trust.probation`)."""

@@ -189,7 +189,7 @@ class Box(Protocol):
         ...
 
 
-class Desk(Protocol):
+class LocalSide(Protocol):
     """What an exchange asks of its own node while it runs; `rounds` supplies it."""
 
     @property
@@ -227,7 +227,7 @@ class Reception(Protocol):
         ...
 
     @property
-    def desk(self) -> Desk: ...
+    def local_side(self) -> LocalSide: ...
 
     async def ended(self, ended: Ended) -> None:
         """Called exactly once per accepted offer."""

@@ -28,16 +28,16 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.identity import Identity, PeerId, public_key
-from nolocod.node.data_directory import stored_manifest
 from nolocod.run import invitations
 from nolocod.run.invitations import Invitation, Revocations, Token
+from nolocod.run.manifest import stored_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from nolocod.node.config import DataDir
     from nolocod.run.manifest import Sealed
+    from nolocod.run.paths import DataDir
 
 KEY_SIZE = 32
 _NETWORK = b"nolocod network 1\0"

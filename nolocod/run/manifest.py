@@ -15,11 +15,13 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from nolocod.errors import DataError, ManifestError, RunFileError, SignatureError, UnstableError, VersionError
+from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError, SignatureError, UnstableError, VersionError
 from nolocod.identity import Identity, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nolocod.run.paths import DataDir
 
 RunId = NewType("RunId", str)
 Codec = Literal["float32", "bfloat16", "modulo8", "delta4"]
@@ -325,3 +327,14 @@ def _where(text: str, error: Exception) -> str:
         elif not rest and re.match(rf"\s*{section}\s*=", line):
             return f", line {number}, key `{section}`"
     return f", key `{'.'.join(keys)}`" if keys else ""
+
+
+def stored_manifest(paths: DataDir) -> Sealed | None:
+    """The manifest of the run that this directory belongs to, checked again; None before it has one."""
+    try:
+        raw = paths.manifest.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataDirError(f"{paths.manifest}: {error.strerror}.") from error
+    return unseal(raw)

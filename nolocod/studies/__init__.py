@@ -1,1 +1,4 @@
-"""TODO"""
+"""Studies of the program itself: the lab, the simulator, the soak, benchmarks, the testnet.
+
+Not here: anything that a node needs.
+"""

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, NotRunningError, UsageError
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.observe.status import client
 from nolocod.run import presets
+from nolocod.run.paths import DataDir
 from nolocod.studies import processes
 
 if TYPE_CHECKING:

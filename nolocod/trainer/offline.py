@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.node.config import DataDir
+    from nolocod.run.paths import DataDir
     from nolocod.trainer.pipe import Setup
     from nolocod.trainer.windows import Source
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
+from nolocod.run.paths import DataDir
 from nolocod.studies.benchmarks.training import WARM_UP, Setting, cores, daemon, give_core, rate, wait
 from tests.bench.workers.talk import Talk
 

@@ -11,8 +11,9 @@ from nolocod import cli
 from nolocod.commands import node
 from nolocod.errors import NolocodError, TrainerError, UnstableError
 from nolocod.identity import Identity, PeerId, load
-from nolocod.node.config import Allowance, DataDir
+from nolocod.node.config import Allowance
 from nolocod.observe.events import Started
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,11 +34,13 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity, load_or_create
 from nolocod.node import data_directory
-from nolocod.node.config import Access, Address, DataDir, NodeConfig
+from nolocod.node.config import Access, NodeConfig
 from nolocod.observe.status.state import ReachReport, RelayRow
-from nolocod.p2p.throughput import SampleLimits, Sampler
+from nolocod.p2p.transport.throughput import SampleLimits, Sampler
 from nolocod.run import invitations
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
+from nolocod.run.paths import DataDir
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -271,14 +273,14 @@ def a_token(sealed: Sealed, *, lasts: float = 3600.0, peer: Identity | None = No
 
 def test_an_open_network(paths: DataDir) -> None:
     config = NodeConfig(paths.root)
-    assert local.papers_in_order(config, None, None, NOW) == (ok("D13", "anybody may connect."), local.Papers())
+    assert local.credentials_in_order(config, None, None, NOW) == (ok("D13", "anybody may connect."), local.Credentials())
 
 
 def test_an_invitation(paths: DataDir) -> None:
     sealed, own, other = seal(a_manifest(access="invited"), OWNER), Identity.generate(), Identity.generate()
 
-    def asked(token: str, run: Sealed | None = sealed) -> tuple[Finding, local.Papers]:
-        return local.papers_in_order(NodeConfig(paths.root, access=Access(invite=token)), own.peer_id, run, NOW)
+    def asked(token: str, run: Sealed | None = sealed) -> tuple[Finding, local.Credentials]:
+        return local.credentials_in_order(NodeConfig(paths.root, access=Access(invite=token)), own.peer_id, run, NOW)
 
     finding, found = asked(a_token(sealed, peer=own))
     assert finding == ok("D13", "a network key, an invitation for 1 hours.")
@@ -298,26 +300,26 @@ def test_an_admission_that_is_stored(paths: DataDir) -> None:
     sealed, own = seal(a_manifest(access="invited"), OWNER), Identity.generate()
     config = NodeConfig(paths.root)
     with pytest.raises(NotInvitedError, match="not"):
-        local.papers_in_order(config, own.peer_id, sealed, NOW)
-    assert "own" in local.papers_in_order(config, OWNER.peer_id, sealed, NOW)[0].found
+        local.credentials_in_order(config, own.peer_id, sealed, NOW)
+    assert "own" in local.credentials_in_order(config, OWNER.peer_id, sealed, NOW)[0].found
     data_directory.make(paths)
     paths.admission.write_bytes(invitations.sign_admission(invitations.read_token(a_token(sealed)), own.peer_id))
-    assert local.papers_in_order(config, own.peer_id, sealed, NOW)[0].found == "an admission for 1 hours."
+    assert local.credentials_in_order(config, own.peer_id, sealed, NOW)[0].found == "an admission for 1 hours."
     with pytest.raises(InvitationOverError):
-        local.papers_in_order(config, own.peer_id, sealed, NOW + 3600)
+        local.credentials_in_order(config, own.peer_id, sealed, NOW + 3600)
 
 
 def test_an_allow_list(paths: DataDir, tmp_path: Path) -> None:
     allowed = tmp_path / "allow"
     allowed.write_text(f"{OWNER.peer_id} # the owner\n")
     config = NodeConfig(paths.root, access=Access(allow=allowed))
-    finding, found = local.papers_in_order(config, None, None, NOW)
+    finding, found = local.credentials_in_order(config, None, None, NOW)
     assert finding.found == "an allow list of 1."
     assert found.gate.lets(OWNER.peer_id)
     assert not found.gate.lets(Identity.generate().peer_id)
     allowed.write_text("nobody\n")
     with pytest.raises(UsageError, match="line 1"):
-        local.papers_in_order(config, None, None, NOW)
+        local.credentials_in_order(config, None, None, NOW)
 
 
 # --- what the child does ------------------------------------------------------------------------------

@@ -16,20 +16,21 @@ from nolocod.doctor import examine, network, reach
 from nolocod.doctor.findings import CHECKS
 from nolocod.errors import PeerBusyError, PeerUnavailableError
 from nolocod.identity import Identity
-from nolocod.node.config import Address, NodeConfig
-from nolocod.p2p import requests, throughput
+from nolocod.node.config import NodeConfig
 from nolocod.p2p.discovery.kademlia import look_up
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.nat.addresses import through
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
-from nolocod.p2p.nat.hole_punching import Puncher
-from nolocod.p2p.throughput import SAMPLE, SampleLimits, Sampler
+from nolocod.p2p.nat.hole_punching import HolePuncher
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport import requests, throughput
+from nolocod.p2p.transport.multiaddrs import through
+from nolocod.p2p.transport.throughput import SAMPLE, SampleLimits, Sampler
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,7 +51,7 @@ def a_run(name: str = "ours", owner: Identity | None = None) -> Sealed:
 
 
 @asynccontextmanager
-async def a_host(identity: Identity | None = None, gate: Gate | None = None) -> AsyncIterator[Host]:
+async def a_host(identity: Identity | None = None, gate: ConnectionGater | None = None) -> AsyncIterator[Host]:
     limits = HostLimits(connect=2.0, negotiate=2.0)
     async with open_host(identity or Identity.generate(), LOOPBACK, (), lambda _: None, limits, None, gate) as host:
         yield host
@@ -68,7 +69,7 @@ async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | Non
         yield mesh
 
 
-async def visited(address: str, run_id: str | None = None, gate: Gate | None = None) -> Visit:
+async def visited(address: str, run_id: str | None = None, gate: ConnectionGater | None = None) -> Visit:
     async with a_host(OWN, gate) as host:
         return await network.visit(host, address, OWN, run_id, [OWN.peer_id])
 
@@ -178,11 +179,11 @@ async def test_a_node_that_is_in_no_run(tmp_path: Path) -> None:
 
 
 async def test_another_network_key_and_an_allow_list() -> None:
-    async with a_host(gate=Gate(prologue=bytes(32))) as host:
+    async with a_host(gate=ConnectionGater(prologue=bytes(32))) as host:
         keyless = await visited(host.addresses[0])
     assert statuses(keyless) == ["ok", "fail", "skipped"]
     assert (keyless.findings[1].error, "--network-key" in keyless.findings[1].remedy) == ("NLC-210", True)
-    async with a_host(gate=Gate(allowed=frozenset())) as host:
+    async with a_host(gate=ConnectionGater(allowed=frozenset())) as host:
         unknown = await visited(host.addresses[0])
     refused = next(one for one in unknown.findings if one.status == "fail")
     assert (refused.error, "allow lists" in refused.remedy) == ("NLC-211", True)
@@ -245,7 +246,7 @@ async def test_a_relays_place_and_a_punch() -> None:
         assert (await reach.relay(host, client, [middle.own], None)).status == "ok"
         assert (await reach.relay(host, client, [middle.own], "public")).status == "skipped"
         RelayClient(helper).serve()
-        Puncher(helper, lambda _: None).serve()
+        HolePuncher(helper, lambda _: None).serve()
         await helper.connect(middle.own, middle.announced)
         await RelayClient(helper).reserve(middle.own)
         circuit = through(middle.own, middle.announced[0])

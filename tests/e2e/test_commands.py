@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from nolocod.identity import Identity
-from nolocod.node.config import DataDir
+from nolocod.run.paths import DataDir
 from tests.support.swarm import ENOUGH, gone, ready, trainer_of
 
 if TYPE_CHECKING:

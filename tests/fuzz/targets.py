@@ -40,17 +40,16 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.node.identity_backup import read as read_backup
 from nolocod.observe.status import client
-from nolocod.p2p.discovery.address_book import Peerbook
+from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.exchange import receipt_audit
 from nolocod.p2p.limits.bandwidth import Ledger
-from nolocod.p2p.membership.gossip import Hearsay, Voice
+from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat
 from nolocod.p2p.membership.peer_scoring import Records, Reputation
 from nolocod.p2p.membership.table import Membership
-from nolocod.p2p.nat import addresses, circuit_messages, identify
-from nolocod.p2p.transport import noise_records, yamux_frames
+from nolocod.p2p.nat import circuit_messages
+from nolocod.p2p.transport import identify, multiaddrs, noise_records, yamux_frames
 from nolocod.p2p.transport.delimited import receive_message
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto import receipt
@@ -61,6 +60,7 @@ from nolocod.proto.framing import HEAD_SIZE, chunk_head, parse_head
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing, Subject, describe
 from nolocod.run import credentials, invitations, manifest
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,8 +248,8 @@ def heartbeat(raw: bytes) -> None:
 def gossip(raw: bytes) -> None:
     message = parsed(pb.Gossip, raw)
     if message is not None:
-        voice = Voice(ALICE, RUN, lambda: (Standing(3, 30, 2.5), "training"), lambda: (), lambda: WALL)
-        Hearsay(Membership(ALICE.peer_id, RUN), voice, random.Random(0)).reply(BOB.peer_id, message, 0.0)
+        own_heartbeat = OwnHeartbeat(ALICE, RUN, lambda: (Standing(3, 30, 2.5), "training"), lambda: (), lambda: WALL)
+        Gossip(Membership(ALICE.peer_id, RUN), own_heartbeat, random.Random(0)).reply(BOB.peer_id, message, 0.0)
 
 
 @target(receipt.to_line(RECEIPT).rstrip())
@@ -351,7 +351,7 @@ def autonat(raw: bytes) -> None:
     message = received(raw, AutoNat, 8 << 10)
     if message is not None:
         for one in message.dial.peer.addrs:
-            addresses.endpoint(identify.readable(one) or "")
+            multiaddrs.endpoint(identify.readable(one) or "")
 
 
 @target(sent(HolePunch(type=HolePunch.CONNECT, ObsAddrs=[ADDRESS])))
@@ -359,7 +359,7 @@ def punch(raw: bytes) -> None:
     message = received(raw, HolePunch, 4096)
     if message is not None:
         for one in message.ObsAddrs:
-            addresses.endpoint(identify.readable(one) or "")
+            multiaddrs.endpoint(identify.readable(one) or "")
 
 
 @target(sent(Kademlia(type=Kademlia.GET_PROVIDERS, providerPeers=[{"id": PEER, "addrs": [ADDRESS]}])))
@@ -367,15 +367,15 @@ def dht_answer(raw: bytes) -> None:
     message = received(raw, Kademlia, 256 << 10)
     if message is not None:
         for told in message.providerPeers:
-            _ = [text for one in told.addrs if (text := identify.readable(one)) and addresses.dialable(text)]
+            _ = [text for one in told.addrs if (text := identify.readable(one)) and multiaddrs.dialable(text)]
 
 
 @target(b"/ip4/203.0.113.7/tcp/4001/p2p/" + BOB.peer_id.encode(), b"/dns4/a.example/tcp/1", b"/ip6/::1/tcp/9")
 def address_text(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
     with suppress(UsageError):
-        addresses.split(text)
-    for read in (addresses.dialable, addresses.straight, addresses.via, addresses.endpoint):
+        multiaddrs.split(text)
+    for read in (multiaddrs.dialable, multiaddrs.straight, multiaddrs.via, multiaddrs.endpoint):
         read(text)
     with suppress(SignatureError):
         identity.public_key(text)
@@ -385,7 +385,7 @@ def address_text(raw: bytes) -> None:
 def address_bytes(raw: bytes) -> None:
     text = identify.readable(raw)
     if text is not None:
-        addresses.dialable(text)
+        multiaddrs.dialable(text)
 
 
 @target(b"".join(yamux_frames.pack(kind, 1, int(kind < 2), 3) + b"abc" * (kind == 0) for kind in yamux_frames.Kind))
@@ -412,7 +412,7 @@ def noise_record(raw: bytes) -> None:
 
 @target(json.dumps([{"peer_id": BOB.peer_id, "addresses": ["/ip4/203.0.113.7/tcp/4001"], "seen": WALL}]).encode())
 def peer_book(raw: bytes) -> None:
-    book = Peerbook(FOLDER.write("peers.json", raw), lambda _event: None)
+    book = AddressBook(FOLDER.write("peers.json", raw), lambda _event: None)
     for peer, _ in book.recent():
         book.addresses(peer)
 

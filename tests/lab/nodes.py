@@ -23,9 +23,9 @@ import psutil
 from nolocod.errors import NotRunningError
 from nolocod.identity import load_or_create
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.observe.status import client
 from nolocod.p2p.exchange.receipts import ReceiptStore
+from nolocod.run.paths import DataDir
 from tests.lab.topology import LabError
 
 if TYPE_CHECKING:

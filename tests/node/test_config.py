@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from nolocod.errors import UsageError
-from nolocod.node.config import SLOWEST_RATE, Address, DataDir, Hours, NodeConfig, parse_rate, parse_size, parse_span
+from nolocod.node.config import NodeConfig
+from nolocod.run.paths import DataDir
+from nolocod.units import SLOWEST_RATE, Address, Hours, parse_rate, parse_size, parse_span
 
 
 @pytest.mark.parametrize(

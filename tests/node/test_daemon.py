@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
-from tests.node.test_training_session import PHASE, StandInTrainer
 
 from nolocod.cli import _find
 from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullError, PeerBusyError, TrainerError
 from nolocod.identity import Identity, PeerId
 from nolocod.node import daemon
-from nolocod.node.config import Allowance, Hours, NodeConfig
+from nolocod.node.config import Allowance, NodeConfig
 from nolocod.node.daemon import MeshSwarm, Node, Reception
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.outer.loop import Pace, Rounds
@@ -23,6 +22,8 @@ from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Refuse, Standing, Subject
 from nolocod.run.manifest import Data, Inner, Manifest, seal
 from nolocod.trainer.pipe import Dumped
+from nolocod.units import Hours
+from tests.node.test_training_session import PHASE, StandInTrainer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -282,7 +283,7 @@ async def test_our_own_failure_costs_a_peer_its_stream_and_us_nothing(
     async def fail(*_: object) -> None:
         raise DiskFullError("no space.")
 
-    monkeypatch.setattr("nolocod.node.daemon.Exchanger.handle", fail)
+    monkeypatch.setattr("nolocod.node.daemon.ExchangeService.handle", fail)
     monkeypatch.setattr("nolocod.node.daemon.Donor.handle", fail)
     await scene.run(1.0)
     stream = StandInStream()
@@ -343,7 +344,7 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     dead = StandInTrainer([].append)
     reception.rounds = rounds_of(dead)
     assert isinstance(reception.decide(offer), Accept)
-    await reception.desk.snapshot(Subject())
+    await reception.local_side.snapshot(Subject())
     dead.die()
     reception.rounds = None
     assert isinstance(reception.decide(offer), Busy)
@@ -354,7 +355,7 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     assert isinstance(reception.decide(offer), Accept)
     await reception.ended(Ended("aborted", PEER, b"s"))
     with pytest.raises(AssertionError, match="no exchange"):
-        _ = reception.desk
+        _ = reception.local_side
 
 
 async def test_an_offer_that_the_draw_does_not_allow_is_refused_before_anybody_is_engaged(autojump_clock: object) -> None:
@@ -363,7 +364,7 @@ async def test_an_offer_that_the_draw_does_not_allow_is_refused_before_anybody_i
     mesh.refusal = Refuse("NLC-215", "no pair")
     assert reception.decide(offer) == mesh.refusal
     with pytest.raises(AssertionError, match="no exchange"):
-        _ = reception.desk
+        _ = reception.local_side
     mesh.refusal = None
     assert isinstance(reception.decide(offer), Accept)
     await reception.ended(Ended("aborted", PEER, b"s"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nolocod.disk import write_whole
 from nolocod.errors import (
     DataDirError,
     DataDirInUseError,
@@ -19,7 +20,8 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
+from nolocod.run.manifest import stored_manifest
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,12 +77,12 @@ def test_found_signs_once_and_keeps_other_runs_out(tmp_path: Path) -> None:
     paths = DataDir(tmp_path / "node")
     sealed = data_directory.found(paths, run_file)
     assert data_directory.found(paths, run_file).run_id == sealed.run_id
-    stored = data_directory.stored_manifest(paths)
+    stored = stored_manifest(paths)
     assert stored == sealed
     run_file.write_text(RUN.replace("one", "two"))
     with pytest.raises(WrongRunError, match="one"):
         data_directory.found(paths, run_file)
-    assert data_directory.stored_manifest(paths) == sealed
+    assert stored_manifest(paths) == sealed
 
 
 def test_a_wrong_run_file_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_an_altered_manifest_is_found_out(tmp_path: Path) -> None:
     raw[-5] ^= 1
     paths.manifest.write_bytes(raw)
     with pytest.raises(ManifestError):
-        data_directory.stored_manifest(paths)
+        stored_manifest(paths)
 
 
 def test_running_is_told_and_forgotten_with_its_process(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_running_is_told_and_forgotten_with_its_process(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_old_content(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    data_directory.write_whole(target, b"old")
+    write_whole(target, b"old")
     code = f"""
 import resource, signal
 from pathlib import Path

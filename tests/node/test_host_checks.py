@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from nolocod.node.host_checks import survey
-from nolocod.observe.events import Event, Surveyed
+from nolocod.node.host_checks import check_host
+from nolocod.observe.events import Event, HostChecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ async def test_a_file_system_that_hangs_holds_up_neither_the_node_nor_its_end(
     try:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(survey, tmp_path, lambda: 0.0, lambda _: None)
+                nursery.start_soon(check_host, tmp_path, lambda: 0.0, lambda _: None)
                 while not asked.is_set():  # noqa: ASYNC110  # a thread sets it
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
@@ -55,14 +55,14 @@ async def test_it_looks_at_once_and_every_15_seconds(tmp_path: Path, autojump_cl
     offsets = iter([0.5, -2.0, 3.0])
     told: list[Event] = []
     with trio.move_on_after(31):
-        await survey(tmp_path, lambda: next(offsets), told.append)
-    assert [one.clock_offset for one in told if isinstance(one, Surveyed)] == [0.5, -2.0, 3.0]
-    assert all(isinstance(one, Surveyed) and (one.disk_free or 0) > 0 for one in told)
+        await check_host(tmp_path, lambda: next(offsets), told.append)
+    assert [one.clock_offset for one in told if isinstance(one, HostChecked)] == [0.5, -2.0, 3.0]
+    assert all(isinstance(one, HostChecked) and (one.disk_free or 0) > 0 for one in told)
 
 
 @pytest.mark.usefixtures("_threads_inline")
 async def test_a_folder_that_is_gone_ends_nothing(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     told: list[Event] = []
     with trio.move_on_after(1):
-        await survey(tmp_path / "gone", lambda: 0.0, told.append)
-    assert told == [Surveyed(0.0, None)]
+        await check_host(tmp_path / "gone", lambda: 0.0, told.append)
+    assert told == [HostChecked(0.0, None)]

@@ -10,9 +10,9 @@ import psutil
 import pytest
 import trio
 
-from nolocod.node.config import Hours
-from nolocod.node.schedule import Gate, month_spent, on_battery, open_at, opens_in, outside_hours, plugged_in
+from nolocod.node.schedule import TrainingHours, month_spent, on_battery, open_at, opens_in, outside_hours, plugged_in
 from nolocod.observe.events import Event, Paused, Resumed, Troubled
+from nolocod.units import Hours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +144,7 @@ class Scene:
         self.events: list[Event] = []
         self.first: Paused | None = None
         self.second: Paused | None = None
-        self.gate = Gate([lambda: self.first, lambda: self.second], self.events.append)
+        self.gate = TrainingHours([lambda: self.first, lambda: self.second], self.events.append)
 
 
 HOURS = Paused("hours", "outside", 3600.0)
@@ -182,7 +182,7 @@ async def test_the_first_reason_counts_and_another_one_keeps_the_gate_closed(aut
 
 async def test_a_closed_gate_still_hears_what_its_other_checks_have_to_tell(autojump_clock: object) -> None:
     events: list[Event] = []
-    gate = Gate([lambda: HOURS, on_battery(events.append, lambda: None)], events.append)
+    gate = TrainingHours([lambda: HOURS, on_battery(events.append, lambda: None)], events.append)
     gate.look()
     assert [type(event) for event in events] == [Troubled, Paused]
 
@@ -202,7 +202,7 @@ async def test_a_pause_is_told_again_only_if_its_end_moved(autojump_clock: objec
 
 def test_a_gate_without_checks_is_open() -> None:
     async def main() -> None:
-        gate = Gate([], pytest.fail)
+        gate = TrainingHours([], pytest.fail)
         gate.look()
         await gate.wait_open()
 

@@ -1,4 +1,4 @@
-"""One trainer's stint against a stand-in trainer and swarm on trio's virtual clock."""
+"""One trainer's session against a stand-in trainer and swarm on trio's virtual clock."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity, PeerId
 from nolocod.node.config import NodeConfig
-from nolocod.node.schedule import Gate
-from nolocod.node.training_session import Part, Stint
+from nolocod.node.schedule import TrainingHours
+from nolocod.node.training_session import Part, TrainingSession
 from nolocod.observe.events import (
     Checkpointed,
     Emit,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.node.training_session import Swarm
-    from nolocod.proto.types import Desk
+    from nolocod.proto.types import LocalSide
     from nolocod.trainer.process import Setup, TrainerProcess
 
 PHASE = 4.0
@@ -178,7 +178,7 @@ class StandInSwarm:
         self.unreachable: set[PeerId] = set()
         self.asked: list[list[PeerId]] = []
         self.doubted: list[PeerId] = []
-        self.offered: Callable[[Desk], Any] | None = None
+        self.offered: Callable[[LocalSide], Any] | None = None
         self.standings: dict[PeerId, Standing] = {}
 
     def add(self, name: str, round_number: int, state: str = "training") -> PeerId:
@@ -198,9 +198,9 @@ class StandInSwarm:
     def doubt(self, donor: PeerId) -> None:
         self.doubted.append(donor)
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         assert self.offered is not None
-        return cast("Ended", await self.offered(desk))
+        return cast("Ended", await self.offered(local_side))
 
     async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
         self.asked.append(donors)
@@ -223,7 +223,7 @@ class StandInSwarm:
 
 
 class Scene:
-    """A stint with its stand-ins, and what it told."""
+    """A training session with its stand-ins, and what it told."""
 
     def __init__(self, folder: Path, *, may_seed: bool = False, goal: int = 0, source: str = "seed", rounds: int = 0) -> None:
         self.events: list[Event] = []
@@ -234,16 +234,16 @@ class Scene:
         self.config = NodeConfig(folder, checkpoint_every=10.0, grace=3.0)
         for path in (self.config.paths.incoming, self.config.paths.checkpoints):
             path.mkdir(exist_ok=True)
-        self.gate = Gate([lambda: self.reason], self.emit)
+        self.gate = TrainingHours([lambda: self.reason], self.emit)
         self.reason: Paused | None = None
         part = Part(OWN, sealed, self.config, cast("Swarm", self.swarm), may_seed, self.gate)
-        self.stint = Stint(part, cast("TrainerProcess", self.trainer), self.emit)
+        self.training_session = TrainingSession(part, cast("TrainerProcess", self.trainer), self.emit)
         self.stop = trio.Event()
         self.began = trio.current_time()
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
-        self.stint.follow(event)
+        self.training_session.follow(event)
 
     def told(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -257,7 +257,7 @@ class Scene:
         reason: list[str] = []
 
         async def train() -> None:
-            reason.append(await self.stint.train(self.stop))
+            reason.append(await self.training_session.train(self.stop))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(train)
@@ -273,7 +273,7 @@ async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_cloc
     scene = Scene(tmp_path, source="checkpoint", rounds=5)
     scene.trainer.trouble = ("round-6 does not fit its hash",)
     scene.swarm.add("peer", 8)
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == []
     assert scene.codes == [CheckpointError.entry.code]
     assert scene.events[-1] == WeightsLoaded(5, "checkpoint")
@@ -282,15 +282,15 @@ async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_cloc
 async def test_before_the_weights_are_there_a_node_tells_its_checkpoints_round(tmp_path: Path, autojump_clock: object) -> None:
     (tmp_path / "checkpoints" / "round-00000007").mkdir(parents=True)
     scene = Scene(tmp_path, source="checkpoint", rounds=6)
-    assert (scene.stint.standing.round, scene.stint.state) == (7, "joining")
-    await scene.stint.load()
-    assert scene.stint.standing.round == 6
+    assert (scene.training_session.standing.round, scene.training_session.state) == (7, "joining")
+    await scene.training_session.load()
+    assert scene.training_session.standing.round == 6
 
 
 async def test_a_checkpoint_that_is_too_old_gives_way_to_a_donors_weights(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, source="checkpoint", rounds=4)
     scene.swarm.add("peer", 8)
-    await scene.stint.load()
+    await scene.training_session.load()
     assert [standing.round for standing in scene.trainer.adopted] == [8]
     assert scene.events[-1] == WeightsLoaded(8, "donor")
 
@@ -298,7 +298,7 @@ async def test_a_checkpoint_that_is_too_old_gives_way_to_a_donors_weights(tmp_pa
 async def test_an_old_checkpoint_is_used_at_once_where_no_donor_gives(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, source="checkpoint", rounds=4)
     scene.swarm.unreachable.add(scene.swarm.add("peer", 8))
-    await scene.stint.load()
+    await scene.training_session.load()
     assert trio.current_time() - scene.began < 2
     assert scene.codes == [NoDonorError.entry.code]
     assert scene.events[-1] == WeightsLoaded(4, "checkpoint")
@@ -310,7 +310,7 @@ async def test_newcomers_begin_with_the_seed_while_nobody_took_an_outer_step(
 ) -> None:
     scene = Scene(tmp_path)
     scene.swarm.add("peer", 0, state)
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == []
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
@@ -321,7 +321,7 @@ async def test_the_furthest_donor_is_asked_first_and_who_joins_is_none(tmp_path:
     scene.swarm.add("fast", 5)
     scene.swarm.add("done", 4, "finished")
     scene.swarm.add("new", 9, "joining")
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["fast", "done", "slow"]]
     assert not any(scene.config.paths.incoming.iterdir())
 
@@ -331,7 +331,7 @@ async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_cloc
     scene.swarm.add("misfit", 5)
     scene.swarm.add("good", 3)
     scene.trainer.misfits.add(b"misfit")
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["misfit", "good"], ["good"]]
     assert scene.codes == [RejectedTensorError.entry.code]
     assert scene.trainer.round == 3
@@ -348,7 +348,7 @@ async def test_a_donor_whose_weights_are_far_worse_than_members_tell_is_left_and
     scene.swarm.add("good", 4)
     scene.swarm.add("other", 3)
     scene.trainer.losses[b"liar"] = loss
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["liar", "good", "other"], ["good", "other"]]
     assert scene.codes == [HarmfulTensorError.entry.code]
     assert scene.trainer.weights == b"good"
@@ -362,7 +362,7 @@ async def test_where_all_weights_are_bad_on_our_text_the_best_are_taken_and_nobo
     for name, round_number, loss in (("one", 5, 4.0), ("two", 4, 6.0), ("three", 3, 3.0)):
         scene.swarm.add(name, round_number)
         scene.trainer.losses[name.encode()] = loss
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["one", "two", "three"], ["two", "three"], ["one"]], (
         "as many as the run says, and the best again"
     )
@@ -379,7 +379,7 @@ async def test_a_donor_that_is_far_from_the_others_is_left_and_not_blamed_for_th
         scene.swarm.add(name, round_number)
     scene.trainer.far.add(b"far")
     scene.trainer.losses[b"far"] = loss
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["far", "good", "other"], ["good", "other"]]
     assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 2", "compare with 1"]
     assert scene.codes == [FarWeightsError.entry.code]
@@ -393,7 +393,7 @@ async def test_a_majority_whose_weights_are_worse_on_our_text_is_not_followed(tm
         scene.swarm.add(name, round_number)
     scene.trainer.far.add(b"honest")
     scene.trainer.losses |= {b"liar": 1.2, b"accomplice": 1.2}
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["honest", "liar", "accomplice"], ["liar", "accomplice"], ["honest"]]
     assert scene.codes == [FarWeightsError.entry.code, HarmfulTensorError.entry.code]
     assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
@@ -405,7 +405,7 @@ async def test_of_two_donors_that_disagree_the_better_on_our_text_is_taken(tmp_p
         scene.swarm.add(name, round_number)
     scene.trainer.far |= {b"liar", b"honest"}
     scene.trainer.losses |= {b"liar": 1.8, b"honest": 1.1}
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["liar", "honest"], ["honest"]]
     assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 1"], "nobody is left to compare with"
     assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
@@ -416,7 +416,7 @@ async def test_where_no_other_donor_gives_a_sample_loss_alone_decides(tmp_path: 
     scene.swarm.add("first", 5)
     scene.swarm.unreachable.add(scene.swarm.add("silent", 4))
     scene.trainer.far.add(b"first")
-    await scene.stint.load()
+    await scene.training_session.load()
     assert (scene.trainer.weights, scene.codes) == (b"first", [])
 
 
@@ -427,7 +427,7 @@ async def test_the_only_donors_weights_are_taken_as_they_are_and_not_fetched_twi
     scene = Scene(tmp_path)
     scene.swarm.add("only", 5)
     scene.trainer.losses[b"only"] = 4.0
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["only"]]
     assert (scene.trainer.weights, scene.trainer.round, scene.swarm.doubted) == (b"only", 5, [])
     assert scene.events[-1] == WeightsLoaded(5, "donor")
@@ -440,7 +440,7 @@ async def test_weights_that_were_refused_are_not_kept_where_the_next_donor_is_go
     scene.swarm.add("liar", 8)
     scene.swarm.unreachable.add(scene.swarm.add("gone", 7))
     scene.trainer.losses[b"liar"] = 9.0
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["liar", "gone"], ["gone"]]
     assert scene.codes == [HarmfulTensorError.entry.code, NoDonorError.entry.code]
     assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
@@ -462,7 +462,7 @@ async def test_weights_that_were_refused_give_way_to_the_seed_where_nobody_else_
         return found
 
     scene.swarm.fetch_weights = fetch_and_leave  # type: ignore[method-assign]
-    await scene.stint.load()
+    await scene.training_session.load()
     assert (scene.trainer.weights, scene.trainer.round) == (b"", 0)
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
@@ -472,19 +472,19 @@ async def test_weights_that_are_only_tried_are_not_told_as_this_nodes(tmp_path: 
     scene.swarm.add("liar", 5)
     scene.swarm.add("good", 4)
     scene.trainer.losses[b"liar"] = 9.0
-    await scene.stint.load()
+    await scene.training_session.load()
     assert [call for call in scene.trainer.calls if call in ("try", "evaluate")] == ["try", "try"]
 
 
 async def test_who_pauses_or_is_finished_does_not_say_that_it_stops(tmp_path: Path, autojump_clock: object) -> None:
     """systemd ends a process that says so and then does not end."""
     scene = Scene(tmp_path, may_seed=True, goal=1)
-    await scene.stint.load()
+    await scene.training_session.load()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE / 2, PHASE)
-        assert await scene.stint.train(scene.stop) == "paused"
-        assert await scene.stint.rest(scene.stop)
-    assert await scene.stint.train(scene.stop) == "finished"
+        assert await scene.training_session.train(scene.stop) == "paused"
+        assert await scene.training_session.rest(scene.stop)
+    assert await scene.training_session.train(scene.stop) == "finished"
     assert "stopping" not in [event.state for event in scene.told(StateChanged)]
 
 
@@ -492,7 +492,7 @@ async def test_a_harder_text_is_no_reason_for_doubt(tmp_path: Path, autojump_clo
     scene = Scene(tmp_path)
     scene.swarm.add("good", 5)
     scene.trainer.losses[b"good"] = 1.9  # where members tell of 1.0
-    await scene.stint.load()
+    await scene.training_session.load()
     assert (len(scene.swarm.asked), scene.codes) == (1, [])
 
 
@@ -502,7 +502,7 @@ async def test_a_donors_word_is_no_reason_to_run_ahead_of_the_others(tmp_path: P
     for name in ("one", "two", "three"):
         scene.swarm.add(name, 5)
     scene.swarm.unreachable = {PeerId("one"), PeerId("two"), PeerId("three")}
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == [["one", "two", "three", liar]], "who tells of such a round is asked last"
     assert scene.trainer.round == 5 + 3
 
@@ -518,7 +518,7 @@ async def test_a_newcomer_asks_again_when_its_only_donor_is_down_for_a_while(tmp
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comes_back)
-        await scene.stint.load()
+        await scene.training_session.load()
     assert scene.trainer.round == 5
     assert set(scene.codes) == {NoDonorError.entry.code}
 
@@ -531,13 +531,13 @@ async def test_a_newcomer_without_weights_gives_up_after_a_while(
     if unreachable:
         scene.swarm.unreachable.add(scene.swarm.add("peer", 5))
     with pytest.raises(NoDonorError):
-        await scene.stint.load()
+        await scene.training_session.load()
     assert 120 <= trio.current_time() - scene.began < 130
 
 
 async def test_who_may_seed_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     assert trio.current_time() == scene.began
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
@@ -547,9 +547,9 @@ async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp
     for name, round_number in (("a", 20), ("b", 21), ("c", 24), ("d", 21)):
         scene.swarm.add(name, round_number)
     scene.swarm.standings[PeerId("c")] = Standing(10, 77, 2.0)  # what its file says
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.trainer.adopted == [Standing(21 - 3, 77, 2.0)]
-    assert not scene.stint.is_behind()
+    assert not scene.training_session.is_behind()
 
 
 # --- training -----------------------------------------------------------------------------------------
@@ -557,25 +557,25 @@ async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp
 
 async def test_stop_writes_a_last_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     assert await scene.train_until_stopped(PHASE + 1) == "stopped"
     assert scene.trainer.calls == ["load", "train", "evaluate", "solo", "pause", "checkpoint"]
 
 
 async def test_the_goal_ends_training_with_a_measurement_and_a_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True, goal=2)
-    await scene.stint.load()
-    assert await scene.stint.train(scene.stop) == "finished"
+    await scene.training_session.load()
+    assert await scene.training_session.train(scene.stop) == "finished"
     assert scene.trainer.calls[-5:] == ["solo", "solo", "pause", "evaluate", "checkpoint"]
-    assert scene.stint.state == "finished"
+    assert scene.training_session.state == "finished"
 
 
 async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
 
-    async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot(Subject())
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.snapshot(Subject())
         await trio.sleep(2)
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
@@ -587,10 +587,10 @@ async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_cl
 
 async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
 
-    async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot(Subject())
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.snapshot(Subject())
         await trio.sleep_forever()
         raise AssertionError
 
@@ -603,7 +603,7 @@ async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, 
 
 async def test_checkpoints_follow_outer_steps_once_enough_time_has_passed(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     await scene.train_until_stopped(6 * PHASE + 1)
     assert [event.round for event in scene.told(Checkpointed)] == [3, 6, 6], "every 12 s, and the last one"
 
@@ -611,7 +611,7 @@ async def test_checkpoints_follow_outer_steps_once_enough_time_has_passed(tmp_pa
 async def test_a_full_disk_costs_a_periodic_checkpoint_only(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1
-    await scene.stint.load()
+    await scene.training_session.load()
     await scene.train_until_stopped(4 * PHASE + 1)
     assert scene.codes == [DiskFullError.entry.code]
     assert [event.round for event in scene.told(Checkpointed)] == [4, 4], "the next outer step tried again"
@@ -620,44 +620,44 @@ async def test_a_full_disk_costs_a_periodic_checkpoint_only(tmp_path: Path, auto
 async def test_a_full_disk_at_the_last_checkpoint_is_an_error(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1
-    await scene.stint.load()
+    await scene.training_session.load()
     scene.stop.set()
     with pytest.raises(DiskFullError):
-        await scene.stint.train(scene.stop)
+        await scene.training_session.train(scene.stop)
 
 
 async def test_a_node_that_falls_behind_fetches_afresh_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     scene.swarm.add("peer", 9)
-    assert await scene.stint.train(scene.stop) == "behind"
+    assert await scene.training_session.train(scene.stop) == "behind"
     assert "stopping" not in [event.state for event in scene.told(StateChanged)]
     assert scene.trainer.calls[-1] == "pause", "old weights are not worth a checkpoint"
-    assert isinstance(scene.stint.rounds.decide(Offer(PeerId("peer"), b"s", scene.stint.standing)), Busy)
-    await scene.stint.refresh()
-    assert (scene.stint.state, scene.stint.standing.round) == ("joining", 9)
+    assert isinstance(scene.training_session.rounds.decide(Offer(PeerId("peer"), b"s", scene.training_session.standing)), Busy)
+    await scene.training_session.refresh()
+    assert (scene.training_session.state, scene.training_session.standing.round) == ("joining", 9)
     assert await scene.train_until_stopped(PHASE + 1) == "stopped"
     assert [event.round for event in scene.told(OuterStep)] == [10]
 
 
 async def test_a_node_that_stays_behind_fetches_once_a_minute_only(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     scene.swarm.unreachable.add(scene.swarm.add("peer", 1000))
-    assert await scene.stint.train(scene.stop) == "behind"
+    assert await scene.training_session.train(scene.stop) == "behind"
     began = trio.current_time()
-    await scene.stint.refresh()
+    await scene.training_session.refresh()
     assert scene.codes == [NoDonorError.entry.code]
-    assert await scene.stint.train(scene.stop) == "behind"
+    assert await scene.training_session.train(scene.stop) == "behind"
     assert 60 <= trio.current_time() - began < 70
     assert scene.trainer.calls.count("solo") >= 10, "training goes on meanwhile"
 
 
 async def test_with_all_others_gone_a_refresh_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, source="checkpoint")
-    await scene.stint.load()
+    await scene.training_session.load()
     began = trio.current_time()
-    await scene.stint.refresh()
+    await scene.training_session.refresh()
     assert trio.current_time() == began
 
 
@@ -665,10 +665,10 @@ async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops
     tmp_path: Path, autojump_clock: object
 ) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
 
-    async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot(Subject())
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.snapshot(Subject())
         scene.swarm.add("peer", 1000)
         await trio.sleep_forever()
         raise AssertionError
@@ -695,29 +695,29 @@ async def pause_at(scene: Scene, seconds: float, until: float | None = None) -> 
 
 async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
 
-    async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot(Subject())
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.snapshot(Subject())
         await trio.sleep(200)  # longer than the grace of a stop
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
     scene.swarm.offered = exchange
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE + 1)
-        assert await scene.stint.train(scene.stop) == "paused"
+        assert await scene.training_session.train(scene.stop) == "paused"
     assert trio.current_time() - scene.began == pytest.approx(PHASE + 200)
     assert scene.trainer.calls[-2:] == ["pause", "checkpoint"]
     assert "apply" in scene.trainer.calls
-    assert isinstance(scene.stint.rounds.decide(Offer(PeerId("peer"), b"s", scene.stint.standing)), Busy)
+    assert isinstance(scene.training_session.rounds.decide(Offer(PeerId("peer"), b"s", scene.training_session.standing)), Busy)
 
 
 async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
 
-    async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot(Subject())
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.snapshot(Subject())
         await trio.sleep_forever()
         raise AssertionError
 
@@ -730,11 +730,11 @@ async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_
 
 async def test_a_node_rests_until_the_gate_opens_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE + 1, 1000)
-        assert await scene.stint.train(scene.stop) == "paused"
-        assert await scene.stint.rest(scene.stop)
+        assert await scene.training_session.train(scene.stop) == "paused"
+        assert await scene.training_session.rest(scene.stop)
         assert trio.current_time() - scene.began == pytest.approx(1000)
     assert [event.state for event in scene.told(StateChanged)][-1] == "paused"
     assert scene.trainer.calls.count("train") == 1
@@ -744,7 +744,7 @@ async def test_a_node_rests_until_the_gate_opens_and_trains_on(tmp_path: Path, a
 
 async def test_a_rest_ends_with_a_stop_or_the_trainers_death(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
     scene.reason = PAUSE
     scene.gate.look()
 
@@ -755,21 +755,21 @@ async def test_a_rest_ends_with_a_stop_or_the_trainers_death(tmp_path: Path, aut
     async with trio.open_nursery() as nursery:
         nursery.start_soon(later, scene.trainer.die)
         with pytest.RaisesGroup(TrainerError, flatten_subgroups=True):
-            await scene.stint.rest(scene.stop)
+            await scene.training_session.rest(scene.stop)
         nursery.start_soon(later, scene.stop.set)
         scene.trainer.dead = trio.Event()
-        assert not await scene.stint.rest(scene.stop)
+        assert not await scene.training_session.rest(scene.stop)
     assert trio.current_time() - scene.began == pytest.approx(20)
-    assert not await scene.stint.rest(scene.stop), "and at once, if told before"
+    assert not await scene.training_session.rest(scene.stop), "and at once, if told before"
 
 
 async def test_a_full_disk_at_a_pause_is_told_and_outlived(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1
-    await scene.stint.load()
+    await scene.training_session.load()
     scene.reason = PAUSE
     scene.gate.look()
-    assert await scene.stint.train(scene.stop) == "paused"
+    assert await scene.training_session.train(scene.stop) == "paused"
     assert scene.codes == [DiskFullError.entry.code]
 
 
@@ -777,9 +777,9 @@ async def test_who_rests_is_no_partner_no_donor_and_no_measure_of_the_pace(tmp_p
     scene = Scene(tmp_path, may_seed=True)
     scene.swarm.add("resting", 50, "paused")
     scene.swarm.add("of a later release", 60, "dreaming")
-    await scene.stint.load()
+    await scene.training_session.load()
     assert scene.swarm.asked == []
-    assert not scene.stint.is_behind()
+    assert not scene.training_session.is_behind()
     members = scene.swarm.live()
     assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) is None
     scene.swarm.add("training", 50)
@@ -788,16 +788,16 @@ async def test_who_rests_is_no_partner_no_donor_and_no_measure_of_the_pace(tmp_p
 
 async def test_a_dead_trainer_ends_the_stint_at_once(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.stint.load()
+    await scene.training_session.load()
 
-    async def exchange(desk: Desk) -> Ended:
-        await desk.snapshot(Subject())
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.snapshot(Subject())
         scene.trainer.die()
         await trio.sleep_forever()
         raise AssertionError
 
     scene.swarm.offered = exchange
     with pytest.RaisesGroup(TrainerError, TrainerError, flatten_subgroups=True):  # of the watch, and of the discard
-        await scene.stint.train(scene.stop)
+        await scene.training_session.train(scene.stop)
     assert trio.current_time() - scene.began == pytest.approx(PHASE)
     assert [event.outcome for event in scene.told(ExchangeEnded)] == ["aborted"]

@@ -23,6 +23,7 @@ from nolocod.observe.events import (
     Event,
     ExchangeEnded,
     ExchangeStarted,
+    HostChecked,
     InnerSteps,
     OuterStep,
     PartitionHealed,
@@ -41,7 +42,6 @@ from nolocod.observe.events import (
     Resumed,
     Started,
     StateChanged,
-    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -86,7 +86,7 @@ ONE_OF_EACH: list[Event] = [
     PartitionHealed(BOB, 7),
     PeerJudged(BOB, 0.4, "a tensor that was not finite"),
     PeerBanned(BOB, 600.0, "three rejected tensors"),
-    Surveyed(-0.5, 9_000_000),
+    HostChecked(-0.5, 9_000_000),
     Troubled("NLC-125", "killed."),
 ]
 
@@ -243,7 +243,7 @@ def test_an_alert_sees_the_first_of_every_kind_because_it_is_0_before(metrics: M
 
 
 def test_a_disk_that_cannot_be_read_is_neither_full_nor_empty(metrics: Metrics, registry: CollectorRegistry) -> None:
-    follow(metrics, Surveyed(0.0, None))
+    follow(metrics, HostChecked(0.0, None))
     assert math.isnan(registry.get_sample_value("nolocod_disk_free_bytes") or 0.0)
 
 

@@ -22,7 +22,6 @@ from rich.console import Console
 from nolocod import __version__
 from nolocod.errors import PortTakenError, UsageError
 from nolocod.identity import PeerId
-from nolocod.node.config import Address
 from nolocod.observe.events import (
     Allowed,
     Checkpointed,
@@ -59,6 +58,7 @@ from nolocod.observe.metrics import Metrics
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusReport, StatusState
 from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

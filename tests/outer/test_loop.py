@@ -12,7 +12,7 @@ import trio
 from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
 from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
-from nolocod.outer.loop import Desk, Pace, Rounds
+from nolocod.outer.loop import LocalSide, Pace, Rounds
 from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing, Subject
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Node:
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         await trio.sleep(LATENCY)
         if partner in self.table.dead:
             return Ended("unreachable", partner, b"s")
@@ -133,11 +133,11 @@ class Node:
             return Ended("busy", partner, b"s", retry_after=answer.retry_after)
         if isinstance(answer, Refuse):
             return Ended("refused", partner, b"s", reason=answer.reason)
-        other_desk = other.desk
-        await desk.snapshot(subject)
+        other_desk = other.local_side
+        await local_side.snapshot(subject)
         await other_desk.snapshot(subject)
         await trio.sleep(EXCHANGE_SECONDS)
-        await desk.inspect()
+        await local_side.inspect()
         await other_desk.inspect()
         outcome = "aborted" if partner in self.table.broken else "committed"
         await other.ended(Ended(outcome, self.name, b"s", partner_standing=standing))
@@ -279,9 +279,9 @@ async def test_an_offer_accepted_in_the_moment_another_ends_keeps_the_desk(autoj
         await trio.sleep(1)  # at its boundary, waiting for the exchange to end
         await node.rounds.ended(Ended("aborted", first.partner, b"s"))
         assert isinstance(node.rounds.decide(second), Accept)
-        desk = node.rounds.desk
+        local_side = node.rounds.local_side
         await trio.sleep(3)
-        assert node.rounds.desk is desk, "two exchanges would share the boxes"
+        assert node.rounds.local_side is local_side, "two exchanges would share the boxes"
         assert node.trainer.calls["snapshot"] == 0, "no offer of our own beside it"
         nursery.cancel_scope.cancel()
 
@@ -292,7 +292,7 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
     node = table.add("node")
     await trio.sleep(INNER_STEPS)
     assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
-    await node.rounds.desk.snapshot(Subject())
+    await node.rounds.local_side.snapshot(Subject())
 
     async def die(*_: object) -> NoReturn:
         raise TrainerError("it died.")
@@ -302,7 +302,7 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
         await node.rounds.ended(Ended(outcome, PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0)))  # type: ignore[arg-type]
     assert [type(event) for event in node.events] == [ExchangeStarted, ExchangeEnded]
     with pytest.raises(AssertionError, match="not accepted"):
-        _ = node.rounds.desk
+        _ = node.rounds.local_side
 
 
 async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object) -> None:

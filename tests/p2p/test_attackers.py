@@ -18,16 +18,17 @@ import trio
 
 from nolocod.errors import BannedError, OtherRunError, RefusedError, RemoteError
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address, NodeConfig, Relaying
+from nolocod.node.config import NodeConfig, Relaying
 from nolocod.observe.events import Event, PeerBanned
-from nolocod.p2p.exchange.channel import Channel, Context
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.limits.rate_limits import Knocks, Rate
+from nolocod.p2p.limits.rate_limits import DialLimiter, Rate
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.requests import Terms, ask
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.channel import Channel
+from nolocod.p2p.transport.requests import Terms, ask
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, SNAPSHOT
 from nolocod.proto import envelope
 from nolocod.proto import nolocod_pb2 as pb
@@ -36,6 +37,7 @@ from nolocod.proto.framing import envelope_head
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Accept, Description, Ended, Offer, Refuse, Standing, Subject, describe
 from nolocod.run.manifest import Manifest, Sealed, seal, wire_name
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -65,14 +67,14 @@ class Box:
 
 
 class Reception:
-    """A node that accepts whoever is near, as rounds do, with a desk that stands for its trainer."""
+    """A node that accepts whoever is near, as rounds do, with a local side that stands for its trainer."""
 
     def __init__(self, seed: int) -> None:
         self.outbox, self.inbox = Box(random.Random(seed).randbytes(SIZE)), Box(bytes(SIZE))
         self.over: list[Ended] = []
 
     @property
-    def desk(self) -> Reception:
+    def local_side(self) -> Reception:
         return self
 
     def decide(self, offer: Offer) -> Answer:
@@ -96,7 +98,7 @@ class Reception:
 class Honest:
     mesh: Mesh
     identity: Identity
-    exchanger: Exchanger
+    exchange_service: ExchangeService
     reception: Reception
     events: list[Event]
 
@@ -192,9 +194,9 @@ async def honest(folder: Path, seed: int, run: Sealed, bootstrap: tuple[str, ...
         await mesh.enter(run, lambda: (STANDING, "training"))
         reception = Reception(seed)
         context = replace(Context.of(identity, run), box_size=SIZE, limits=LIMITS, rng=random.Random(seed))
-        exchanger = Exchanger(context, mesh.dial, reception, ReceiptStore(folder / "receipts"), mesh.judge)
-        mesh.serve(EXCHANGE, exchanger.handle)
-        yield Honest(mesh, identity, exchanger, reception, events)
+        exchange_service = ExchangeService(context, mesh.dial, reception, ReceiptStore(folder / "receipts"), mesh.judge)
+        mesh.serve(EXCHANGE, exchange_service.handle)
+        yield Honest(mesh, identity, exchange_service, reception, events)
 
 
 def attacker(number: int, limits: HostLimits | None = None) -> AsyncIterator[Host]:
@@ -235,7 +237,7 @@ async def exchanged(scene: Scene) -> None:
     """The honest pair exchanges, whoever offers."""
     for one, other in ((scene.alice, scene.bob), (scene.bob, scene.alice)):
         with trio.fail_after(ENOUGH):
-            ended = await one.exchanger.offer(other.peer_id, STANDING, Subject(), one.reception)
+            ended = await one.exchange_service.offer(other.peer_id, STANDING, Subject(), one.reception)
         assert ended.outcome == "committed", ended
         assert one.reception.inbox.content == other.reception.outbox.content
 
@@ -367,7 +369,7 @@ async def test_a_partner_that_lies_about_its_round_is_not_followed(tmp_path: Pat
         besieged.evil.serve(EXCHANGE, lie)
         await besieged.evil.connect(alice.peer_id, alice.mesh._host.announced)
         for _ in range(4):
-            ended = await alice.exchanger.offer(evil.peer_id, STANDING, Subject(), alice.reception)
+            ended = await alice.exchange_service.offer(evil.peer_id, STANDING, Subject(), alice.reception)
             assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
         assert alice.banned() == {evil.peer_id}
         await exchanged(besieged)
@@ -415,7 +417,7 @@ async def test_silent_connections_of_one_address_leave_the_door_open_for_others(
     async with scene(tmp_path) as besieged, AsyncExitStack() as stack:
         await exchanged(besieged)
         port = int(besieged.alice.mesh._host.announced[0].rpartition("/")[2])
-        door, open_before = besieged.alice.mesh._host.dialler.doorway, files()
+        door, open_before = besieged.alice.mesh._host.dialler.connection_limiter, files()
         for _ in range(60):
             silent = await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.9")
             await stack.enter_async_context(silent)
@@ -437,9 +439,9 @@ async def test_many_identities_of_one_address_have_its_share_of_connections(tmp_
             many = await stack.enter_async_context(one)
             with suppress(RemoteError):
                 await many.connect(alice.own, alice.announced)
-        assert alice.dialler.doorway._inside["127.0.0.30"] == 4
+        assert alice.dialler.connection_limiter._inside["127.0.0.30"] == 4
         # one that is turned away dials once more from a port and an address that the system chooses: 127.0.0.1
-        assert alice.dialler.doorway.inside <= 2 * 4
+        assert alice.dialler.connection_limiter.inside <= 2 * 4
         assert len(alice.peers()) <= 2 * 4
         assert alice.connected(besieged.bob.peer_id)
         await exchanged(besieged)
@@ -462,7 +464,7 @@ async def test_members_that_point_at_a_stranger_have_us_knock_there_a_few_times(
         nursery.start_soon(trio.serve_listeners, count, listeners)
         port = listeners[0].socket.getsockname()[1]
         for one in (alice, besieged.bob):
-            one.mesh._host.dialler._knocks = Knocks(Rate(0.0, 6), Rate(5.0, 200))
+            one.mesh._host.dialler._dial_limiter = DialLimiter(Rate(0.0, 6), Rate(5.0, 200))
         place = f"/ip4/127.0.0.77/tcp/{port}"
         for start in range(1000, 1040, 10):
             run_id = besieged.run.run_id

@@ -16,6 +16,7 @@ from libp2p.io.utils import read_exactly
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
+from nolocod.p2p.transport.listen_addresses import announced
 
 from nolocod.errors import (
     PeerTooSlowError,
@@ -26,11 +27,11 @@ from nolocod.errors import (
     UsageError,
 )
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address
 from nolocod.observe.events import Event, PeerConnected, PeerDisconnected
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.limits.rate_limits import Knocks
-from nolocod.p2p.nat.addresses import announced, dialable, split
+from nolocod.p2p.limits.rate_limits import DialLimiter
+from nolocod.p2p.transport.multiaddrs import dialable, split
+from nolocod.units import Address
 from tests.support.wires import until
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ async def test_the_second_address_is_tried_and_a_failure_is_not_remembered() -> 
 async def test_a_dial_that_lost_to_another_address_was_not_in_vain_and_one_that_ran_out_of_time_was() -> None:
     outcomes = []
 
-    class Noted(Knocks):
+    class Noted(DialLimiter):
         def answered(self, host: str, now: float) -> None:
             outcomes.append("answered")
 
@@ -221,7 +222,7 @@ async def test_a_dial_that_lost_to_another_address_was_not_in_vain_and_one_that_
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}"
         async with hosts(2, replace(SHORT, connect=1.0)) as (ann, bob):
-            ann.dialler._knocks = Noted()
+            ann.dialler._dial_limiter = Noted()
             await ann.connect(bob.own, [mute, *bob.announced])
             assert sorted(outcomes) == ["answered", "overtaken"]
             outcomes.clear()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import trio
+from nolocod.p2p.transport.listen_addresses import claim
 
 from nolocod.errors import (
     NoBootstrapError,
@@ -24,20 +25,21 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address, NodeConfig, Relaying
+from nolocod.node.config import NodeConfig, Relaying
 from nolocod.observe.events import Event, PeerLost, PeerSeen, RelayHeld, RelayLost, Troubled
 from nolocod.p2p import host as host_module
-from nolocod.p2p import requests
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.host import open_host
-from nolocod.p2p.keepalive import PING
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.nat.addresses import claim, transport
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport import requests
+from nolocod.p2p.transport.keepalive import PING
+from nolocod.p2p.transport.multiaddrs import multiaddr_of
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -395,7 +397,7 @@ async def short_lived(node: Node, sealed: Sealed) -> AsyncIterator[trio.CancelSc
 def public_node(data_dir: Path, **more: Any) -> Node:  # noqa: ANN401 - Node's own fields
     """A node that says where it is reached, and so relays from the beginning."""
     (listen,) = claim((Address("127.0.0.1", 0),))
-    return Node(data_dir, listen=listen, announce=(transport(listen),), **more)
+    return Node(data_dir, listen=listen, announce=(multiaddr_of(listen),), **more)
 
 
 def hidden_node(data_dir: Path, *bootstrap: str) -> Node:

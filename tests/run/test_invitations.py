@@ -25,10 +25,9 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import DataDir
 from nolocod.observe.events import Event, Troubled
 from nolocod.p2p.membership import admission as guards
-from nolocod.p2p.membership.admission import Guard
+from nolocod.p2p.membership.admission import Admission
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.run import credentials, invitations
 from nolocod.run.credentials import Grant
@@ -42,6 +41,7 @@ from nolocod.run.invitations import (
     sign_admission,
 )
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -303,8 +303,8 @@ def test_an_allow_list(tmp_path: Path) -> None:
 # --- what a node makes of it --------------------------------------------------------------------------
 
 
-def a_guard(paths: DataDir, clock: list[float], own: PeerId = OWNER.peer_id) -> Guard:
-    return Guard(a_run(), own, paths, clock=lambda: clock[0])
+def a_guard(paths: DataDir, clock: list[float], own: PeerId = OWNER.peer_id) -> Admission:
+    return Admission(a_run(), own, paths, clock=lambda: clock[0])
 
 
 def invited(paths: DataDir, peer: PeerId, lasts: float = 60.0) -> bytes:

@@ -1,4 +1,4 @@
-"""A swarm in one process: the product's own Membership and Hearsay, real signatures, a clock and a network that are modelled.
+"""A swarm in one process: the product's own Membership and Gossip, real signatures, a clock and a network that are modelled.
 
 The rule: only what lies between two nodes is made up. A swap of views is one step without delay; it fails, and its
 peer is suspected, where that peer is down or in another part of the network.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nolocod.identity import Identity, PeerId, verify
-from nolocod.p2p.membership.gossip import Heard, Hearsay, Voice
+from nolocod.p2p.membership.gossip import Gossip, Heard, OwnHeartbeat
 from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
@@ -74,21 +74,21 @@ class Node:
         self.rng = random.Random(self.number)
         self.table = Membership(self.peer_id, RUN, self.swarm.timing)
         addresses = (f"/ip4/10.0.{self.number // 250}.{self.number % 250 + 1}/tcp/4001", "/ip6/2001:db8::1234:5678/tcp/4001")
-        voice = Voice(
+        own_heartbeat = OwnHeartbeat(
             self.identity,
             RUN,
             lambda: (Standing(self.round, 1_000_000, 3.5), self.state),
             lambda: addresses,
             lambda: WALL + self.swarm.now,
         )
-        self.hearsay = Hearsay(self.table, voice, self.rng)
+        self.gossip = Gossip(self.table, own_heartbeat, self.rng)
 
     def beat(self) -> None:
         now = self.swarm.now
-        self.hearsay.beat(now)
-        for peer in self.hearsay.targets(now, [*self.connected]):
+        self.gossip.beat(now)
+        for peer in self.gossip.targets(now, [*self.connected]):
             self.swap(peer)
-        self.swarm.at(now + self.hearsay.pause(), self)
+        self.swarm.at(now + self.gossip.pause(), self)
 
     def swap(self, peer: PeerId) -> bool:
         other, now = self.swarm.nodes[peer], self.swarm.now
@@ -97,13 +97,13 @@ class Node:
             self.table.suspect(peer, now)
             return False
         self._connect(other)
-        question = self.hearsay.question(now)
-        answer, heard = other.hearsay.reply(self.peer_id, question, now)
+        question = self.gossip.question(now)
+        answer, heard = other.gossip.reply(self.peer_id, question, now)
         self.sent += question.ByteSize() + PER_MESSAGE
         other.sent += answer.ByteSize() + PER_MESSAGE
         self.table.trust(peer)
         other._take(heard)
-        self._take(self.hearsay.learn(peer, answer, now))
+        self._take(self.gossip.learn(peer, answer, now))
         return True
 
     def _take(self, heard: Heard) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from nolocod.errors import NotRunningError
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.observe.status import client
+from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -32,7 +32,7 @@ _LONGEST = 1024
 
 
 @dataclass(frozen=True)
-class Guard:
+class PageAccess:
     """Judges requests. `token` is None where none is needed; an open address without one lets nobody in."""
 
     token: str | None = None

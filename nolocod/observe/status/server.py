@@ -16,9 +16,9 @@ import msgspec
 import trio
 
 from nolocod.errors import PortTakenError, UsageError
-from nolocod.node.config import Address
-from nolocod.observe.status.access import Guard, refusal
+from nolocod.observe.status.access import PageAccess, refusal
 from nolocod.observe.status.http import Reply, Request, serve
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -114,7 +114,7 @@ def _not_allowed(method: str) -> Reply:
 async def serve_http(
     address: Address,
     pages: Pages,
-    guard: Guard | None = None,
+    guard: PageAccess | None = None,
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the pages until cancelled; `task_status` is given the bound "host:port". Without a `guard` they are this
@@ -123,7 +123,7 @@ async def serve_http(
     Raises PortTakenError if the port is in use or not ours to take, UsageError if this machine has no
     such host.
     """
-    guard = guard or Guard()
+    guard = guard or PageAccess()
     listener = await _bind(address)
     host, port = listener.getsockname()[:2]
     only_local = ip_address(host).is_loopback

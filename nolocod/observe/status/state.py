@@ -21,6 +21,7 @@ from nolocod.observe.events import (
     Evaluated,
     ExchangeEnded,
     ExchangeStarted,
+    HostChecked,
     InnerSteps,
     NatClass,
     OuterStep,
@@ -41,7 +42,6 @@ from nolocod.observe.events import (
     Resumed,
     Started,
     StateChanged,
-    Surveyed,
     Traffic,
     Troubled,
     WeightsFetched,
@@ -64,7 +64,7 @@ _RATE_WINDOW = 60.0
 """Seconds over which tokens per second are averaged."""
 
 
-_ROUTINE = (InnerSteps, Traffic, Surveyed, PeerSeen)
+_ROUTINE = (InnerSteps, Traffic, HostChecked, PeerSeen)
 
 
 class ExchangeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,7 +306,7 @@ class StatusState:
                 self._paused = (now, event)
             case Resumed():
                 self._paused = None
-            case Surveyed():
+            case HostChecked():
                 pass  # for whoever watches over days; the doctor looks at it anew
             case ReachFound() | RelayHeld() | RelayLost() | Punched() | Relaying() | PartitionHealed():
                 self._follow_reach(event, now)

@@ -1,5 +1,7 @@
 """How a fragment of the weights becomes a message for a partner, and back.
 
+Not here: when and with whom (outer.loop).
+
 The rule: both partners of an exchange apply what the bytes say, the sender too: what it reads back is bit
 for bit what the partner reads. With rounding in between, anything else would leave the two with different
 means of delta. The sender need not keep the bytes for that: encoding is a function of phi, the change and

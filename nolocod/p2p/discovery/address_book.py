@@ -16,7 +16,7 @@ from nolocod.disk import written_whole
 from nolocod.errors import DataDirError, LocalError
 from nolocod.identity import PeerId
 from nolocod.observe.events import Troubled
-from nolocod.p2p.nat.addresses import dialable
+from nolocod.p2p.transport.multiaddrs import dialable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Remembered(msgspec.Struct, frozen=True):
     seen: float
 
 
-class Peerbook:
+class AddressBook:
     """Remembers up to `CAPACITY` peers in the file at `path`: half of them those seen last, half drawn from those before.
 
     So neither a busy hour nor somebody who shows us many peers of his own drives out all that we ever knew.

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Emit
     from nolocod.p2p.discovery.kademlia import Dht
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership.gossip_service import Gossip
-    from nolocod.p2p.requests import Terms
+    from nolocod.p2p.membership.gossip_service import GossipService
     from nolocod.p2p.timing import Timing
+    from nolocod.p2p.transport.requests import Terms
     from nolocod.run.manifest import Sealed
 
 Contact = tuple["PeerId", tuple[str, ...]]
@@ -130,7 +130,7 @@ class Discovery:
 
     def __init__(
         self,
-        gossip: Gossip,
+        gossip: GossipService,
         bootstrap: Sequence[Contact],
         remembered: Callable[[], Sequence[Contact]],
         rng: random.Random,

@@ -21,11 +21,11 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
-from nolocod.p2p.exchange.channel import deadline
-from nolocod.p2p.nat.addresses import dialable
-from nolocod.p2p.nat.identify import readable
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.identify import readable
 from nolocod.p2p.transport.libp2p_stream import map_exceptions
+from nolocod.p2p.transport.multiaddrs import dialable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

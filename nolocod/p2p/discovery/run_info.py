@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import ManifestError, ProtocolError
 from nolocod.identity import short
-from nolocod.p2p.requests import Terms, answer, ask
+from nolocod.p2p.transport.requests import Terms, answer, ask
 from nolocod.p2p.transport.stream import INFO
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.limits import Limits

@@ -1,1 +1,4 @@
-"""TODO"""
+"""Exchanges between two partners: offers, answers, bytes both ways, receipts.
+
+Not here: the protocol's states (proto.exchange).
+"""

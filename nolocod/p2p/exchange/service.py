@@ -25,9 +25,10 @@ from nolocod.errors import (
     RemoteError,
 )
 from nolocod.observe.events import DoubtSettled
-from nolocod.p2p.exchange.channel import Channel, Context, deadline
 from nolocod.p2p.exchange.session import Session
-from nolocod.p2p.membership.peer_scoring import Deed, deed_in, deed_of
+from nolocod.p2p.membership.peer_scoring import Conduct, conduct_in, conduct_of
+from nolocod.p2p.transport.channel import Channel
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue, open_envelope
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
+    from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.exchange.receipts import ReceiptStore
     from nolocod.p2p.transport.stream import Dial, Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.proto.types import Desk, Reception, Standing, Subject
+    from nolocod.proto.types import LocalSide, Reception, Standing, Subject
 
 GLARE = "glare"
 """The reason of a Busy between two nodes that offered to each other at once."""
@@ -56,7 +58,7 @@ _DOUBTS = 16
 _AFTERWARDS = 1 << 32  # numbers answers about a session whose own count is gone; above any count
 
 
-class Exchanger:
+class ExchangeService:
     """One per node. `box_size` (bytes of the run's tensor) may be set once it is known: until then, Busy.
 
     `judge` is told what partners did, by what we found ourselves: praise, or blame.
@@ -68,7 +70,7 @@ class Exchanger:
         dial: Dial,
         reception: Reception,
         receipts: ReceiptStore,
-        judge: Callable[[PeerId, Deed], None] = lambda _, __: None,
+        judge: Callable[[PeerId, Conduct], None] = lambda _, __: None,
         emit: Emit = lambda _: None,
     ) -> None:
         self._context = context
@@ -98,10 +100,10 @@ class Exchanger:
 
     # --- offering -----------------------------------------------------------------------------------
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         """Run one exchange about `subject` with `partner`, as the one who offers.
 
-        Remote faults are outcomes; raises what `desk` or the receipt store raises of our own.
+        Remote faults are outcomes; raises what `local_side` or the receipt store raises of our own.
         """
         if partner in self._outstanding:
             raise AssertionError("two offers at once to one partner")
@@ -112,7 +114,7 @@ class Exchanger:
             with outstanding:
                 channel = await self._ask(machine, standing, subject)
         except RemoteError as error:
-            self._blame(partner, deed_of(error))
+            self._blame(partner, conduct_of(error))
             return self._unanswered(machine, error)
         finally:
             del self._outstanding[partner]
@@ -120,7 +122,7 @@ class Exchanger:
             return Ended("busy", partner, machine.session, reason=GLARE, retry_after=_GLARE_SECONDS)
         if machine.state is State.CLOSED:
             return self._declined(machine)
-        return await self._run(Session(self._context, machine, desk, self._receipts, self._dial), channel)
+        return await self._run(Session(self._context, machine, local_side, self._receipts, self._dial), channel)
 
     async def _ask(self, machine: Exchange, standing: Standing, subject: Subject) -> Channel:
         """Offer, and wait for an answer."""
@@ -247,7 +249,7 @@ class Exchanger:
 
     async def _accepted(self, channel: Channel, machine: Exchange, accept: Accept) -> None:
         """Reception is engaged: from here on it must be told the end, come what may."""
-        session = Session(self._context, machine, self._reception.desk, self._receipts, self._dial)
+        session = Session(self._context, machine, self._reception.local_side, self._receipts, self._dial)
         try:
             try:
                 await channel.send_envelope(machine.accept(accept.standing, dense=accept.dense))
@@ -295,7 +297,7 @@ class Exchanger:
         if ended.outcome == "in_doubt":
             self._doubt(name, session)
         found = failure if isinstance(failure, RemoteError) else None
-        self._blame(session.machine.partner, deed_in(ended, found, self._context.box_size))
+        self._blame(session.machine.partner, conduct_in(ended, found, self._context.box_size))
         return ended
 
     def _doubt(self, name: tuple[PeerId, bytes], session: Session) -> None:
@@ -318,9 +320,9 @@ class Exchanger:
             if session.machine.state is not State.IN_DOUBT:
                 self._emit(DoubtSettled(partner, name[1].hex(), session.machine.state is State.COMMITTED))
 
-    def _blame(self, partner: PeerId, deed: Deed | None) -> None:
-        if deed is not None:
-            self._judge(partner, deed)
+    def _blame(self, partner: PeerId, conduct: Conduct | None) -> None:
+        if conduct is not None:
+            self._judge(partner, conduct)
 
     def _machine(self, partner: PeerId, session: bytes, *, offerer: bool) -> Exchange:
         context = self._context

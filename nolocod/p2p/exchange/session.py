@@ -25,7 +25,8 @@ from nolocod.errors import (
     TrainerError,
     UnacknowledgedError,
 )
-from nolocod.p2p.exchange.channel import Channel, Context, deadline, keep_alive, together
+from nolocod.p2p.transport.channel import Channel, keep_alive
+from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.states import State
 from nolocod.proto.types import Ended
@@ -33,11 +34,12 @@ from nolocod.proto.types import Ended
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.exchange.receipts import ReceiptStore
     from nolocod.p2p.transport.stream import Dial
     from nolocod.proto import nolocod_pb2 as pb
     from nolocod.proto.exchange import Exchange
-    from nolocod.proto.types import Description, Desk
+    from nolocod.proto.types import Description, LocalSide
 
 _DECIDED = (State.DECIDED, State.COMMITTED)
 _DECIDING = (State.CONFIRMED, State.STORING)
@@ -53,13 +55,13 @@ class _OverdueError(PeerTooSlowError):
 class Session:
     """One side of one exchange from Accept on. `run` once; then `ended` says how it went."""
 
-    def __init__(self, context: Context, machine: Exchange, desk: Desk, receipts: ReceiptStore, dial: Dial) -> None:
+    def __init__(self, context: Context, machine: Exchange, local_side: LocalSide, receipts: ReceiptStore, dial: Dial) -> None:
         self.machine = machine
         self.decision = trio.Event()
         """Set when the offerer committed or aborted, whichever it did."""
         self._limits = context.limits
         self._size = context.box_size
-        self._desk = desk
+        self._local_side = local_side
         self._receipts = receipts
         self._dial = dial
         self._aside = context.aside
@@ -168,7 +170,7 @@ class Session:
 
     async def _prepare(self) -> None:
         with trio.move_on_after(self._limits.snapshot_seconds):
-            self._description = await self._desk.snapshot(self.machine.subject)
+            self._description = await self._local_side.snapshot(self.machine.subject)
         if self._description is None:
             raise TrainerError(f"no snapshot within {self._limits.snapshot_seconds:.0f} s.")
         self._prepared.set()
@@ -176,7 +178,7 @@ class Session:
     async def _examine(self) -> None:
         """Inspect what was received; the offerer then decides, whatever becomes of the stream."""
         await self._received.wait()
-        self._skipped = await self._desk.inspect()
+        self._skipped = await self._local_side.inspect()
         self._inspected.set()
         if self.machine.offerer:
             await self._confirmed.wait()
@@ -252,7 +254,7 @@ class Session:
             await channel.send_envelope(machine.acknowledge())
 
     async def _send_tensor(self) -> None:
-        machine, description, outbox = self.machine, self._description, self._desk.outbox
+        machine, description, outbox = self.machine, self._description, self._local_side.outbox
         if description is None:
             raise AssertionError("sending before the snapshot")
         envelope = machine.describe(description)
@@ -277,10 +279,10 @@ class Session:
                 await self._taken(machine.receive(frame))
             else:
                 start, length = machine.expect(frame)
-                with self._desk.inbox.place(start, length) as place:
+                with self._local_side.inbox.place(start, length) as place:
                     await channel.read_into(place)
                     machine.chunk(place)
-                self._desk.inbox.release(start, length)
+                self._local_side.inbox.release(start, length)
                 self._came.set()
             if machine.state is State.RECEIVED:
                 self._received.set()

@@ -1,1 +1,4 @@
-"""TODO"""
+"""How much a peer may have: bytes, connections, streams, dials; pure counting, without sockets.
+
+Not here: what a message may hold (proto.limits).
+"""

@@ -28,7 +28,7 @@ _REREAD = 2.0
 
 
 @dataclass
-class Gate:
+class ConnectionGater:
     """`prologue` is what both sides mix into the handshake, None for an open network; `allowed` None lets all in."""
 
     prologue: bytes | None = None
@@ -37,7 +37,7 @@ class Gate:
     """Of the list's file, before it was read."""
 
     @classmethod
-    def of(cls, network_key: bytes | None, allow: Path | None) -> Gate:
+    def of(cls, network_key: bytes | None, allow: Path | None) -> ConnectionGater:
         """Raises UsageError for an allow list that is none."""
         if allow is None:
             return cls(prologue(network_key))

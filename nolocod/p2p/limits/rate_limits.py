@@ -33,7 +33,7 @@ class Rate:
         return Rate(self.per_second * factor, self.burst * factor)
 
 
-class Buckets:
+class TokenBuckets:
     """One token bucket for each name (RFC 2697 has the idea), all of the same `rate`."""
 
     def __init__(self, rate: Rate) -> None:
@@ -84,7 +84,7 @@ def source(host: str) -> str:
 
 
 @dataclass(frozen=True)
-class DoorLimits:
+class ConnectionLimits:
     """Of connections that others open to us, those that are not told yet who they are included."""
 
     per_address: int = 64
@@ -95,12 +95,12 @@ class DoorLimits:
     """From one address."""
 
 
-class Doorway:
+class ConnectionLimiter:
     """Lets connections in. `limits` are this node's."""
 
-    def __init__(self, limits: DoorLimits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._arrivals = Buckets(limits.arrivals)
+        self._arrivals = TokenBuckets(limits.arrivals)
         self._inside: Counter[str] = Counter()
         self._half_open: Counter[str] = Counter()
         self.turned_away = 0
@@ -162,13 +162,13 @@ _PER_ADDRESS = 8
 """By how much more an address may have than a peer."""
 
 
-class Turnstile:
+class StreamLimiter:
     """Counts the streams that peers open, by protocol. `rates` are those that are not NORMAL."""
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
         self._rates = rates
-        self._of_peers: dict[str, Buckets] = {}
-        self._of_addresses: dict[str, Buckets] = {}
+        self._of_peers: dict[str, TokenBuckets] = {}
+        self._of_addresses: dict[str, TokenBuckets] = {}
 
     def objection(self, protocol: str, peer: PeerId, host: str | None, now: float) -> Literal["peer", "address"] | None:
         """Who had too many of these streams, if this is one too many: the peer, or all from where it comes together.
@@ -176,9 +176,9 @@ class Turnstile:
         `host` is None for a peer that comes through a relay. `protocol` is one of ours: they are few.
         """
         rate = self._rates.get(protocol, NORMAL)
-        if not self._of_peers.setdefault(protocol, Buckets(rate)).take(peer, now):
+        if not self._of_peers.setdefault(protocol, TokenBuckets(rate)).take(peer, now):
             return "peer"
-        all_there = self._of_addresses.setdefault(protocol, Buckets(rate.times(_PER_ADDRESS)))
+        all_there = self._of_addresses.setdefault(protocol, TokenBuckets(rate.times(_PER_ADDRESS)))
         if host is not None and not all_there.take(source(host), now):
             return "address"
         return None
@@ -191,7 +191,7 @@ PUNCHES = Rate(1, 60)
 """Punches to one address, which knock ten times a second until both ends meet, within a second or two as a rule."""
 
 
-class Knocks:
+class DialLimiter:
     """How often we may dial in vain where members say that they are: they may name a stranger's address.
 
     What counts is the address that is dialled, however many members name it. Where one of ours has answered before, as
@@ -199,8 +199,8 @@ class Knocks:
     """
 
     def __init__(self, unknown: Rate = Rate(0.5, 40), known: Rate = Rate(5, 200)) -> None:
-        self._unknown = Buckets(unknown)
-        self._known = Buckets(known)
+        self._unknown = TokenBuckets(unknown)
+        self._known = TokenBuckets(known)
         self._answered: OrderedDict[str, None] = OrderedDict()
 
     def may(self, host: str, now: float) -> bool:
@@ -226,5 +226,5 @@ class Knocks:
         if name not in self._answered and self._known.take(name, now):
             self._unknown.give_back(name, now)
 
-    def _buckets(self, name: str) -> Buckets:
+    def _buckets(self, name: str) -> TokenBuckets:
         return self._known if name in self._answered else self._unknown

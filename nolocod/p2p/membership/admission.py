@@ -28,10 +28,10 @@ from nolocod.run.invitations import open_admission, open_revocations
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.node.config import DataDir
     from nolocod.observe.events import Emit
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed
+    from nolocod.run.paths import DataDir
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _REREAD = 2.0
 """Seconds between two looks at what the owner's commands left in the data directory."""
 
 
-class Guard:
+class Admission:
     """membership.Access for run `sealed`, on behalf of node `own`. `clock` gives the time of day.
 
     Raises InvitationError, InvitationOverError or NotInvitedError if the node itself may not be a member, DataDirError

@@ -44,7 +44,7 @@ _MAX_AGE = 1e6
 
 
 @dataclass
-class Voice:
+class OwnHeartbeat:
     """Makes our heartbeats: `own` gives standing and state, `addresses` what others may dial, `reach` how others
     reach us, `relays` whether we give reservations, `admission` by what right we are a member."""
 
@@ -121,20 +121,20 @@ class Heard:
     healed: PartitionHealed | None = None
 
 
-class Hearsay:
+class Gossip:
     """Speaks and listens for one node, and keeps `table` up to date."""
 
-    def __init__(self, table: Membership, voice: Voice, rng: random.Random) -> None:
+    def __init__(self, table: Membership, own_heartbeat: OwnHeartbeat, rng: random.Random) -> None:
         self._table = table
-        self._voice = voice
-        table.in_our_name = voice.hear
+        self._own_heartbeat = own_heartbeat
+        table.in_our_name = own_heartbeat.hear
         self._rng = rng
         self._timing = table.timing
-        self._beat = voice.heartbeat()
+        self._beat = own_heartbeat.heartbeat()
         self._beat_at: float | None = None
         self._listened: Counter[PeerId] = Counter()
         self._brought: Counter[PeerId] = Counter()
-        self._rounds: deque[tuple[float, int]] = deque([(0.0, voice.own()[0].round)], _HISTORY)
+        self._rounds: deque[tuple[float, int]] = deque([(0.0, own_heartbeat.own()[0].round)], _HISTORY)
         self._healed_at: float | None = None
         self._began: float | None = None
         self._greeted = 0
@@ -142,17 +142,17 @@ class Hearsay:
 
     def beat(self, now: float) -> list[PeerLost]:
         """Seal a new heartbeat; return who is no member any more."""
-        self._beat, self._beat_at = self._voice.heartbeat(), now
+        self._beat, self._beat_at = self._own_heartbeat.heartbeat(), now
         self._listened.clear()
         self._brought.clear()
-        own_round = self._voice.own()[0].round
+        own_round = self._own_heartbeat.own()[0].round
         if own_round != self._rounds[-1][1]:
             self._rounds.append((now, own_round))
-        return [*self._table.expire(now), *self._table.review(self._voice.clock())]
+        return [*self._table.expire(now), *self._table.review(self._own_heartbeat.clock())]
 
     def pause(self) -> float:
         """Seconds until the next heartbeat."""
-        slow = 2.0 if self._voice.own()[1] in _SLOW_STATES else 1.0
+        slow = 2.0 if self._own_heartbeat.own()[1] in _SLOW_STATES else 1.0
         return slow * self._timing.pace(len(self._table)) * self._rng.uniform(0.8, 1.2)
 
     def targets(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
@@ -202,9 +202,9 @@ class Hearsay:
 
     def learn(self, source: PeerId, message: pb.Gossip, now: float) -> Heard:
         """Take in what `source` told; heartbeats that are not valid are dropped, one by one."""
-        heard, table, wall = Heard(), self._table, self._voice.clock()
+        heard, table, wall = Heard(), self._table, self._own_heartbeat.clock()
         before, settled, looked_at = len(table), table.settled(now), 0
-        own_round = self._voice.own()[0].round
+        own_round = self._own_heartbeat.own()[0].round
         ages = [*message.ages, *[0] * len(message.heartbeats)]
         for raw, told in zip(message.heartbeats[: self._timing.view + 1], ages, strict=False):
             if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
@@ -249,7 +249,7 @@ class Hearsay:
             return 0
         try:
             if self._table.access.learn(raw):
-                heard.changes += self._table.review(self._voice.clock())
+                heard.changes += self._table.review(self._own_heartbeat.clock())
         except RemoteError:
             return 1
         return 0

@@ -2,7 +2,7 @@
 
 The rule: every few seconds a node seals one heartbeat and swaps it, with some that it knows of others, with a
 member; whoever is asked answers with its own view. So news spread in about log N beats, and nobody needs to
-know everybody, or everybody's connection. What goes into a message is `hearsay`'s matter; this is how it travels.
+know everybody, or everybody's connection. What goes into a message is `gossip`'s matter; this is how it travels.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from nolocod.errors import (
     RemoteError,
 )
 from nolocod.observe.events import PeerLost, PeerSeen, Troubled
-from nolocod.p2p.membership.gossip import Hearsay
-from nolocod.p2p.membership.peer_scoring import Deed, deed_of
-from nolocod.p2p.requests import Terms, answer, ask
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.peer_scoring import Conduct, conduct_of
+from nolocod.p2p.transport.requests import Terms, answer, ask
 from nolocod.p2p.transport.stream import GOSSIP
 from nolocod.proto import nolocod_pb2 as pb
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership.gossip import Heard, Voice
+    from nolocod.p2p.membership.gossip import Heard, OwnHeartbeat
     from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
     from nolocod.p2p.transport.stream import Stream
@@ -46,25 +46,27 @@ _THEIRS = (PeerNotInvitedError, PeerInvitationOverError, BannedError)
 """Refusals that only the refused one's user can do something about."""
 
 
-class Gossip:
+class GossipService:
     """Speaks for this node and keeps `table` up to date. `run` does the work, `contact` adds a peer to it."""
 
-    def __init__(self, host: Host, table: Membership, voice: Voice, rng: random.Random, timing: Timing, emit: Emit) -> None:
+    def __init__(
+        self, host: Host, table: Membership, own_heartbeat: OwnHeartbeat, rng: random.Random, timing: Timing, emit: Emit
+    ) -> None:
         self._host = host
         self._table = table
-        self._hearsay = Hearsay(table, voice, rng)
-        self._voice = voice
+        self._gossip = Gossip(table, own_heartbeat, rng)
+        self._own_heartbeat = own_heartbeat
         self._emit = emit
         self.cloned = trio.Event()
         """Set once another node, that began before us, is known to speak with our key."""
         self._warned_of = 0
         """The life of the clone that was told last: each is told once."""
-        self._terms = Terms(voice.identity, voice.run_id, timing.request)
+        self._terms = Terms(own_heartbeat.identity, own_heartbeat.run_id, timing.request)
         self._under_way: set[PeerId] = set()
         self._nursery: trio.Nursery | None = None
         self.changed = trio.Event()
         """Set, and replaced, whenever the table changed."""
-        self.judge: Callable[[PeerId, Deed], None] = lambda _, __: None
+        self.judge: Callable[[PeerId, Conduct], None] = lambda _, __: None
         """Told what peers do wrong that we asked, or that pass on what is not valid."""
         self.heard_directly: dict[PeerId, float] = {}
         """When we last had an answer or a question of a peer on its own connection."""
@@ -74,11 +76,11 @@ class Gossip:
         self._nursery = nursery
         while True:
             now, connected = trio.current_time(), set(self._host.peers())
-            self._tell(self._hearsay.beat(now))
+            self._tell(self._gossip.beat(now))
             self._forget_strangers(connected)
-            for peer in self._hearsay.targets(now, connected):
+            for peer in self._gossip.targets(now, connected):
                 self._start(peer, ())
-            await trio.sleep(self._hearsay.pause())
+            await trio.sleep(self._gossip.pause())
 
     def _forget_strangers(self, connected: set[PeerId]) -> None:
         """Whoever asked us once, and is neither member nor connected any more, is not kept in mind."""
@@ -108,17 +110,17 @@ class Gossip:
         self._under_way.add(peer)
         try:
             stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
-            question = self._hearsay.question(trio.current_time())
+            question = self._gossip.question(trio.current_time())
             body = await ask(stream, pb.Body(gossip=question), self._terms)
             if not body.HasField("gossip"):
                 raise ProtocolError("gossip was answered with something else.")
         except RemoteError as error:
-            if (deed := deed_of(error)) is not None:
-                self.judge(peer, deed)
+            if (conduct := conduct_of(error)) is not None:
+                self.judge(peer, conduct)
             raise
         finally:
             self._under_way.discard(peer)
-        self._take(peer, self._hearsay.learn(peer, body.gossip, trio.current_time()))
+        self._take(peer, self._gossip.learn(peer, body.gossip, trio.current_time()))
         if (objection := self._table.access.objection(peer)) is not None:
             raise AdmissionError(objection.cause)
         self.heard_directly[peer] = trio.current_time()
@@ -136,7 +138,7 @@ class Gossip:
                 raise ProtocolError("a gossip stream began with something else.")
             if isinstance(objection := self._table.access.objection(stream.remote), BannedError):
                 raise objection  # before a word of it is taken in
-            gossip, heard = self._hearsay.reply(stream.remote, body.gossip, trio.current_time())
+            gossip, heard = self._gossip.reply(stream.remote, body.gossip, trio.current_time())
             self._take(stream.remote, heard)
             if (objection := self._table.access.objection(stream.remote)) is not None:
                 raise objection
@@ -153,7 +155,7 @@ class Gossip:
         self._host.faults += heard.faults
         self._mind_clone()
         if heard.faults:
-            self.judge(source, Deed.FALSE_NEWS)
+            self.judge(source, Conduct.FALSE_NEWS)
         if heard.healed is not None:
             self._emit(heard.healed)
         for peer in heard.contact:
@@ -162,11 +164,11 @@ class Gossip:
 
     def _mind_clone(self) -> None:
         """Of two nodes with one identity the one that began later stops; the other goes on, and says so."""
-        voice = self._voice
-        if voice.clone in (0, self._warned_of):
+        own_heartbeat = self._own_heartbeat
+        if own_heartbeat.clone in (0, self._warned_of):
             return
-        self._warned_of = voice.clone
-        if voice.clone < voice.life:
+        self._warned_of = own_heartbeat.clone
+        if own_heartbeat.clone < own_heartbeat.life:
             self.cloned.set()
         else:
             cause = "another node began to speak with this node's key; it should stop by itself."
@@ -191,8 +193,8 @@ class Gossip:
     async def leave(self, seconds: float) -> None:
         """Tell a few members, best effort, that we go."""
         now = trio.current_time()
-        self._voice.leaving = True
-        self._tell(self._hearsay.beat(now))
+        self._own_heartbeat.leaving = True
+        self._tell(self._gossip.beat(now))
         self._under_way.clear()  # what is on its way does not say so
         told = [member.peer_id for member in self._table.live(now) if member.peer_id in self._host.peers()]
         with trio.move_on_after(seconds):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast, get_args
 from nolocod.errors import ProtocolError
 from nolocod.identity import PeerId
 from nolocod.observe.events import NatClass
-from nolocod.p2p.nat.addresses import MAX_ADDRESS, dialable
+from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable
 from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, standing_from_wire
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MAX_ADDRESSES = 8
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """`raw` as it came, its signature checked; `time` is its sender's time of day in seconds, `life` and `other` are
-    hearsay.Voice's."""
+    gossip.OwnHeartbeat's."""
 
     raw: bytes
     peer: PeerId

@@ -1,4 +1,4 @@
-"""What this node thinks of each peer by its deeds, and whom it will have nothing to do with for a while.
+"""What this node thinks of each peer by its conduct, and whom it will have nothing to do with for a while.
 
 The rule: only what a peer must have done itself counts against it. Everything that reaches us is sealed and signed, so
 a false signature or an altered byte is its sender's doing; a line that breaks or is slow may be nobody's, and bans
@@ -54,7 +54,7 @@ _KEPT = 1024
 _MAX_BYTES = 1 << 20
 
 
-class Deed(Enum):
+class Conduct(Enum):
     """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name."""
 
     COMMITTED = (1.0, 0.1, "an exchange was committed")
@@ -74,35 +74,35 @@ class Deed(Enum):
         self.words = words
 
 
-def deed_of(error: RemoteError) -> Deed | None:
+def conduct_of(error: RemoteError) -> Conduct | None:
     """What a peer did that caused `error` here; None if it may be no fault of its own."""
     match error:
         case SignatureError():
-            return Deed.FALSE_SIGNATURE
+            return Conduct.FALSE_SIGNATURE
         case AlteredBytesError():
-            return Deed.ALTERED_BYTES
+            return Conduct.ALTERED_BYTES
         case ProtocolError():
-            return Deed.BROKE_PROTOCOL
+            return Conduct.BROKE_PROTOCOL
         case MisdirectedTensorError() | HarmfulTensorError():
-            return Deed.REJECTED
+            return Conduct.REJECTED
         case RejectedTensorError():
-            return Deed.FALSE_TENSOR
+            return Conduct.FALSE_TENSOR
     return None
 
 
-def deed_in(ended: Ended, failure: RemoteError | None, size: int) -> Deed | None:
+def conduct_in(ended: Ended, failure: RemoteError | None, size: int) -> Conduct | None:
     """What a partner did in an exchange whose messages may have `size` bytes; `failure` is what we found wrong ourselves.
 
     What it says of us in an Abort is no failure of its own. A partner that is in time with nothing, or gives all and
     never the verdict, withholds; one of whose bytes a part has come may have a slow line.
     """
     if ended.outcome == "committed":
-        return Deed.COMMITTED
+        return Conduct.COMMITTED
     if ended.outcome == "in_doubt":
-        return Deed.WITHHELD
+        return Conduct.WITHHELD
     if isinstance(failure, PeerTooSlowError):
-        return None if 0 < ended.received < size else Deed.WITHHELD
-    return deed_of(failure) if failure is not None else None
+        return None if 0 < ended.received < size else Conduct.WITHHELD
+    return conduct_of(failure) if failure is not None else None
 
 
 class Record(msgspec.Struct):
@@ -125,7 +125,7 @@ class Record(msgspec.Struct):
 
 @dataclass
 class Reputation:
-    """All that is known of peers. Without `judging` (manifest: `trust.reputation`) deeds are counted, and nobody is banned.
+    """All that is known of peers. Without `judging` (manifest: `trust.reputation`) conduct is counted, and nobody is banned.
 
     `newcomers` is the number of committed exchanges until a peer is none (`trust.probation`).
     """
@@ -140,28 +140,28 @@ class Reputation:
     def __len__(self) -> int:
         return len(self._records)
 
-    def judge(self, peer: PeerId, deed: Deed, now: float) -> None:
+    def judge(self, peer: PeerId, conduct: Conduct, now: float) -> None:
         """Take note of what `peer` did. What it does while it is banned changes nothing."""
         record = self._records.get(peer) or Record(peer)
         if record.banned(now):
             return
         before = record.score
-        record.accepted += deed is Deed.COMMITTED
-        record.score += deed.weight * (deed.worth - record.score)
+        record.accepted += conduct is Conduct.COMMITTED
+        record.score += conduct.weight * (conduct.worth - record.score)
         record.seen = now
         self._keep(peer, record, now)
         if not self.judging:
             return
         banned = record.score < _THRESHOLD
         if banned or round(before, 2) != round(record.score, 2):
-            self.emit(PeerJudged(peer, 0.0 if banned else record.score, deed.words))
+            self.emit(PeerJudged(peer, 0.0 if banned else record.score, conduct.words))
         if banned:
             seconds = min(_FIRST_BAN * 2.0 ** min(record.bans, 16), _LONGEST_BAN)
             record.bans += 1
             record.until = now + seconds
             record.score = _PAROLE
             record.accepted = 0  # a newcomer once more
-            self.emit(PeerBanned(peer, seconds, deed.words))
+            self.emit(PeerBanned(peer, seconds, conduct.words))
 
     def probation(self, peer: PeerId) -> bool:
         """Whether too few exchanges with `peer` were committed for it to count like others."""
@@ -201,7 +201,7 @@ class Reputation:
             peer = PeerId(record.peer_id)
             self._records[peer] = record
             if left := self.banned(peer, now):
-                self.emit(PeerBanned(peer, left, "its deeds before this node's last start"))
+                self.emit(PeerBanned(peer, left, "its conduct before this node's last start"))
 
 
 def _worth_keeping(record: Record, now: float) -> tuple[bool, float, int, float, float]:

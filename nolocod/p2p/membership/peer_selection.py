@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from nolocod.identity import PeerId
-    from nolocod.observe.events import NatClass
     from nolocod.proto.types import Member, Standing
 
 RELAYED = 0.25
@@ -49,20 +48,3 @@ def choose(
     if not fit:
         return None
     return rng.choices(fit, [RELAYED if peer in carried else 1.0 for peer in fit])[0]
-
-
-def relayed(member: Member, own: NatClass | None, unpunched: Collection[PeerId]) -> bool:
-    """Whether only a relay reaches `member` from a node of class `own`; False where that is not known.
-
-    The connection that there is decides, then the two classes: a punch needs two NATs that keep a port's mapping
-    (RFC 4787, 4.1), one end that is public needs none. `unpunched` are members with which punching failed.
-    """
-    if member.reach in ("direct", "inbound", "punched"):
-        return False
-    if "public" in (own, member.nat):
-        return False
-    if member.peer_id in unpunched or "client" in (own, member.nat):
-        return True
-    if None in (own, member.nat):
-        return member.reach == "relayed"
-    return "symmetric" in (own, member.nat)

@@ -2,7 +2,7 @@
 
 The rule: only a heartbeat's own signature makes a member, whoever carried it; a member lives as long as its
 count grows. A full table gives the place of its stalest entry to a fresher one, as Newscast does (Jelasity et
-al., "Gossip-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node knows is what it heard last. No
+al., "GossipService-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node knows is what it heard last. No
 clock, no randomness, no network in here: `now` is a monotonic time in seconds, `wall` the time of day in
 seconds, both passed in.
 """

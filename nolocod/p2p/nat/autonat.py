@@ -18,11 +18,11 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.exchange.channel import deadline
 from nolocod.p2p.limits import rate_limits
-from nolocod.p2p.nat.addresses import endpoint
-from nolocod.p2p.nat.identify import readable
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.identify import readable
+from nolocod.p2p.transport.multiaddrs import endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

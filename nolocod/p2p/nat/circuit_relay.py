@@ -37,13 +37,13 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from nolocod.errors import PeerTooSlowError, RefusedError, RemoteError
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Relaying
-from nolocod.p2p.exchange.channel import deadline
 from nolocod.p2p.limits import rate_limits
 from nolocod.p2p.limits.bandwidth import Bucket
-from nolocod.p2p.nat.addresses import endpoint
 from nolocod.p2p.nat.circuit_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import send_message
 from nolocod.p2p.transport.libp2p_stream import map_exceptions
+from nolocod.p2p.transport.multiaddrs import endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ _LEAST_PIECE = 1024
 _TELL_SECONDS = 3.0
 _HALF_LIFE = 10.0
 _IDLE_BYTES = 32 << 10
-"""Gossip and pings on a circuit come to less, an exchange comes to more."""
+"""GossipService and pings on a circuit come to less, an exchange comes to more."""
 _KNOWN = 512
 """Peers of whose circuits the limit is remembered."""
 

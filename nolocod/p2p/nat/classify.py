@@ -13,12 +13,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.p2p.nat.addresses import endpoint, public
+from nolocod.p2p.transport.multiaddrs import endpoint, public
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
+    from nolocod.identity import PeerId
     from nolocod.observe.events import NatClass
+    from nolocod.proto.types import Member
 
 _ENOUGH = 2
 """Observers, on different addresses, that it takes to tell one NAT from another."""
@@ -190,3 +192,20 @@ def _host(address: str) -> str:
 
 def _version(host: str) -> int:
     return ipaddress.ip_address(host).version
+
+
+def needs_relay(member: Member, own: NatClass | None, unpunched: Collection[PeerId]) -> bool:
+    """Whether only a relay reaches `member` from a node of class `own`; False where that is not known.
+
+    The connection that there is decides, then the two classes: a punch needs two NATs that keep a port's mapping
+    (RFC 4787, 4.1), one end that is public needs none. `unpunched` are members with which punching failed.
+    """
+    if member.reach in ("direct", "inbound", "punched"):
+        return False
+    if "public" in (own, member.nat):
+        return False
+    if member.peer_id in unpunched or "client" in (own, member.nat):
+        return True
+    if None in (own, member.nat):
+        return member.reach == "relayed"
+    return "symmetric" in (own, member.nat)

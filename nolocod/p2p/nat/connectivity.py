@@ -14,13 +14,13 @@ import trio
 from nolocod.errors import RelayBudgetError
 from nolocod.identity import short
 from nolocod.observe.events import Punched
-from nolocod.p2p.membership.peer_selection import relayed
-from nolocod.p2p.nat.addresses import endpoint, public
 from nolocod.p2p.nat.circuit_messages import HOP
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
-from nolocod.p2p.nat.hole_punching import Puncher
+from nolocod.p2p.nat.classify import needs_relay
+from nolocod.p2p.nat.hole_punching import HolePuncher
 from nolocod.p2p.nat.reachability import Reachability
-from nolocod.p2p.nat.reservations import Candidate, Needs, RelayKeeper
+from nolocod.p2p.nat.reservations import Candidate, Needs, ReservationKeeper
+from nolocod.p2p.transport.multiaddrs import endpoint, public
 
 if TYPE_CHECKING:
     import random
@@ -45,7 +45,7 @@ _OVERHEAD = 1.05
 """Bytes on the wire per byte of an exchange: sealing, frames, hashes."""
 
 
-class Ways:
+class Connectivity:
     """How one node reaches others and is reached. `run` keeps it so; `mesh` asks it about members."""
 
     def __init__(self, host: Host, config: NodeConfig, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit) -> None:
@@ -63,8 +63,8 @@ class Ways:
         relaying = config.relaying
         self._client = RelayClient(host)
         self._reach = Reachability(host, config, self.follow, rng)
-        self._puncher = Puncher(host, self.follow)
-        self._keeper = RelayKeeper(host, self._client, Needs(self._want, self._candidates), self.follow, rng)
+        self._puncher = HolePuncher(host, self.follow)
+        self._keeper = ReservationKeeper(host, self._client, Needs(self._want, self._candidates), self.follow, rng)
         seconds = RelayLimits.circuit_seconds
         self._relay = Relay(
             host,
@@ -159,7 +159,7 @@ class Ways:
         """Those of `members` that only a relay reaches."""
         kind, since = self.kind, trio.current_time() - _UNPUNCHED
         failed = {peer for peer, when in self._failed.items() if when > since}
-        return {member.peer_id for member in members if relayed(member, kind, failed)}
+        return {member.peer_id for member in members if needs_relay(member, kind, failed)}
 
     async def straighten(self, peer: PeerId, member: Member | None, seconds: float) -> None:
         """Before bulk goes over a relayed connection: give a punch `seconds` to succeed, where one can.

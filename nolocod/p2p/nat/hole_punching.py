@@ -21,10 +21,10 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import ProtocolError, RefusedError, RemoteError
 from nolocod.observe.events import Emit, Punched
-from nolocod.p2p.exchange.channel import deadline
-from nolocod.p2p.nat.addresses import endpoint, public
-from nolocod.p2p.nat.identify import readable
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.identify import readable
+from nolocod.p2p.transport.multiaddrs import endpoint, public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,7 +63,7 @@ class PunchLimits:
     """Of a peer's that are dialled, and of ours that it is told."""
 
 
-class Puncher:
+class HolePuncher:
     """Punches for one host: `serve` it, and every peer that reaches us through a relay is tried once."""
 
     def __init__(self, host: Host, emit: Emit, limits: PunchLimits | None = None) -> None:

@@ -16,8 +16,8 @@ import miniupnpc
 import trio
 
 from nolocod.errors import RouterError
-from nolocod.node.config import Address
-from nolocod.p2p.nat.addresses import transport
+from nolocod.p2p.transport.multiaddrs import multiaddr_of
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     import random
@@ -41,7 +41,7 @@ class Mapping:
     @property
     def address(self) -> str:
         """As a multiaddr."""
-        return transport(self.external)
+        return multiaddr_of(self.external)
 
 
 @dataclass(frozen=True)

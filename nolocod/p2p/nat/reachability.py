@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import RefusedError, RemoteError
-from nolocod.node.config import Address
 from nolocod.observe.events import ReachFound
-from nolocod.p2p.nat.addresses import endpoint, public, transport
 from nolocod.p2p.nat.autonat import AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.nat.classify import Finding, Seen, Sighting, Verdict, find, inside
 from nolocod.p2p.nat.port_mapping import PortMapper
+from nolocod.p2p.transport.multiaddrs import endpoint, multiaddr_of, public
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     import random
@@ -288,7 +288,7 @@ def candidates(host: Host, seen: str, announce: Sequence[str], mapped: str | Non
     Where the owner has said it (`announce`), only there. `mapped`: what the router maps to us.
     """
     observed = [one.address for one in host.observed.values() if one.from_listen_port]
-    forwarded = transport(Address(seen, own_port(host)))
+    forwarded = multiaddr_of(Address(seen, own_port(host)))
     found = (*host.local, *host.external, *([mapped] if mapped else []), forwarded, *observed)
     known = dict.fromkeys(announce or found)
     return [text for text in known if (endpoint(text) or ("",))[0] == seen][:_ADDRESSES]

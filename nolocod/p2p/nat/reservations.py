@@ -16,9 +16,9 @@ import trio
 from nolocod.errors import NoRelayError, PeerUnavailableError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import RelayHeld, RelayLost, Troubled
-from nolocod.p2p.exchange.channel import deadline
-from nolocod.p2p.keepalive import fell_silent
-from nolocod.p2p.nat.addresses import straight, through
+from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.keepalive import fell_silent
+from nolocod.p2p.transport.multiaddrs import straight, through
 
 if TYPE_CHECKING:
     import random
@@ -109,7 +109,7 @@ class _Without:
     told: bool = False
 
 
-class RelayKeeper:
+class ReservationKeeper:
     """Holds the reservations of one node and sets `host.circuits`. `run` does the work."""
 
     def __init__(

@@ -1,1 +1,4 @@
-"""TODO"""
+"""Weights for newcomers: served, fetched, and compared between donors.
+
+Not here: exchanges between partners (exchange).
+"""

@@ -28,7 +28,8 @@ from nolocod.errors import (
 )
 from nolocod.identity import short
 from nolocod.observe.events import Emit, Event, WeightsFetched
-from nolocod.p2p.exchange.channel import Channel, Context, deadline
+from nolocod.p2p.transport.channel import Channel
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.identity import PeerId
+    from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.transport.stream import Dial
     from nolocod.proto.limits import Limits
     from nolocod.proto.types import Description, Standing

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from nolocod.disk import disk_errors
 from nolocod.errors import RefusedError, RemoteError
 from nolocod.identity import short
-from nolocod.p2p.exchange.channel import deadline
 from nolocod.p2p.snapshots.client import open_line
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk
 from nolocod.proto.types import Sampled
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from nolocod.identity import PeerId
-    from nolocod.p2p.exchange.channel import Context
+    from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.snapshots.client import Line
     from nolocod.p2p.transport.stream import Dial
     from nolocod.proto.types import Description

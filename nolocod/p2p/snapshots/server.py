@@ -18,8 +18,9 @@ from nolocod.disk import disk_errors
 from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import WeightsServed
-from nolocod.p2p.exchange.channel import Channel, Context, deadline, keep_alive, together
 from nolocod.p2p.snapshots.client import Fetched, fetch_snapshot
+from nolocod.p2p.transport.channel import Channel, keep_alive
+from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
 from nolocod.proto.envelope import Dialogue, open_envelope, standing_to_wire
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
+    from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.types import Description, Standing
 

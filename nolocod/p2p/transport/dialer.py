@@ -27,11 +27,11 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.node.config import Address
-from nolocod.p2p.limits.rate_limits import PUNCHES, DoorLimits, Doorway, Knocks
-from nolocod.p2p.nat.addresses import tcp_parts, transport
+from nolocod.p2p.limits.rate_limits import PUNCHES, ConnectionLimiter, ConnectionLimits, DialLimiter
 from nolocod.p2p.transport.connection import Link, Origin, TcpStream, plain
 from nolocod.p2p.transport.libp2p_stream import FOREIGN, already_gone, causes, shielded
+from nolocod.p2p.transport.multiaddrs import multiaddr_of, tcp_parts
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -74,12 +74,17 @@ class Dialler:
     """
 
     def __init__(
-        self, swarm: Swarm, listening: Sequence[Address], most: int, patience: float, doorway: Doorway | None = None
+        self,
+        swarm: Swarm,
+        listening: Sequence[Address],
+        most: int,
+        patience: float,
+        connection_limiter: ConnectionLimiter | None = None,
     ) -> None:
         self._swarm = swarm
         self._most = most
-        self.doorway = doorway or Doorway(DoorLimits())
-        self._knocks, self._punches = Knocks(), Knocks(PUNCHES)
+        self.connection_limiter = connection_limiter or ConnectionLimiter(ConnectionLimits())
+        self._dial_limiter, self._punches = DialLimiter(), DialLimiter(PUNCHES)
         self._patience = patience
         self._sources = {_family(address.host): address for address in reversed(listening)}
         self.expected: dict[Endpoint, Expected] = {}
@@ -107,16 +112,16 @@ class Dialler:
     async def _dial(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
         if self._swarm.get_total_connections() >= self._most:
             raise SwarmException("this node has all the connections that it may have.")
-        if not self._knocks.may(target[0], trio.current_time()):
+        if not self._dial_limiter.may(target[0], trio.current_time()):
             raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
         until = trio.current_effective_deadline()
         try:
             await self._dial_there(peer, fresh, target)
         except trio.Cancelled:
             if trio.current_time() < until:  # there was time left: this dial was not wanted any more
-                self._knocks.overtaken(target[0], trio.current_time())
+                self._dial_limiter.overtaken(target[0], trio.current_time())
             raise
-        self._knocks.answered(target[0], trio.current_time())
+        self._dial_limiter.answered(target[0], trio.current_time())
 
     async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
         connected, from_listen_port = await (self._try_first(target) if fresh else self._connect(target))
@@ -232,7 +237,7 @@ class Dialler:
         inner = TcpStream(stream.stream)
         remote = inner.get_remote_address() or ("", 0)
         full = self._swarm.get_total_connections() >= self._most
-        visit = None if full else self.doorway.admit(remote[0], trio.current_time())
+        visit = None if full else self.connection_limiter.admit(remote[0], trio.current_time())
         if visit is None:
             await stream.close()
             return
@@ -312,7 +317,7 @@ def _crossed(error: BaseException) -> bool:
 
 def _remote(link: Link) -> Multiaddr:
     host, port = link.get_remote_address() or ("0.0.0.0", 0)
-    return Multiaddr(transport(Address(host, port)))
+    return Multiaddr(multiaddr_of(Address(host, port)))
 
 
 def _family(host: str) -> socket.AddressFamily:

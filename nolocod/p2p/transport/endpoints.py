@@ -41,7 +41,7 @@ class End(Protocol):
         ...
 
 
-class SocketEnd:
+class SocketEndpoint:
     """Straight on the socket: a system call per megabyte, no copy, no task switch unless there is need to wait."""
 
     def __init__(self, socket: trio.socket.SocketType) -> None:
@@ -95,7 +95,7 @@ class _ReadAhead:
             self._arrived = memoryview(await self._take())
 
 
-class StreamEnd(_ReadAhead):
+class StreamEndpoint(_ReadAhead):
     """On a connection that is only known by libp2p's `read` and `write`."""
 
     _PIECE = 1 << 16
@@ -138,7 +138,7 @@ class Circuit:
         return None
 
 
-class CircuitEnd(_ReadAhead):
+class CircuitEndpoint(_ReadAhead):
     """On a stream to a relay."""
 
     def __init__(self, muxed: YamuxStream) -> None:
@@ -161,9 +161,9 @@ class CircuitEnd(_ReadAhead):
 def end_of(raw: IRawConnection) -> End:
     """The quickest end for `raw`."""
     if isinstance(raw, RawConnection) and isinstance(raw.stream, Circuit):
-        return CircuitEnd(raw.stream.muxed)
+        return CircuitEndpoint(raw.stream.muxed)
     if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
         inner = raw.stream.stream
         if isinstance(inner, trio.SocketStream):
-            return SocketEnd(inner.socket)
-    return StreamEnd(raw)
+            return SocketEndpoint(inner.socket)
+    return StreamEndpoint(raw)

@@ -26,9 +26,9 @@ from nolocod.errors import (
     RemoteError,
 )
 from nolocod.identity import short
-from nolocod.node.config import Address
-from nolocod.p2p.nat.addresses import transport
 from nolocod.p2p.transport.connection import origin_of
+from nolocod.p2p.transport.multiaddrs import multiaddr_of
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +144,7 @@ class LibStream:
     def remote_address(self) -> str | None:
         """The multiaddr that the peer comes from; None through a relay."""
         found = None if self.origin.reach == "relayed" else self._raw.muxed_conn.secured_conn.get_remote_address()
-        return transport(Address(*found)) if found else None
+        return multiaddr_of(Address(*found)) if found else None
 
     async def read_exactly(self, count: int) -> bytes:
         content = bytearray(count)

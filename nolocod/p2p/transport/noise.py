@@ -23,11 +23,11 @@ from noise.exceptions import NoiseValueError
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
 from nolocod.identity import PeerId, short
-from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.metering import Prepaid, Unmetered
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
 from nolocod.p2p.transport.connection import Link
-from nolocod.p2p.transport.endpoints import CircuitEnd, end_of
+from nolocod.p2p.transport.endpoints import CircuitEndpoint, end_of
 from nolocod.p2p.transport.libp2p_stream import already_gone
 from nolocod.p2p.transport.noise_records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
 
@@ -70,9 +70,9 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
     whom we talk to.
     """
 
-    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None, gate: Gate | None = None) -> None:
+    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None, gate: ConnectionGater | None = None) -> None:
         self._keys = keys
-        self._gate = gate or Gate()
+        self._gate = gate or ConnectionGater()
         self._static = create_new_key_pair().private_key
         self._shared = Shared(progress, meter or Unmetered(), Pool())
 
@@ -99,7 +99,7 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         ciphers = cast("NoiseTransportReadWriter", session.conn).noise_state.noise_protocol
         keys = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
         end = end_of(raw)
-        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEnd) else self._shared
+        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEndpoint) else self._shared
         channel = SecureChannel(session, end, *keys, shared)
         channel.origin = raw.origin if isinstance(raw, Link) else None
         remote = PeerId(str(session.get_remote_peer()))

@@ -1,4 +1,7 @@
-"""What `nolocod bench` measures, by name."""
+"""What `nolocod bench` measures, by name.
+
+Not here: what learning costs (studies.lab).
+"""
 
 from __future__ import annotations
 

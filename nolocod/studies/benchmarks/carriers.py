@@ -24,9 +24,9 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from nolocod.identity import PeerId, load_or_create
-from nolocod.node.config import Address
 from nolocod.p2p.host import open_host, quiet_libraries
 from nolocod.studies.benchmarks.relayed import RelayedHost, relay_process
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

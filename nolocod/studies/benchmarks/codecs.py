@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nolocod.run.manifest import Codec
     from nolocod.studies.benchmarks.base import Options
-    from nolocod.studies.lab.multi_replica import Outcome
+    from nolocod.studies.multi_replica import Outcome
 
 REPLICAS = 4
 ROUNDS = 30
@@ -102,7 +102,7 @@ def codecs(options: Options, tell: Callable[[str], None]) -> CodecsResult:
 
     BenchError outside of the source tree's root.
     """
-    from nolocod.studies.lab.multi_replica import Outcome, use_threads  # torch: the package is imported without it
+    from nolocod.studies.multi_replica import Outcome, use_threads  # torch: the package is imported without it
 
     if not _PAGE.exists():
         raise BenchError(f"there is no {_PAGE} here.", remedy="Run it in the root of the source tree.")
@@ -132,10 +132,10 @@ def _key(row: Row, seed: int) -> str:
 
 
 def _rehearse(row: Row, seed: int, cache: Path) -> Outcome:
-    from nolocod.studies.lab.multi_replica import Rehearsal, Variant
+    from nolocod.studies.multi_replica import MultiReplica, Variant
 
     model = presets.MODELS["tiny"]
     manifest = presets.local_run(model, rounds=ROUNDS, inner_steps=INNER_STEPS, seed=seed, own_text=False)
     slower = msgspec.structs.replace(manifest.inner, learning_rate=LEARNING_RATE)
     manifest = msgspec.structs.replace(manifest, inner=slower)
-    return Rehearsal(manifest, Variant(row.name, row.codec, row.late, row.fragments), REPLICAS, cache).run()
+    return MultiReplica(manifest, Variant(row.name, row.codec, row.late, row.fragments), REPLICAS, cache).run()

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nolocod.disk import write_whole
 from nolocod.errors import RunFileError, UsageError
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.run import presets
 from nolocod.run.manifest import Evaluation, Inner, Manifest, Outer
+from nolocod.run.paths import DataDir
 from nolocod.studies.benchmarks import probe
 from nolocod.studies.benchmarks.base import spread
 from nolocod.studies.benchmarks.parties import Pair, pair, python
@@ -113,7 +114,7 @@ def found(options: Options, folders: list[Path]) -> None:
     run_file.write_text(presets.to_toml(run_of(options)), encoding="utf-8")
     sealed = data_directory.found(DataDir(folders[0]), run_file)
     data_directory.make(DataDir(folders[1]))
-    data_directory.write_whole(DataDir(folders[1]).manifest, sealed.to_bytes())
+    write_whole(DataDir(folders[1]).manifest, sealed.to_bytes())
 
 
 def node_command(rank: int, folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """One node of `nolocod bench exchange`: the network process and the trainer of a daemon, without its mesh.
 
-The rule: everything between the snapshot and the new weights is the product's own: host, Exchanger, receipts
+The rule: everything between the snapshot and the new weights is the product's own: host, ExchangeService, receipts
 on disk, trainer process, shared memory. Only who meets whom, and when, is told from outside.
 Started as `python -m nolocod.studies.benchmarks.exchange_node RANK FOLDER`; rank 0 offers.
 """
@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from nolocod.identity import PeerId, load_or_create
-from nolocod.node import data_directory
-from nolocod.node.config import Address, DataDir
-from nolocod.outer.loop import Desk
-from nolocod.p2p.exchange.channel import Context
+from nolocod.outer.loop import LocalSide
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import open_host
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.types import Accept, Description, Ended, Offer, Subject
+from nolocod.run.manifest import stored_manifest
+from nolocod.run.paths import DataDir
 from nolocod.studies.benchmarks import talk
 from nolocod.studies.benchmarks.base import BenchError
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from nolocod.observe.events import Event
@@ -37,8 +38,8 @@ _LISTEN = Address("127.0.0.1", 0)
 _OFFER_SECONDS = 120.0
 
 
-class _TimedDesk(Desk):
-    """The product's desk, which notes when its node did what."""
+class _TimedLocalSide(LocalSide):
+    """The product's local side, which notes when its node did what."""
 
     def __init__(self, trainer: TrainerProcess) -> None:
         super().__init__(trainer, lambda: None, lambda: False)
@@ -66,7 +67,7 @@ class _Reception:
 
     def next(self) -> None:
         """Forget the exchange that was."""
-        self.desk = _TimedDesk(self._trainer)
+        self.local_side = _TimedLocalSide(self._trainer)
         self.over = trio.Event()
         self.how: Ended | None = None
 
@@ -91,7 +92,7 @@ class Node:
 
     async def prepare(self, training: bool) -> dict[str, Any]:
         """Load the run of the folder."""
-        sealed = data_directory.stored_manifest(self._paths)
+        sealed = stored_manifest(self._paths)
         if sealed is None:
             raise BenchError("the folder holds no manifest.")
         self._sealed, self._training = sealed, training
@@ -124,8 +125,8 @@ class Node:
         if self._rank == 0:
             await self._host.connect(self._partner, [other])
         context = Context.of(self._identity, self._sealed, self._trainer.outbox.size)
-        self._exchanger = Exchanger(context, self._dial, self._reception, ReceiptStore(self._paths.receipts))
-        self._host.serve(EXCHANGE, self._exchanger.handle)
+        self._exchange_service = ExchangeService(context, self._dial, self._reception, ReceiptStore(self._paths.receipts))
+        self._host.serve(EXCHANGE, self._exchange_service.handle)
         return {}
 
     async def _dial(self, peer: PeerId, protocol: str) -> Stream:
@@ -141,10 +142,10 @@ class Node:
     async def go(self) -> dict[str, Any]:
         """Take one paired outer step; the times of its parts on the machine's common clock."""
         trainer, reception = self._trainer, self._reception
-        desk, began = reception.desk, time.monotonic()
+        local_side, began = reception.local_side, time.monotonic()
         with trio.move_on_after(_OFFER_SECONDS):
             if self._rank == 0:
-                reception.how = await self._exchanger.offer(self._partner, trainer.standing, trainer.subject, desk)
+                reception.how = await self._exchange_service.offer(self._partner, trainer.standing, trainer.subject, local_side)
             else:
                 await reception.over.wait()
         ended, committed = reception.how, time.monotonic()
@@ -152,7 +153,7 @@ class Node:
             how = f"{ended.outcome}: {ended.error} {ended.reason}" if ended else f"not over after {_OFFER_SECONDS:.0f} s"
             raise BenchError(f"the exchange was {how}.")
         await trainer.apply(ended.partner_standing.round, ended.skipped)
-        times = desk.times | {"began": began, "committed": committed, "ended": time.monotonic()}
+        times = local_side.times | {"began": began, "committed": committed, "ended": time.monotonic()}
         return times | {"right": True, "sent": ended.sent, "received": ended.received}
 
 

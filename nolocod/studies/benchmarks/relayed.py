@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.identity import PeerId, load_or_create
-from nolocod.node.config import Address
 from nolocod.p2p.host import open_host
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -30,10 +30,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nolocod.errors import NotRunningError
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.observe.status import client
 from nolocod.run import presets
 from nolocod.run.manifest import CODEC_BYTES
+from nolocod.run.paths import DataDir
 from nolocod.studies.benchmarks.base import BenchError, spread
 from nolocod.studies.benchmarks.parties import python
 

@@ -17,7 +17,7 @@ from nolocod.errors import RejectedTensorError
 from nolocod.outer import step
 from nolocod.outer.codec import HEADER
 from nolocod.proto.types import Subject
-from nolocod.studies.lab.multi_replica import Point, Rehearsal, Variant
+from nolocod.studies.multi_replica import MultiReplica, Point, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +53,13 @@ class Opinion(Protocol):
     def rejected(self, peer: int, error: RejectedTensorError) -> None: ...
 
 
-class Siege(Rehearsal):
+class AdversarialReplicas(MultiReplica):
     """`opinions`: of every honest replica. The last replicas are the attackers, and take `attacks` in turn."""
 
     def __init__(
         self, manifest: Manifest, opinions: Sequence[Opinion], attackers: int, attacks: Sequence[Attack], cache: Path
     ) -> None:
-        super().__init__(manifest, Variant("siege"), len(opinions) + attackers, cache)
+        super().__init__(manifest, Variant("adversarial"), len(opinions) + attackers, cache)
         self._opinions = opinions
         self._attacks = attacks
         self._honest = self._replicas[: len(opinions)]

@@ -18,7 +18,7 @@ import msgspec
 
 from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
-from nolocod.p2p.membership.peer_scoring import Deed, Reputation
+from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
 from nolocod.run import presets
 from nolocod.run.manifest import Trust
 from nolocod.studies.lab.results import Results
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nolocod.errors import RejectedTensorError
     from nolocod.run.manifest import Manifest
 
-    Log = Results["Battle", "Fought"]
+    Log = Results["AttackTrial", "AttackOutcome"]
 
 PAGE = "attacks.md"
 NONE, MIXED = "none", "all mixed"
@@ -46,7 +46,7 @@ DEFENCES = {
 
 
 @dataclass(frozen=True)
-class Battle:
+class AttackTrial:
     """One run: `honest` replicas and `hostile` ones that do `attack`."""
 
     attack: str
@@ -78,7 +78,7 @@ class Battle:
 
 
 @dataclass(frozen=True)
-class Fought:
+class AttackOutcome:
     """Held-out losses in nats per token at the end, of honest replicas, or None where weights are not finite any more; shares
     of exchanges that honest replicas refused; the mean weight of partners' differences among honest replicas."""
 
@@ -90,7 +90,7 @@ class Fought:
 
 
 class _Opinion:
-    """One node's reputation (trainer.siege.Opinion), on a clock that moves by a minute with every exchange."""
+    """One node's reputation (trainer.adversarial.Opinion), on a clock that moves by a minute with every exchange."""
 
     def __init__(self, trust: Trust) -> None:
         self._reputation = Reputation(lambda _: None, trust.probation, trust.reputation)
@@ -103,39 +103,39 @@ class _Opinion:
         return self._reputation.banned(_name(peer), self._now) > 0
 
     def committed(self, peer: int) -> None:
-        self._judge(peer, Deed.COMMITTED)
+        self._judge(peer, Conduct.COMMITTED)
 
     def rejected(self, peer: int, error: RejectedTensorError) -> None:
-        self._judge(peer, Deed.REJECTED)
+        self._judge(peer, Conduct.REJECTED)
 
-    def _judge(self, peer: int, deed: Deed) -> None:
+    def _judge(self, peer: int, conduct: Conduct) -> None:
         self._now += 60
-        self._reputation.judge(_name(peer), deed, self._now)
+        self._reputation.judge(_name(peer), conduct, self._now)
 
 
 def _name(peer: int) -> PeerId:
     return PeerId(f"replica {peer}")
 
 
-def fight(battle: Battle) -> Fought:
+def fight(battle: AttackTrial) -> AttackOutcome:
     """Train. One thread for each process."""
-    from nolocod.studies.lab.adversarial import ATTACKS, Siege
-    from nolocod.studies.lab.multi_replica import Point, use_threads  # torch: the package is imported without it
+    from nolocod.studies.lab.adversarial import ATTACKS, AdversarialReplicas
+    from nolocod.studies.multi_replica import Point, use_threads  # torch: the package is imported without it
 
     use_threads(1)
     manifest = battle.manifest()
     chosen = [name for name in ATTACKS if battle.attack in (name, MIXED)]
     opinions = [_Opinion(manifest.trust) for _ in range(battle.honest)]
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-        siege = Siege(manifest, opinions, battle.hostile if chosen else 0, chosen, Path(cache))
-        siege.begin_at(battle.head_start)
+        adversarial = AdversarialReplicas(manifest, opinions, battle.hostile if chosen else 0, chosen, Path(cache))
+        adversarial.begin_at(battle.head_start)
         try:
-            end = siege.fight()
+            end = adversarial.fight()
         except TrainerError:  # its weights are not finite any more
             end = Point(0, math.inf, math.inf, math.inf, math.inf)
-    shares = {kind: siege.rejected[kind] / max(1, siege.met[kind]) for kind in siege.met}
+    shares = {kind: adversarial.rejected[kind] / max(1, adversarial.met[kind]) for kind in adversarial.met}
     mean, worst = (loss if math.isfinite(loss) else None for loss in (end.mean, end.worst))
-    return Fought(mean, worst, shares["hostile"], shares["honest"], statistics.mean(siege.weights))
+    return AttackOutcome(mean, worst, shares["hostile"], shares["honest"], statistics.mean(adversarial.weights))
 
 
 _PAGE = """# What hostile partners do to learning
@@ -163,13 +163,13 @@ def _settings(trust: Trust) -> str:
 
 def log(kept: Path) -> Log:
     """The battles in the file `kept`."""
-    return Results(kept, (Battle, Fought))
+    return Results(kept, (AttackTrial, AttackOutcome))
 
 
-def fight_all(battles: Iterable[Battle], found: Log, workers: int, tell: Callable[[str], None]) -> None:
+def fight_all(battles: Iterable[AttackTrial], found: Log, workers: int, tell: Callable[[str], None]) -> None:
     """Fight those that were not fought yet."""
 
-    def done(number: int, count: int, battle: Battle, fought: Fought) -> None:
+    def done(number: int, count: int, battle: AttackTrial, fought: AttackOutcome) -> None:
         defence = next(name for name, trust in DEFENCES.items() if trust == battle.trust)
         loss = "not finite" if fought.mean is None else f"{fought.mean:.4f}"
         tell(f"{number} of {count}: attack {battle.attack}, defence {defence}, seed {battle.seed}: {loss}")
@@ -182,10 +182,10 @@ class Study:
     """What is fought on each seed: every attack alone and all mixed, defended and not; and, without attackers, what each
     defence costs."""
 
-    like: Battle
+    like: AttackTrial
     seeds: tuple[int, ...]
 
-    def battles(self) -> list[Battle]:
+    def battles(self) -> list[AttackTrial]:
         pairs = [(attack, trust) for attack in self.attacks for trust in (OFF, Trust())]
         pairs += [(MIXED, EVERYTHING), *((NONE, trust) for trust in DEFENCES.values())]
         return [self._battle(attack, trust, seed) for seed in self.seeds for attack, trust in pairs]
@@ -196,7 +196,7 @@ class Study:
 
         return [*ATTACKS, MIXED]
 
-    def _battle(self, attack: str, trust: Trust, seed: int) -> Battle:
+    def _battle(self, attack: str, trust: Trust, seed: int) -> AttackTrial:
         return replace(self.like, attack=attack, trust=trust, seed=seed)
 
     def to_text(self, log: Log) -> str:
@@ -234,7 +234,7 @@ class Study:
         kinds = "\n".join(f"| {name} | {what} |" for name, what in ATTACKS.items())
         return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(Trust()), everything=EVERYTHING)
 
-    def _found(self, attack: str, trust: Trust, log: Log) -> list[Fought]:
+    def _found(self, attack: str, trust: Trust, log: Log) -> list[AttackOutcome]:
         return [log[self._battle(attack, trust, seed)] for seed in self.seeds]
 
     def _losses(self, attack: str, trust: Trust, log: Log) -> list[str]:
@@ -259,5 +259,5 @@ class Study:
 
 RUINED = 100.0
 """Percent: beyond it the number says nothing any more."""
-FULL = Study(Battle(NONE), (1, 2))
-REDUCED = Study(Battle(NONE, honest=6, hostile=2, head_start=15, rounds=10), (1,))
+FULL = Study(AttackTrial(NONE), (1, 2))
+REDUCED = Study(AttackTrial(NONE, honest=6, hostile=2, head_start=15, rounds=10), (1,))

@@ -19,8 +19,8 @@ from nolocod.studies.lab.trials import Trial, perform_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.studies.lab.multi_replica import Point
     from nolocod.studies.lab.trials import Book
+    from nolocod.studies.multi_replica import Point
 
 DILOCO, OURS, PAPERS, NONE = "DiLoCo", DEFAULT.name, "NoLoCo, the paper's", "none"
 PAIRS = (

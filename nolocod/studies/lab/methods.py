@@ -13,7 +13,7 @@ from nolocod.run.manifest import CODEC_BYTES
 
 if TYPE_CHECKING:
     from nolocod.run.manifest import Codec
-    from nolocod.studies.lab.multi_replica import Scheme
+    from nolocod.studies.multi_replica import Scheme
 
 
 @dataclass(frozen=True)

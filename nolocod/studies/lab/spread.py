@@ -20,9 +20,9 @@ from nolocod.trainer.inner import learning_rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nolocod.studies.lab.multi_replica import Point
     from nolocod.studies.lab.trials import Book
     from nolocod.studies.lab.walks import Walk
+    from nolocod.studies.multi_replica import Point
 
 METHOD = "NoLoCo, the paper's"
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _DUMP_SECONDS = 1.0
 """What the trainer takes to write a snapshot."""
 _ASK_AGAIN = 5.0
-"""As stint.py has it."""
+"""As training_session.py has it."""
 _RESTART = 15.0
 
 
@@ -104,7 +104,7 @@ class Donation(Stage):
                 served.append(await node.aside(self._dump, node, path))
             return served[-1]
 
-        donor = Donor(node.exchanger._context, snapshot, 1, node.emit)
+        donor = Donor(node.exchange_service._context, snapshot, 1, node.emit)
         self.donors.append(donor)
         node.port.handlers[SNAPSHOT] = node.outliving(donor.handle)
 
@@ -117,7 +117,7 @@ class Donation(Stage):
         return ServedSnapshot(path, node.replica.standing, describe(memoryview(content), LIMITS.chunk_bytes))
 
     async def _join(self, node: Subject) -> None:
-        """As stint.py: ask until somebody gives, whoever it is; then take part."""
+        """As training_session.py: ask until somebody gives, whoever it is; then take part."""
         await node.do(partial(self._fetch, node))
         if node.port.up:
             self.swarm.begin(node)
@@ -127,7 +127,9 @@ class Donation(Stage):
         donors = [self.nodes[0].peer_id, self.nodes[1].peer_id]
         while True:
             try:
-                self._adopt(node, await fetch_snapshot(node.exchanger._context, node.dial, donors, self.folder / "weights"))
+                self._adopt(
+                    node, await fetch_snapshot(node.exchange_service._context, node.dial, donors, self.folder / "weights")
+                )
                 return
             except NoDonorError:
                 await trio.sleep(_ASK_AGAIN)

@@ -20,7 +20,7 @@ from nolocod.identity import Identity
 from nolocod.proto.types import Standing
 from nolocod.run import presets
 from nolocod.run.manifest import seal
-from nolocod.studies.lab.multi_replica import use_threads
+from nolocod.studies.multi_replica import use_threads
 from nolocod.studies.sim.replica import MemoryBox, SimReplica, State
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.replica import Replica
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.replica import Course
 
 
-class School:
+class LearningSetup:
     """What all learners of a simulation share: the run, and where its text is kept."""
 
     room = 1e-5
@@ -63,9 +63,9 @@ class School:
 
 
 @contextmanager
-def school(course: Course, rounds: int, seed: int) -> Iterator[School]:
+def school(course: Course, rounds: int, seed: int) -> Iterator[LearningSetup]:
     with tempfile.TemporaryDirectory(prefix="nolocod-sim-") as cache:
-        yield School(course, rounds, seed, Path(cache))
+        yield LearningSetup(course, rounds, seed, Path(cache))
 
 
 def _run(course: Course, rounds: int, seed: int) -> Manifest:

@@ -35,7 +35,7 @@ _END = 2
 
 
 @dataclass(frozen=True)
-class Weather:
+class LineModel:
     """What lines are like. A message's way takes a lognormal time of mean `latency`, whose standard deviation is `spread`
     times that; a segment is lost with probability `loss`, which delays all behind it by `retransmission`."""
 
@@ -268,7 +268,7 @@ class End:
 class Network:
     """All ports, and the lines between them. `rng` is its own."""
 
-    def __init__(self, weather: Weather, rng: random.Random) -> None:
+    def __init__(self, weather: LineModel, rng: random.Random) -> None:
         self.weather = weather
         self.ports: dict[PeerId, Port] = {}
         self.dialled: Callable[[End], None] = lambda _end: None

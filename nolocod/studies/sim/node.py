@@ -1,7 +1,7 @@
-"""One simulated node: the product's rounds, exchanger and membership around a modelled replica.
+"""One simulated node: the product's outer loop, exchanges and membership around a modelled replica.
 
-The rule: this is the wiring of the daemon (mesh.py, daemon.py, stint.py) with nothing decided in it. A swap of views is
-the product's question and answer carried over in one piece, without a stream: a thousand nodes swap all the time.
+The rule: this is the wiring of the daemon (mesh.py, daemon.py, training_session.py) with nothing decided in it. A swap of views
+is the product's question and answer carried over in one piece, without a stream: a thousand nodes swap all the time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import trio
 from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerTooSlowError, PeerUnavailableError
 from nolocod.observe.events import StateChanged, Troubled
 from nolocod.outer.loop import Pace, Rounds
-from nolocod.p2p.exchange.channel import Context
-from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.exchange.context import Context
+from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.membership.draws import Draw
-from nolocod.p2p.membership.gossip import Hearsay, Voice, new_life
+from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Reputation
-from nolocod.p2p.membership.peer_selection import choose, relayed
+from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.membership.table import Membership
+from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.types import Busy, Ended
 from nolocod.studies.sim.clock import at_once, past, sleep
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event
     from nolocod.p2p.membership.gossip import Heard
-    from nolocod.p2p.membership.peer_scoring import Deed
+    from nolocod.p2p.membership.peer_scoring import Conduct
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.proto.types import Answer, Desk, Member, Offer, Standing, Subject
+    from nolocod.proto.types import Answer, LocalSide, Member, Offer, Standing, Subject
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.replica import SimReplica, State
     from nolocod.studies.sim.swarm import Swarm
@@ -88,7 +89,7 @@ class SimNode:
         self._session = ""
         self._nursery: trio.Nursery | None = None  # all that runs for this node
         self._table = Membership(self.peer_id, swarm.run_id, settings.timing)
-        voice = Voice(
+        own_heartbeat = OwnHeartbeat(
             self.identity,
             swarm.run_id,
             lambda: (replica.standing, self.state),
@@ -97,7 +98,7 @@ class SimNode:
             reach=lambda: port.nat,
             life=new_life(self.wall(), self._rng),
         )
-        self._hearsay = Hearsay(self._table, voice, self._rng)
+        self._gossip = Gossip(self._table, own_heartbeat, self._rng)
         self._draw = Draw(swarm.run_id, self.peer_id, plan.draws)
         context = Context(
             self.identity, swarm.run_id, replica.codec, replica.outbox.size, swarm.limits,
@@ -105,8 +106,8 @@ class SimNode:
         )  # fmt: skip
         pace = Pace(settings.course.inner_steps, settings.staleness, settings.patience, goal)
         self.rounds = Rounds(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
-        self.exchanger = Exchanger(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
-        port.handlers[EXCHANGE] = self.outliving(self.exchanger.handle)
+        self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
+        port.handlers[EXCHANGE] = self.outliving(self.exchange_service.handle)
         replica.applied = self._applied
 
     def follow_script(self, script: dict[int, tuple[PeerId, bool]]) -> None:
@@ -142,7 +143,7 @@ class SimNode:
     @property
     def idle(self) -> bool:
         """Whether it is in no exchange."""
-        return self.rounds._desk is None
+        return self.rounds._local_side is None
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -150,8 +151,8 @@ class SimNode:
         """Gossip and take outer steps until the goal is reached; gossip goes on then, as a finished node's does."""
         async with trio.open_nursery() as self._nursery:
             self.port.spawn = self._nursery.start_soon
-            self._nursery.start_soon(self._gossip)
-            await sleep(self._rng.uniform(0.0, self._hearsay.pause()))
+            self._nursery.start_soon(self._gossip_on)
+            await sleep(self._rng.uniform(0.0, self._gossip.pause()))
             await self.rounds.run()
             self.state = "finished"
             self._swarm.finished(self)
@@ -165,14 +166,14 @@ class SimNode:
 
     # --- membership -------------------------------------------------------------------------------------
 
-    async def _gossip(self) -> None:
+    async def _gossip_on(self) -> None:
         while True:
             now = trio.current_time()
-            for change in self._hearsay.beat(now):
+            for change in self._gossip.beat(now):
                 self.emit(change)
-            for peer in self._hearsay.targets(now, [*self._connected]):
+            for peer in self._gossip.targets(now, [*self._connected]):
                 await self.swap(peer)
-            await sleep(self._hearsay.pause())
+            await sleep(self._gossip.pause())
 
     async def swap(self, peer: PeerId) -> bool:
         """Swap views with `peer`; whether it could be reached."""
@@ -184,8 +185,8 @@ class SimNode:
             self._connected.pop(peer, None)
             self._table.suspect(peer, now())
             return False
-        answer, heard = other._hearsay.reply(self.peer_id, self._hearsay.question(now()), now())
-        self._take(self._hearsay.learn(peer, answer, now()))
+        answer, heard = other._gossip.reply(self.peer_id, self._gossip.question(now()), now())
+        self._take(self._gossip.learn(peer, answer, now()))
         other._take(heard)
         self._table.trust(peer)
         for one, two in ((self, peer), (other, self.peer_id)):
@@ -215,12 +216,12 @@ class SimNode:
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self._table.suspected(now), *self.reputation.shunned(self.wall())}
         shunned |= self._draw.undrawn(members, own.round)
-        carried = {member.peer_id for member in members if relayed(member, self.port.nat, ())}
+        carried = {member.peer_id for member in members if needs_relay(member, self.port.nat, ())}
         return choose(self._rng, members, own, self._swarm.settings.staleness, shunned, carried)
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, desk: Desk) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         try:
-            ended = await self.exchanger.offer(partner, standing, subject, desk)
+            ended = await self.exchange_service.offer(partner, standing, subject, local_side)
         except (DiskFullError, DataDirError) as error:  # as daemon.MeshSwarm
             self.emit(Troubled(error.code, error.cause))
             ended = Ended("aborted", partner, b"", error=error.code, reason=error.cause)
@@ -230,8 +231,8 @@ class SimNode:
     def suspect(self, peer: PeerId) -> None:
         self._table.suspect(peer, trio.current_time())
 
-    def judge(self, peer: PeerId, deed: Deed) -> None:
-        self.reputation.judge(peer, deed, self.wall())
+    def judge(self, peer: PeerId, conduct: Conduct) -> None:
+        self.reputation.judge(peer, conduct, self.wall())
 
     async def dial(self, peer: PeerId, protocol: str) -> Stream:
         try:
@@ -250,8 +251,8 @@ class SimNode:
         return self._draw.answer(offer, self.members, self.rounds.decide)
 
     @property
-    def desk(self) -> Desk:
-        return self.rounds.desk
+    def local_side(self) -> LocalSide:
+        return self.rounds.local_side
 
     async def ended(self, ended: Ended) -> None:
         self._note(ended)

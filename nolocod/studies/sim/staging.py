@@ -44,7 +44,7 @@ class Verdict:
 
 @dataclass
 class Stage:
-    """One run; the scene (mishaps.Scene) of its fault. `number`: whose state it is about; `protocol`: on which streams."""
+    """One run; the scene (faults.Scene) of its fault. `number`: whose state it is about; `protocol`: on which streams."""
 
     side: str
     state: str

@@ -174,10 +174,10 @@ class Subject(SimNode):
 
     def left(self) -> dict[str, int]:
         """What an idle node must have none of."""
-        exchanger = self.exchanger
+        exchange_service = self.exchange_service
         return {
-            "exchanges": len(exchanger._running),
-            "offers": len(exchanger._outstanding),
+            "exchanges": len(exchange_service._running),
+            "offers": len(exchange_service._outstanding),
             "streams": len(self.port.ends),
             "engagements": int(not self.idle),
             "snapshots": int(self.replica.snapshot_out is not None),

@@ -24,7 +24,7 @@ from nolocod.proto.limits import Limits
 from nolocod.proto.types import CHUNK_SIZE
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.journal import Journal
-from nolocod.studies.sim.network import Network, Weather
+from nolocod.studies.sim.network import LineModel, Network
 from nolocod.studies.sim.node import SimNode
 from nolocod.studies.sim.oracle import Oracle
 from nolocod.studies.sim.replica import Course, SimReplica
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event, NatClass
-    from nolocod.studies.sim.learner import School
+    from nolocod.studies.sim.learner import LearningSetup
 
 _NATS: tuple[NatClass, ...] = ("public", "cone", "symmetric")
 
@@ -63,7 +63,7 @@ class Settings:
     `nats`: shares of public nodes, of those behind cone and behind symmetric NATs."""
 
     course: Course = field(default_factory=Course)
-    weather: Weather = field(default_factory=Weather)
+    weather: LineModel = field(default_factory=LineModel)
     timing: Timing = field(default_factory=Timing)
     unlike: float = 0.1
     nats: tuple[float, float, float] = (1.0, 0.0, 0.0)
@@ -130,7 +130,7 @@ class Swarm:
     """The nodes of one simulation, and everything that they share."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, nursery: trio.Nursery, journal: Journal, school: School | None = None
+        self, plan: Plan, settings: Settings, nursery: trio.Nursery, journal: Journal, school: LearningSetup | None = None
     ) -> None:
         """`school`: of replicas that really learn."""
         self.plan = plan
@@ -304,7 +304,7 @@ async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: 
     return report
 
 
-def _school(plan: Plan, settings: Settings) -> AbstractContextManager[School]:
+def _school(plan: Plan, settings: Settings) -> AbstractContextManager[LearningSetup]:
     from nolocod.studies.sim.learner import school  # torch: a simulation without learners does without it
 
     return school(settings.course, plan.rounds, plan.seed)

@@ -20,9 +20,9 @@ import psutil
 from nolocod.errors import NotRunningError
 from nolocod.identity import load_or_create
 from nolocod.node import data_directory
-from nolocod.node.config import DataDir
 from nolocod.observe.status import client
 from nolocod.run import presets
+from nolocod.run.paths import DataDir
 from nolocod.studies import processes
 from nolocod.studies.soak.verdict import Sample
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import SoakError, UsageError
 from nolocod.identity import load_or_create
-from nolocod.node import data_directory
+from nolocod.run.manifest import stored_manifest
 from nolocod.studies.soak.faults import Fault, schedule, spared, upload_limits
 from nolocod.studies.soak.fleet import Daemon, Fleet
 from nolocod.studies.soak.verdict import Agreement, Sample, agree, growth, stood_still, unproved
@@ -235,7 +235,7 @@ class Soak:
         result.loss = statistics.median(losses) if losses else None
         peers = {daemon.number: load_or_create(daemon.paths.identity).peer_id for daemon in fleet.daemons}
         lasting = [daemon.number for daemon in fleet.daemons if daemon.lives == 1]
-        sealed = data_directory.stored_manifest(fleet.daemons[0].paths)
+        sealed = stored_manifest(fleet.daemons[0].paths)
         result.agreement = agree(
             {peers[daemon.number]: daemon.paths.receipts for daemon in fleet.daemons},
             sealed.run_id if sealed else "",

@@ -10,7 +10,7 @@ import pytest
 
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Troubled
-from nolocod.p2p.discovery.address_book import CAPACITY, Peerbook
+from nolocod.p2p.discovery.address_book import CAPACITY, AddressBook
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,24 +23,24 @@ def silent(event: Event) -> None:
 
 
 def test_what_is_saved_is_there_after_a_restart(tmp_path: Path) -> None:
-    book = Peerbook(tmp_path / "peers.json", silent)
+    book = AddressBook(tmp_path / "peers.json", silent)
     old, new = Identity.generate().peer_id, Identity.generate().peer_id
     book.remember(old, (HERE,), 1.0)
     book.remember(new, (HERE, "/ip6/2001:db8::1/tcp/1"), 2.0)
     book.save()
-    again = Peerbook(tmp_path / "peers.json", silent)
+    again = AddressBook(tmp_path / "peers.json", silent)
     assert again.recent() == [(new, (HERE, "/ip6/2001:db8::1/tcp/1")), (old, (HERE,))]
     assert again.addresses(old) == (HERE,)
     assert [file.name for file in tmp_path.iterdir()] == ["peers.json"]
 
 
 def test_an_unchanged_book_is_not_written(tmp_path: Path) -> None:
-    Peerbook(tmp_path / "peers.json", silent).save()
+    AddressBook(tmp_path / "peers.json", silent).save()
     assert not list(tmp_path.iterdir())
 
 
 def test_it_keeps_those_seen_last_and_some_of_those_before(tmp_path: Path) -> None:
-    book = Peerbook(tmp_path / "peers.json", silent, random.Random(0))
+    book = AddressBook(tmp_path / "peers.json", silent, random.Random(0))
     many = 4 * CAPACITY
     for number in range(many):
         book.remember(PeerId(f"peer{number}"), (HERE,), float(number))
@@ -51,14 +51,14 @@ def test_it_keeps_those_seen_last_and_some_of_those_before(tmp_path: Path) -> No
 
 
 def test_what_circuits_lead_to_is_remembered(tmp_path: Path) -> None:
-    book = Peerbook(tmp_path / "peers.json", silent)
+    book = AddressBook(tmp_path / "peers.json", silent)
     circuit = f"{HERE}/p2p/{Identity.generate().peer_id}/p2p-circuit"
     book.remember(PeerId("p"), (circuit,), 1.0)
     assert book.addresses(PeerId("p")) == (circuit,)
 
 
 def test_addresses_that_nobody_can_dial_are_left_out(tmp_path: Path) -> None:
-    book = Peerbook(tmp_path / "peers.json", silent)
+    book = AddressBook(tmp_path / "peers.json", silent)
     book.remember(PeerId("p"), ("/ip4/0.0.0.0/tcp/1", "/unix/a", "nonsense", "/ip4/192.0.2.1/udp/5"), 1.0)
     assert book.recent() == []
 
@@ -79,21 +79,21 @@ def test_a_damaged_file_is_told_and_forgotten(tmp_path: Path, content: bytes) ->
     told: list[Event] = []
     path = tmp_path / "peers.json"
     path.write_bytes(content)
-    book = Peerbook(path, told.append)
+    book = AddressBook(path, told.append)
     assert book.recent() == []
     assert [type(event) for event in told] == [Troubled]
     book.remember(PeerId("p"), (HERE,), 1.0)
     book.save()
-    assert Peerbook(path, silent).addresses(PeerId("p")) == (HERE,)
+    assert AddressBook(path, silent).addresses(PeerId("p")) == (HERE,)
 
 
 def test_a_disk_that_does_not_take_it_is_told(tmp_path: Path) -> None:
     told: list[Event] = []
-    book = Peerbook(tmp_path / "folder" / "peers.json", told.append)
+    book = AddressBook(tmp_path / "folder" / "peers.json", told.append)
     (tmp_path / "folder").write_text("a file where a folder is needed")
     book.remember(PeerId("p"), (HERE,), 1.0)
     book.save()
     assert [type(event) for event in told] == [Troubled]
     (tmp_path / "folder").unlink()
     book.save()
-    assert Peerbook(tmp_path / "folder" / "peers.json", silent).addresses(PeerId("p")) == (HERE,), "it is tried again"
+    assert AddressBook(tmp_path / "folder" / "peers.json", silent).addresses(PeerId("p")) == (HERE,), "it is tried again"

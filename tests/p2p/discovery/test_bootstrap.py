@@ -12,20 +12,21 @@ import trio
 
 from nolocod.errors import NoBootstrapError
 from nolocod.identity import Identity
-from nolocod.node.config import Address, NodeConfig
+from nolocod.node.config import NodeConfig
 from nolocod.observe.events import Event, PartitionHealed, Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
 from nolocod.p2p.discovery.kademlia import Dht, look_up, open_dht
 from nolocod.p2p.host import Host, open_host
-from nolocod.p2p.membership.gossip import Voice
-from nolocod.p2p.membership.gossip_service import Gossip
+from nolocod.p2p.membership.gossip import OwnHeartbeat
+from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.requests import Terms
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.requests import Terms
 from nolocod.p2p.transport.stream import GOSSIP
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Speaker:
 
     host: Host
     table: Membership
-    gossip: Gossip
+    gossip: GossipService
     events: list[Event]
 
     @property
@@ -91,8 +92,8 @@ async def speaker(stack: AsyncExitStack, nursery: trio.Nursery, run: Sealed) -> 
     identity, events = Identity.generate(), list[Event]()
     host = await stack.enter_async_context(open_host(identity, LOOPBACK, (), events.append))
     table = Membership(identity.peer_id, run.run_id, QUICK)
-    voice = Voice(identity, run.run_id, lambda: (Standing(5, 100, 2.5), "training"), lambda: host.announced)
-    gossip = Gossip(host, table, voice, random.Random(7), QUICK, events.append)
+    own_heartbeat = OwnHeartbeat(identity, run.run_id, lambda: (Standing(5, 100, 2.5), "training"), lambda: host.announced)
+    gossip = GossipService(host, table, own_heartbeat, random.Random(7), QUICK, events.append)
     host.serve(GOSSIP, gossip.handle)
     nursery.start_soon(gossip.run, nursery)
     return Speaker(host, table, gossip, events)

@@ -21,10 +21,11 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity
 from nolocod.observe.events import DoubtSettled
-from nolocod.p2p.exchange.channel import Channel, Context
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.p2p.exchange.service import GLARE, Exchanger
-from nolocod.p2p.membership.peer_scoring import Deed
+from nolocod.p2p.exchange.service import GLARE, ExchangeService
+from nolocod.p2p.membership.peer_scoring import Conduct
+from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
@@ -111,8 +112,8 @@ class FakeDesk:
 
 
 class FakeReception:
-    def __init__(self, desk: FakeDesk) -> None:
-        self.desk = desk
+    def __init__(self, local_side: FakeDesk) -> None:
+        self.local_side = local_side
         self.answer: Answer = Accept(Standing(4, 40, 2.0))
         self.asked: list[Offer] = []
         self.over: list[Ended] = []
@@ -132,23 +133,23 @@ class Node:
     def __init__(self, net: Net, identity: Identity, folder: Path, limits: Limits = LIMITS, size: int = SIZE) -> None:
         self.identity = identity
         self.peer_id = identity.peer_id
-        self.desk = FakeDesk(identity.secret[0], size)
-        self.reception = FakeReception(self.desk)
+        self.local_side = FakeDesk(identity.secret[0], size)
+        self.reception = FakeReception(self.local_side)
         self.receipts = ReceiptStore(folder / identity.peer_id)
         self.events: list[Event] = []
         rng = random.Random(identity.secret[0])
         context = Context(identity, "run", "float32", size, limits, staleness=3, rng=rng)
-        self.judged: list[tuple[PeerId, Deed]] = []
-        self.exchanger = Exchanger(
+        self.judged: list[tuple[PeerId, Conduct]] = []
+        self.exchange_service = ExchangeService(
             context, net.dial(self.peer_id), self.reception, self.receipts, self.judge, self.events.append
         )
-        net.handlers[self.peer_id, EXCHANGE] = self.exchanger.handle
+        net.handlers[self.peer_id, EXCHANGE] = self.exchange_service.handle
 
-    def judge(self, peer: PeerId, deed: Deed) -> None:
-        self.judged.append((peer, deed))
+    def judge(self, peer: PeerId, conduct: Conduct) -> None:
+        self.judged.append((peer, conduct))
 
     async def offer(self, other: Node) -> Ended:
-        return await self.exchanger.offer(other.peer_id, Standing(3, 30, 2.5), Subject(), self.desk)
+        return await self.exchange_service.offer(other.peer_id, Standing(3, 30, 2.5), Subject(), self.local_side)
 
 
 @asynccontextmanager
@@ -162,7 +163,10 @@ async def pair(
 
 
 def hold_each_others_bytes(alice: Node, bob: Node) -> bool:
-    return alice.desk.inbox.content == bob.desk.outbox.content and bob.desk.inbox.content == alice.desk.outbox.content
+    return (
+        alice.local_side.inbox.content == bob.local_side.outbox.content
+        and bob.local_side.inbox.content == alice.local_side.outbox.content
+    )
 
 
 async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, autojump_clock: object) -> None:
@@ -171,7 +175,7 @@ async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, au
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "committed"
     assert hold_each_others_bytes(alice, bob)
-    assert (alice.judged, bob.judged) == ([(bob.peer_id, Deed.COMMITTED)], [(alice.peer_id, Deed.COMMITTED)])
+    assert (alice.judged, bob.judged) == ([(bob.peer_id, Conduct.COMMITTED)], [(alice.peer_id, Conduct.COMMITTED)])
     assert ended.sent == ended.received == bob.reception.over[0].sent == SIZE
     assert ended.partner_standing == Standing(4, 40, 2.0)
     assert bob.reception.over[0].partner_standing == Standing(3, 30, 2.5)
@@ -179,7 +183,7 @@ async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, au
     (receipt,) = alice.receipts.all()
     receipt.check()
     assert (receipt.session, receipt.offerer, receipt.answerer) == (ended.session, alice.peer_id, bob.peer_id)
-    assert alice.desk.outbox.released == alice.desk.inbox.released == SIZE
+    assert alice.local_side.outbox.released == alice.local_side.inbox.released == SIZE
     assert not net.caught
 
 
@@ -190,18 +194,18 @@ async def test_the_inbox_may_lie_over_what_the_partner_holds(tmp_path: Path, aut
     cuts = (Cut(0, "out", at), Cut(1, "in", at // 2 + 500)) if at else ()
     async with pair(tmp_path, limits, cuts, size=10 * CHUNK) as (alice, bob, _):
         for one in (alice, bob):
-            one.desk.overlap(2 * CHUNK)
-        tensors = [bytes(one.desk.outbox.content) for one in (alice, bob)]
+            one.local_side.overlap(2 * CHUNK)
+        tensors = [bytes(one.local_side.outbox.content) for one in (alice, bob)]
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "committed"
-    assert [bytes(bob.desk.inbox.content), bytes(alice.desk.inbox.content)] == tensors
+    assert [bytes(bob.local_side.inbox.content), bytes(alice.local_side.inbox.content)] == tensors
 
 
 async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, autojump_clock: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         async with pair(tmp_path, Limits(chunk_bytes=CHUNK, ahead_chunks=1)) as (alice, bob, _):
-            bob.desk.snapshot_seconds = 5.0  # nothing of its own can have arrived meanwhile
+            bob.local_side.snapshot_seconds = 5.0  # nothing of its own can have arrived meanwhile
             patch.setattr(Exchange, "may_send", True)
             ended = await alice.offer(bob)
             await bob.reception.told.wait()
@@ -214,10 +218,10 @@ async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, autojump
         subjects = []
         for offered, answered in ((False, False), (True, False), (False, True)):
             bob.reception.answer = Accept(Standing(4, 40, 2.0), dense=answered)
-            ended = await alice.exchanger.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(0, offered), alice.desk)
+            ended = await alice.exchange_service.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(0, offered), alice.local_side)
             assert ended.outcome == "committed"
-            assert alice.desk.subject == bob.desk.subject
-            subjects.append(alice.desk.subject)
+            assert alice.local_side.subject == bob.local_side.subject
+            subjects.append(alice.local_side.subject)
     assert subjects == [Subject(0, dense=False), Subject(0, dense=True), Subject(0, dense=True)]
 
 
@@ -230,14 +234,14 @@ def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
 
 async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        ended = await alice.exchanger.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(1), alice.desk)
+        ended = await alice.exchange_service.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(1), alice.local_side)
     assert (ended.outcome, ended.error) == ("refused", "NLC-203")
     assert bob.reception.asked == []
 
 
 async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        alice.desk.skipped, bob.desk.skipped = b"\x05", b"\x80\x01"
+        alice.local_side.skipped, bob.local_side.skipped = b"\x05", b"\x80\x01"
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
         (stored,) = alice.receipts.all()
@@ -258,9 +262,9 @@ async def test_busy_and_refuse_are_outcomes(tmp_path: Path, autojump_clock: obje
 
 async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        bob.exchanger.box_size = 0
+        bob.exchange_service.box_size = 0
         before = await alice.offer(bob)
-        bob.exchanger.box_size = SIZE
+        bob.exchange_service.box_size = SIZE
         after = await alice.offer(bob)
     assert (before.outcome, after.outcome) == ("busy", "committed")
     assert len(bob.reception.asked) == 1
@@ -268,7 +272,7 @@ async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, auto
 
 async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        bob.exchanger.box_size = SIZE + 1
+        bob.exchange_service.box_size = SIZE + 1
         ended = await alice.offer(bob)
     assert (ended.outcome, ended.error) == ("refused", "NLC-203")
     assert bob.reception.asked == []
@@ -277,7 +281,7 @@ async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Pat
 async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         context = Context(bob.identity, "another", "float32", SIZE, LIMITS)
-        stranger = Exchanger(context, net.dial(bob.peer_id), bob.reception, bob.receipts)
+        stranger = ExchangeService(context, net.dial(bob.peer_id), bob.reception, bob.receipts)
         net.handlers[bob.peer_id, EXCHANGE] = stranger.handle
         ended = await alice.offer(bob)
     assert (ended.outcome, ended.error) == ("refused", "NLC-104")
@@ -289,7 +293,9 @@ async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: 
 async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, autojump_clock: object, round: int) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.reception.answer = Accept(Standing(round, 0, 0.0))
-        ended = await alice.exchanger.offer(bob.peer_id, Standing(3 if round else 4, 30, 2.5), Subject(), alice.desk)
+        ended = await alice.exchange_service.offer(
+            bob.peer_id, Standing(3 if round else 4, 30, 2.5), Subject(), alice.local_side
+        )
         await bob.reception.told.wait()
     assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
     assert bob.reception.over[0].outcome == "aborted"
@@ -297,7 +303,7 @@ async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, aut
 
 async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        await alice.exchanger.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), Subject(), alice.desk)
+        await alice.exchange_service.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), Subject(), alice.local_side)
         await trio.testing.wait_all_tasks_blocked()
     assert bob.reception.asked == []
     assert [type(error) for error in net.caught] == [ProtocolError]
@@ -345,7 +351,7 @@ async def test_a_stream_broken_once_anywhere_after_accept_is_resumed(
             took = trio.current_time() - started
         assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "committed"), at
         assert hold_each_others_bytes(alice, bob)
-        assert alice.desk.inspections == bob.desk.inspections == 1
+        assert alice.local_side.inspections == bob.local_side.inspections == 1
         assert len(bob.reception.over) == 1
         assert took < 60, at
         assert not net.caught
@@ -502,7 +508,7 @@ async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path
 async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Path, autojump_clock: object) -> None:
     """It accepted our offer: an offer of its own would have both exchanges write into one inbox."""
     async with pair(tmp_path) as (alice, bob, _):
-        alice.desk.snapshot_seconds = 2.0
+        alice.local_side.snapshot_seconds = 2.0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(alice.offer, bob)
             await trio.sleep(1)
@@ -539,7 +545,7 @@ async def test_who_asks_about_an_unknown_session_is_told_that_it_is_over(
 
 async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        alice.desk.inspect_seconds = 100.0
+        alice.local_side.inspect_seconds = 100.0
         results: list[Ended] = []
 
         async def offers() -> None:
@@ -566,21 +572,21 @@ async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_pat
 @pytest.mark.parametrize("side", ["offerer", "answerer"])
 async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: object, side: str) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        desk = alice.desk if side == "offerer" else bob.desk
-        desk.fault = RejectedTensorError("not finite.")
+        local_side = alice.local_side if side == "offerer" else bob.local_side
+        local_side.fault = RejectedTensorError("not finite.")
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "aborted"
     assert ended.error == bob.reception.over[0].error == "NLC-207"
     finder, other = (alice, bob) if side == "offerer" else (bob, alice)
-    assert finder.judged == [(other.peer_id, Deed.FALSE_TENSOR)]
-    assert other.judged == [], "what a partner says of us is no deed of its own"
+    assert finder.judged == [(other.peer_id, Conduct.FALSE_TENSOR)]
+    assert other.judged == [], "what a partner says of us is no conduct of its own"
     assert list(alice.receipts.all()) == list(bob.receipts.all()) == []
 
 
 async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        alice.desk.fault = TrainerError("it died.")
+        alice.local_side.fault = TrainerError("it died.")
         with pytest.raises(TrainerError):
             await alice.offer(bob)
         await bob.reception.told.wait()
@@ -589,7 +595,7 @@ async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, autojump
 
 async def test_an_answerers_own_fault_is_raised_after_ended(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        bob.desk.fault = TrainerError("it died.")
+        bob.local_side.fault = TrainerError("it died.")
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
         await trio.testing.wait_all_tasks_blocked()
@@ -643,13 +649,13 @@ def hold_back(session: Session, monkeypatch: pytest.MonkeyPatch, seconds: float)
 
 
 def session_of(node: Node) -> Session:
-    (session,) = node.exchanger._running.values()
+    (session,) = node.exchange_service._running.values()
     return session
 
 
 async def test_who_asks_just_before_the_offerer_aborts_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        alice.desk.inspect_seconds, alice.desk.fault = 25.0, RejectedTensorError("not finite.")
+        alice.local_side.inspect_seconds, alice.local_side.fault = 25.0, RejectedTensorError("not finite.")
         net.nursery.start_soon(alice.offer, bob)
         await trio.sleep(20)  # bob has confirmed; alice still inspects
         answer = await ask_in_doubt(net, alice, bob)
@@ -685,7 +691,7 @@ async def test_an_inspection_that_ends_while_an_abort_is_told_confirms_nothing(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        bob.desk.inspect_seconds = 5.0
+        bob.local_side.inspect_seconds = 5.0
         net.nursery.start_soon(alice.offer, bob)
         await trio.sleep(4)
         hold_back(session_of(bob), monkeypatch, 3.0)
@@ -699,7 +705,7 @@ async def test_an_own_fault_is_not_lost_behind_the_peers_next_message(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        bob.desk.inspect_seconds, bob.desk.fault = 3.0, TrainerError("it died.")
+        bob.local_side.inspect_seconds, bob.local_side.fault = 3.0, TrainerError("it died.")
         net.nursery.start_soon(alice.offer, bob)
         await trio.sleep(2)
         hold_back(session_of(bob), monkeypatch, 8.0)  # alice says Working meanwhile
@@ -710,8 +716,8 @@ async def test_an_own_fault_is_not_lost_behind_the_peers_next_message(
 
 async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        bob.desk.snapshot_seconds, bob.desk.inspect_seconds = 50.0, 20.0
-        alice.desk.inspect_seconds = 25.0
+        bob.local_side.snapshot_seconds, bob.local_side.inspect_seconds = 50.0, 20.0
+        alice.local_side.inspect_seconds = 25.0
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "committed"
@@ -721,7 +727,7 @@ async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, a
 async def test_a_partner_that_works_for_ever_ends_at_the_whole_deadline(tmp_path: Path, autojump_clock: object) -> None:
     limits = Limits(chunk_bytes=CHUNK, exchange_seconds=40.0, snapshot_seconds=1e6)
     async with pair(tmp_path, limits) as (alice, bob, _):
-        bob.desk.snapshot_seconds = 1e6
+        bob.local_side.snapshot_seconds = 1e6
         started = trio.current_time()
         ended = await alice.offer(bob)
         took = trio.current_time() - started
@@ -735,7 +741,7 @@ async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
     tmp_path: Path, autojump_clock: object, after: float
 ) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        alice.desk.inspect_seconds = 50.0
+        alice.local_side.inspect_seconds = 50.0
         done = False
         with trio.move_on_after(after + 0.001) as scope:
             await alice.offer(bob)
@@ -744,7 +750,7 @@ async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
         if bob.reception.asked:
             await bob.reception.told.wait()
         took = trio.current_time() - started
-        alice.desk.inspect_seconds = 0.0
+        alice.local_side.inspect_seconds = 0.0
         again = await bob.offer(alice)
     assert scope.cancelled_caught
     assert not done
@@ -756,8 +762,8 @@ async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
 
 async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        bob.desk.inspect_seconds = 50.0
-        handle, scope = bob.exchanger.handle, trio.CancelScope()
+        bob.local_side.inspect_seconds = 50.0
+        handle, scope = bob.exchange_service.handle, trio.CancelScope()
 
         async def stoppable(stream: object) -> None:
             with scope:
@@ -772,15 +778,15 @@ async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, autoju
 
 async def test_altered_bytes_are_not_taken(tmp_path: Path, autojump_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        told = describe(memoryview(alice.desk.outbox.content), CHUNK)
+        told = describe(memoryview(alice.local_side.outbox.content), CHUNK)
 
         async def lying(_: Subject) -> Description:
-            alice.desk.outbox.content[-1] ^= 1
+            alice.local_side.outbox.content[-1] ^= 1
             return told
 
-        alice.desk.snapshot = lying  # type: ignore[method-assign]  # what a faulty trainer would do
+        alice.local_side.snapshot = lying  # type: ignore[method-assign]  # what a faulty trainer would do
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "aborted"
     assert ended.error == bob.reception.over[0].error == "NLC-205"
-    assert bob.desk.inspections == 0
+    assert bob.local_side.inspections == 0

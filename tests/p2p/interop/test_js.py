@@ -22,19 +22,20 @@ import pytest
 import trio
 
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address, NodeConfig
-from nolocod.p2p.exchange.channel import Context
+from nolocod.node.config import NodeConfig
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.nat.addresses import split
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.multiaddrs import split
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -307,7 +308,7 @@ async def test_what_a_stranger_says_on_our_protocols_costs_it_the_stream_alone(n
         async with our_host() as host, stranger(node) as eve, opened as mesh:
             await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
             context = Context(identity, sealed.run_id, "float32", PIECE)
-            mesh.serve(EXCHANGE, Exchanger(context, mesh.dial, Nobody(), ReceiptStore(tmp_path / "receipts")).handle)
+            mesh.serve(EXCHANGE, ExchangeService(context, mesh.dial, Nobody(), ReceiptStore(tmp_path / "receipts")).handle)
             mesh.serve(SNAPSHOT, Donor(context, Nobody().snapshot, 2, lambda _: None).handle)
             ours = mesh._host
             address = mesh.addresses[0]

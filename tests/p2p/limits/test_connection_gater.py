@@ -10,13 +10,13 @@ import trio
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, PeerUnavailableError, RemoteError
 from nolocod.identity import Identity
-from nolocod.node.config import Address
 from nolocod.observe.events import Event, Troubled
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.limits import connection_gater as gates
-from nolocod.p2p.limits.connection_gater import Gate
+from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.run.credentials import prologue
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ KEY, OTHER = bytes(32), bytes(range(32))
 
 
 @asynccontextmanager
-async def a_host(gate: Gate | None = None, identity: Identity | None = None) -> AsyncIterator[Host]:
+async def a_host(gate: ConnectionGater | None = None, identity: Identity | None = None) -> AsyncIterator[Host]:
     own = identity or Identity.generate()
     async with open_host(own, (Address("127.0.0.1", 0),), (), lambda event: None, gate=gate) as host:
 
@@ -50,8 +50,8 @@ async def talk(asker: Host, other: Host) -> None:
         await stream.close()
 
 
-def keyed(key: bytes | None) -> Gate:
-    return Gate(prologue(key))
+def keyed(key: bytes | None) -> ConnectionGater:
+    return ConnectionGater(prologue(key))
 
 
 # --- the network key ----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ async def test_what_is_no_answer_at_all_is_not_taken_for_another_key() -> None:
 
 async def test_who_is_not_on_the_list_is_told_so_before_any_stream() -> None:
     stranger, friend = Identity.generate(), Identity.generate()
-    async with a_host(Gate(allowed=frozenset({friend.peer_id}))) as bob:
+    async with a_host(ConnectionGater(allowed=frozenset({friend.peer_id}))) as bob:
         async with a_host(identity=friend) as ann:
             await talk(ann, bob)
         async with a_host(identity=stranger) as eve:
@@ -101,7 +101,7 @@ async def test_who_is_not_on_the_list_is_told_so_before_any_stream() -> None:
 
 
 async def test_we_dial_nobody_who_is_not_on_our_list() -> None:
-    async with a_host(Gate(allowed=frozenset())) as ann, a_host() as bob:
+    async with a_host(ConnectionGater(allowed=frozenset())) as ann, a_host() as bob:
         with pytest.raises(PeerNotAllowedError, match="not on this node's allow list"):
             await talk(ann, bob)
         assert not bob.peers()
@@ -112,7 +112,7 @@ async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monk
     ann, bob = Identity.generate().peer_id, Identity.generate().peer_id
     file = tmp_path / "allow"
     file.write_text(f"{ann}\n")
-    gate, events = Gate.of(None, file), list[Event]()
+    gate, events = ConnectionGater.of(None, file), list[Event]()
     dropped = trio.Event()
 
     async def drop() -> None:
@@ -140,7 +140,7 @@ async def test_a_change_between_the_first_reading_and_the_first_look_is_seen(tmp
     ann, bob = Identity.generate().peer_id, Identity.generate().peer_id
     file = tmp_path / "allow"
     file.write_text(f"{ann}\n")
-    gate = Gate.of(None, file)
+    gate = ConnectionGater.of(None, file)
     file.write_text(f"{bob}\n{bob}\n")
 
     async def drop() -> None:
@@ -161,7 +161,7 @@ async def test_who_was_half_way_in_when_the_list_changed_is_dropped_too(
     eve = Identity.generate()
     file = tmp_path / "allow"
     file.write_text(f"{eve.peer_id}\n")
-    gate = Gate.of(None, file)
+    gate = ConnectionGater.of(None, file)
     async with a_host(gate) as bob, a_host(identity=eve) as host, trio.open_nursery() as nursery:
         applied, put_out = trio.Event(), trio.Event()
 
@@ -198,11 +198,11 @@ async def test_a_circuit_is_let_through_by_the_same_key_and_list() -> None:
     friends = frozenset(ids[name].peer_id for name in ("relay", "ann"))
     async with AsyncExitStack() as stack:
 
-        async def member(name: str, gate: Gate) -> Host:
+        async def member(name: str, gate: ConnectionGater) -> Host:
             return await stack.enter_async_context(a_host(gate, ids[name]))
 
         relay = await member("relay", keyed(KEY))
-        bob = await member("bob", Gate(prologue(KEY), friends))
+        bob = await member("bob", ConnectionGater(prologue(KEY), friends))
         ann, eve = await member("ann", keyed(KEY)), await member("eve", keyed(KEY))
         Relay(relay).serve()
         clients = {host.own: RelayClient(host) for host in (ann, bob, eve)}

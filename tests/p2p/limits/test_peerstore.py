@@ -10,9 +10,9 @@ from libp2p.peer.peerstore import PeerStoreError, create_signed_peer_record
 from multiaddr import Multiaddr
 
 from nolocod.identity import Identity
-from nolocod.node.config import Address
 from nolocod.p2p.host import open_host
 from nolocod.p2p.limits.peerstore import MOST_ADDRESSES, MOST_PEERS, MOST_RECORD, BoundedStore
+from nolocod.units import Address
 
 HERE = Multiaddr("/ip4/203.0.113.7/tcp/4001")
 

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from nolocod.identity import PeerId
 from nolocod.p2p.limits import rate_limits
-from nolocod.p2p.limits.rate_limits import NORMAL, Buckets, DoorLimits, Doorway, Knocks, Rate, Turnstile, source
+from nolocod.p2p.limits.rate_limits import (
+    NORMAL,
+    ConnectionLimiter,
+    ConnectionLimits,
+    DialLimiter,
+    Rate,
+    StreamLimiter,
+    TokenBuckets,
+    source,
+)
 
 HOME, OFFICE = "192.0.2.1", "198.51.100.7"
 
@@ -30,7 +39,7 @@ def test_one_customer_is_an_ipv4_address_or_a_64_of_ipv6(host: str, name: str) -
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
-    buckets = Buckets(Rate(2.0, 5))
+    buckets = TokenBuckets(Rate(2.0, 5))
     assert [buckets.take("one", 0.0) for _ in range(6)] == [True] * 5 + [False]
     assert buckets.take("another", 0.0), "each name has its own"
     assert not buckets.take("one", 0.49)
@@ -40,7 +49,7 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=200))
 def test_over_any_span_no_more_than_burst_and_rate_together(gaps: list[float]) -> None:
-    buckets, now, taken = Buckets(Rate(1.5, 4)), 0.0, []
+    buckets, now, taken = TokenBuckets(Rate(1.5, 4)), 0.0, []
     for gap in gaps:
         now += gap
         if buckets.take("one", now):
@@ -51,7 +60,7 @@ def test_over_any_span_no_more_than_burst_and_rate_together(gaps: list[float]) -
 
 
 def test_thousands_of_names_cost_bounded_memory_and_full_buckets_none() -> None:
-    buckets = Buckets(Rate(1.0, 3))
+    buckets = TokenBuckets(Rate(1.0, 3))
     for number in range(5000):
         buckets.take(f"name-{number}", 0.0)
     assert len(buckets) == 1024
@@ -66,7 +75,7 @@ FREE = Rate(1e6, 1e6)
 
 
 def test_the_door_counts_those_inside_by_address() -> None:
-    door = Doorway(DoorLimits(per_address=2, arrivals=FREE))
+    door = ConnectionLimiter(ConnectionLimits(per_address=2, arrivals=FREE))
     first, second = door.admit(HOME, 0.0), door.admit(HOME, 0.0)
     assert first is not None
     assert second is not None
@@ -79,7 +88,7 @@ def test_the_door_counts_those_inside_by_address() -> None:
 
 
 def test_handshakes_are_counted_by_address_and_in_all_until_they_are_over() -> None:
-    door = Doorway(DoorLimits(half_open=5, half_open_per_address=3, arrivals=FREE))
+    door = ConnectionLimiter(ConnectionLimits(half_open=5, half_open_per_address=3, arrivals=FREE))
     visits = [door.admit(HOME, 0.0) for _ in range(3)]
     assert door.admit(HOME, 0.0) is None
     others = [door.admit(OFFICE, 0.0) for _ in range(2)]
@@ -93,7 +102,7 @@ def test_handshakes_are_counted_by_address_and_in_all_until_they_are_over() -> N
 
 
 def test_who_comes_too_often_waits_whatever_it_closed_again() -> None:
-    door = Doorway(DoorLimits(arrivals=Rate(1.0, 4)))
+    door = ConnectionLimiter(ConnectionLimits(arrivals=Rate(1.0, 4)))
     for _ in range(4):
         visit = door.admit("2001:db8::1", 0.0)
         assert visit is not None
@@ -107,10 +116,10 @@ def test_who_comes_too_often_waits_whatever_it_closed_again() -> None:
 
 
 def test_a_peer_has_its_share_of_each_protocol_and_an_address_eight_times_as_much() -> None:
-    turnstile = Turnstile({"/rare": Rate(1.0, 2)})
+    stream_limiter = StreamLimiter({"/rare": Rate(1.0, 2)})
 
     def ask(peer: int, host: str | None = HOME, protocol: str = "/rare", now: float = 0.0) -> str | None:
-        return turnstile.objection(protocol, PeerId(f"peer-{peer}"), host, now)
+        return stream_limiter.objection(protocol, PeerId(f"peer-{peer}"), host, now)
 
     assert [ask(0) for _ in range(3)] == [None, None, "peer"]
     assert ask(0, protocol="/other") is None
@@ -121,8 +130,8 @@ def test_a_peer_has_its_share_of_each_protocol_and_an_address_eight_times_as_muc
 
 
 def test_what_is_not_rated_is_normal() -> None:
-    turnstile = Turnstile({})
-    asked = [turnstile.objection("/any", PeerId("peer"), HOME, 0.0) for _ in range(int(NORMAL.burst) + 1)]
+    stream_limiter = StreamLimiter({})
+    asked = [stream_limiter.objection("/any", PeerId("peer"), HOME, 0.0) for _ in range(int(NORMAL.burst) + 1)]
     assert asked == [None] * int(NORMAL.burst) + ["peer"]
 
 
@@ -131,56 +140,56 @@ def test_what_is_not_rated_is_normal() -> None:
 
 def test_a_strangers_address_is_knocked_at_in_vain_so_often_and_no_more() -> None:
     """However many members say that they are there, on whatever ports."""
-    knocks = Knocks()
-    dialled = sum(knocks.may(HOME, float(second)) for second in range(600) for _ in range(10))
+    dial_limiter = DialLimiter()
+    dialled = sum(dial_limiter.may(HOME, float(second)) for second in range(600) for _ in range(10))
     assert dialled <= 40 + 0.5 * 600
-    assert knocks.may(OFFICE, 600.0)
+    assert dial_limiter.may(OFFICE, 600.0)
 
 
 def test_many_at_once_are_no_more_than_one_after_another() -> None:
-    knocks = Knocks(unknown=Rate(0.1, 3))
-    assert [knocks.may(HOME, 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    dial_limiter = DialLimiter(unknown=Rate(0.1, 3))
+    assert [dial_limiter.may(HOME, 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
 
 
 def test_where_one_of_ours_answered_more_may_fail() -> None:
-    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
-    assert [knocks.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
-    knocks.answered(HOME, 0.0)
-    assert [knocks.may(HOME, 0.0) for _ in range(6)] == [True] * 5 + [False]
-    assert knocks.may(HOME, 1.0)
+    dial_limiter = DialLimiter(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
+    assert [dial_limiter.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
+    dial_limiter.answered(HOME, 0.0)
+    assert [dial_limiter.may(HOME, 0.0) for _ in range(6)] == [True] * 5 + [False]
+    assert dial_limiter.may(HOME, 1.0)
 
 
 def test_who_lost_a_race_did_not_keep_us_waiting_in_vain() -> None:
     """Members of one household, all of them faster by IPv6: the address that they share is there for the next one."""
-    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
+    dial_limiter = DialLimiter(unknown=Rate(0.1, 2), known=Rate(1.0, 5))
     for _ in range(5):
-        assert knocks.may(HOME, 0.0)
-        knocks.overtaken(HOME, 0.0)
-    assert [knocks.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
+        assert dial_limiter.may(HOME, 0.0)
+        dial_limiter.overtaken(HOME, 0.0)
+    assert [dial_limiter.may(HOME, 0.0) for _ in range(3)] == [True, True, False]
 
 
 def test_who_chooses_the_races_has_us_knock_no_oftener_than_where_one_of_ours_answered() -> None:
     """A member may name its own address beside a stranger's, and win each time."""
-    knocks = Knocks()
+    dial_limiter = DialLimiter()
     dialled = 0
     for second in range(600):
         for _ in range(20):
-            if knocks.may(HOME, float(second)):
-                knocks.overtaken(HOME, float(second))
+            if dial_limiter.may(HOME, float(second)):
+                dial_limiter.overtaken(HOME, float(second))
                 dialled += 1
     assert dialled <= 40 + 200 + (0.5 + 5) * 600
 
 
 def test_what_is_answered_costs_nothing() -> None:
-    knocks = Knocks(unknown=Rate(0.1, 2), known=Rate(0.1, 2))
+    dial_limiter = DialLimiter(unknown=Rate(0.1, 2), known=Rate(0.1, 2))
     for _ in range(50):
-        assert knocks.may(HOME, 0.0)
-        knocks.answered(HOME, 0.0)
+        assert dial_limiter.may(HOME, 0.0)
+        dial_limiter.answered(HOME, 0.0)
 
 
 def test_what_answered_is_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limits, "_KEPT", 8)
-    knocks = Knocks(unknown=Rate(0.1, 1), known=Rate(1.0, 5))
+    dial_limiter = DialLimiter(unknown=Rate(0.1, 1), known=Rate(1.0, 5))
     for number in range(100):
-        knocks.answered(f"10.0.0.{number}", 0.0)
-    assert len(knocks._answered) == 8
+        dial_limiter.answered(f"10.0.0.{number}", 0.0)
+    assert len(dial_limiter._answered) == 8

@@ -13,15 +13,15 @@ import trio
 import trio.testing
 
 from nolocod.errors import DiskFullError, HttpTokenError
-from nolocod.node.config import Address
 from nolocod.node.data_directory import Running
 from nolocod.observe.events import StateChanged
 from nolocod.observe.metrics import Metrics
 from nolocod.observe.status import client, http
-from nolocod.observe.status.access import Guard, is_loopback, make_token, read_token
+from nolocod.observe.status.access import PageAccess, is_loopback, make_token, read_token
 from nolocod.observe.status.http import Request
 from nolocod.observe.status.server import READERS, Pages, serve_http
 from nolocod.observe.status.state import StatusState
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOKEN = "a-token-of-a-good-length"
 
 
-def status_of(guard: Guard, path: str, query: str = "", **headers: str) -> int:
+def status_of(guard: PageAccess, path: str, query: str = "", **headers: str) -> int:
     """What the guard of an open address answers; 200 for who may go on."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     reply = guard.judge(Request("GET", path, query, "node.example:80", named), only_local=False, port=80)
@@ -37,7 +37,7 @@ def status_of(guard: Guard, path: str, query: str = "", **headers: str) -> int:
 
 
 def test_an_open_address_asks_for_the_token() -> None:
-    guard = Guard(TOKEN)
+    guard = PageAccess(TOKEN)
     for path in ("/", "/status.json", "/events", "/metrics", "/nothing"):
         assert status_of(guard, path) == 401, path
         assert status_of(guard, path, authorization=f"Bearer {TOKEN}") == 200, path
@@ -49,18 +49,18 @@ def test_an_open_address_asks_for_the_token() -> None:
 
 
 def test_metrics_may_be_opened_alone() -> None:
-    guard = Guard(TOKEN, open_metrics=True)
+    guard = PageAccess(TOKEN, open_metrics=True)
     assert status_of(guard, "/metrics") == 200
     assert status_of(guard, "/status.json") == 401
 
 
 def test_an_open_address_without_a_token_lets_nobody_in() -> None:
-    assert status_of(Guard(), "/status.json") == 401
-    assert status_of(Guard(), "/status.json", authorization="Bearer None") == 401
+    assert status_of(PageAccess(), "/status.json") == 401
+    assert status_of(PageAccess(), "/status.json", authorization="Bearer None") == 401
 
 
 def test_the_token_in_the_address_becomes_a_cookie() -> None:
-    guard = Guard(TOKEN)
+    guard = PageAccess(TOKEN)
     reply = guard.judge(Request("GET", "//evil.example/x", f"token={TOKEN}"), only_local=False, port=80)
     assert reply is not None
     headers = dict(reply.headers)
@@ -70,7 +70,7 @@ def test_the_token_in_the_address_becomes_a_cookie() -> None:
     cookie = headers["set-cookie"].partition(";")[0]
     assert status_of(guard, "/status.json", cookie=f"other=1; {cookie}") == 200
     assert status_of(guard, "/status.json", cookie=cookie[:-1]) == 401
-    assert status_of(Guard("another-token-of-a-length"), "/status.json", cookie=cookie) == 401
+    assert status_of(PageAccess("another-token-of-a-length"), "/status.json", cookie=cookie) == 401
 
 
 def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def pages() -> Pages:
 
 async def test_status_reads_an_open_node_by_its_token(nursery: trio.Nursery, tmp_path: Path) -> None:
     path = tmp_path / "http.token"
-    guard = Guard(make_token(path))
+    guard = PageAccess(make_token(path))
     where = await nursery.start(serve_http, Address("0.0.0.0", 0), pages(), guard)
     report = await trio.to_thread.run_sync(client.read, Running(1, where, "", "", (), str(path)))
     assert report.state == "starting"

@@ -11,12 +11,14 @@ import trio
 from nolocod.errors import ClonedIdentityError
 from nolocod.identity import Identity
 from nolocod.node import data_directory
-from nolocod.node.config import Address, DataDir, NodeConfig
+from nolocod.node.config import NodeConfig
 from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.timing import Timing
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, seal
+from nolocod.run.paths import DataDir
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nolocod.identity import Identity
-from nolocod.p2p.membership.gossip import Hearsay, Voice, new_life
+from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat, new_life
 from nolocod.p2p.membership.table import Membership
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAX_NUMBER, peek
@@ -24,22 +24,24 @@ class Life:
     def __init__(self, wall: float, identity: Identity = OURS, seed: int = 0) -> None:
         self.wall = wall
         life = new_life(wall, random.Random(f"{wall} {seed}"))
-        self.voice = Voice(identity, RUN, lambda: (Standing(1, 1, 1.0), "training"), lambda: (), lambda: self.wall, life=life)
+        self.own_heartbeat = OwnHeartbeat(
+            identity, RUN, lambda: (Standing(1, 1, 1.0), "training"), lambda: (), lambda: self.wall, life=life
+        )
         self.table = Membership(identity.peer_id, RUN)
-        self.hearsay = Hearsay(self.table, self.voice, random.Random(seed))
+        self.gossip = Gossip(self.table, self.own_heartbeat, random.Random(seed))
 
     def beat(self) -> bytes:
         self.wall += 1.0
-        return self.voice.heartbeat()
+        return self.own_heartbeat.heartbeat()
 
     def hears(self, *raws: bytes) -> None:
-        self.hearsay.beat(self.wall)
-        heard = self.hearsay.learn(FRIEND.peer_id, pb.Gossip(heartbeats=raws), self.wall)
+        self.gossip.beat(self.wall)
+        heard = self.gossip.learn(FRIEND.peer_id, pb.Gossip(heartbeats=raws), self.wall)
         assert heard.faults == 0
 
     @property
     def knows(self) -> bool:
-        return self.voice.clone != 0
+        return self.own_heartbeat.clone != 0
 
 
 def test_each_learns_of_the_other_within_one_beat_and_which_began_later() -> None:
@@ -51,7 +53,7 @@ def test_each_learns_of_the_other_within_one_beat_and_which_began_later() -> Non
     assert elder.knows
     younger.hears(elder.beat())
     assert younger.knows
-    assert younger.voice.clone == elder.voice.life < younger.voice.life == elder.voice.clone
+    assert younger.own_heartbeat.clone == elder.own_heartbeat.life < younger.own_heartbeat.life == elder.own_heartbeat.clone
 
 
 def test_a_restart_is_no_clone_however_long_its_echoes_go_about() -> None:
@@ -110,15 +112,15 @@ def test_a_clock_that_ran_ahead_is_not_held_against_the_next_life() -> None:
 @pytest.mark.parametrize("count", [MAX_NUMBER - 1, MAX_NUMBER // 2])
 def test_nothing_makes_us_count_beyond_all_measure(count: int) -> None:
     life = Life(WALL)
-    life.voice.hear(pb.Heartbeat(count=count, life=5))
+    life.own_heartbeat.hear(pb.Heartbeat(count=count, life=5))
     assert peek(life.beat()).heartbeat.count == int((WALL + 1) * 1000)
 
 
 def test_our_own_echo_and_an_older_releases_say_nothing() -> None:
     life = Life(WALL)
     life.hears(life.beat())
-    life.voice.hear(pb.Heartbeat(count=int(WALL * 1000) + 10**6, other=0))
+    life.own_heartbeat.hear(pb.Heartbeat(count=int(WALL * 1000) + 10**6, other=0))
     assert not life.knows
-    silent = Voice(OURS, RUN, lambda: (Standing(1, 1, 1.0), "training"), lambda: ())
+    silent = OwnHeartbeat(OURS, RUN, lambda: (Standing(1, 1, 1.0), "training"), lambda: ())
     silent.hear(pb.Heartbeat(count=1, life=7, other=0))
     assert silent.clone == 0

@@ -13,12 +13,12 @@ from nolocod.errors import BannedError, ClonedIdentityError, PeerUnavailableErro
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery
-from nolocod.p2p.membership.gossip import Voice
-from nolocod.p2p.membership.gossip_service import Gossip
-from nolocod.p2p.membership.peer_scoring import Deed
+from nolocod.p2p.membership.gossip import OwnHeartbeat
+from nolocod.p2p.membership.gossip_service import GossipService
+from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.membership.table import Membership, Open
-from nolocod.p2p.requests import Terms, answer
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.requests import Terms, answer
 from nolocod.p2p.transport.stream import GOSSIP
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, seal
@@ -66,13 +66,13 @@ class Banning(Open):
         return BannedError("it is banned.") if peer == self.banned else None
 
 
-def voice_of(identity: Identity) -> Voice:
-    return Voice(identity, "run", lambda: (Standing(0, 0, 0.0), "training"), tuple, clock=lambda: 1e9)
+def voice_of(identity: Identity) -> OwnHeartbeat:
+    return OwnHeartbeat(identity, "run", lambda: (Standing(0, 0, 0.0), "training"), tuple, clock=lambda: 1e9)
 
 
-def gossip_over(host: EmptyHost, emit: Emit = lambda _event: None) -> Gossip:
+def gossip_over(host: EmptyHost, emit: Emit = lambda _event: None) -> GossipService:
     table = Membership(OWN.peer_id, "run")
-    return Gossip(cast("Host", host), table, voice_of(OWN), random.Random(0), Timing(), emit)
+    return GossipService(cast("Host", host), table, voice_of(OWN), random.Random(0), Timing(), emit)
 
 
 async def test_strangers_that_asked_once_are_not_kept_in_mind(autojump_clock: object) -> None:
@@ -108,21 +108,21 @@ def of_friend(number: int) -> pb.Gossip:
 async def test_each_clone_that_comes_later_is_told_once(autojump_clock: object) -> None:
     events: list[Event] = []
     gossip = gossip_over(EmptyHost(), events.append)
-    gossip._voice.life = OURS
+    gossip._own_heartbeat.life = OURS
     friend = PeerId("friend")
     for number in (1, 1, 2, 2):
-        gossip._take(friend, gossip._hearsay.learn(friend, of_friend(number), trio.current_time()))
+        gossip._take(friend, gossip._gossip.learn(friend, of_friend(number), trio.current_time()))
     assert [event.code for event in events if isinstance(event, Troubled)] == [ClonedIdentityError.entry.code] * 2
     assert not gossip.cloned.is_set()
 
 
 async def test_who_answers_gossip_with_something_else_is_judged(autojump_clock: object) -> None:
     other = Identity.generate()
-    judged: list[tuple[PeerId, Deed]] = []
+    judged: list[tuple[PeerId, Conduct]] = []
     async with trio.open_nursery() as nursery:
         net = Net(nursery, [])
         gossip = gossip_over(EmptyHost())
-        gossip.judge = lambda peer, deed: judged.append((peer, deed))
+        gossip.judge = lambda peer, conduct: judged.append((peer, conduct))
         dial = net.dial(OWN.peer_id)
 
         async def open_stream(peer: PeerId, protocol: str, _addresses: Sequence[str] = ()) -> Stream:
@@ -138,7 +138,7 @@ async def test_who_answers_gossip_with_something_else_is_judged(autojump_clock: 
         with pytest.raises(ProtocolError, match="something else"):
             await gossip.contact(other.peer_id, ())
         nursery.cancel_scope.cancel()
-    assert judged == [(other.peer_id, Deed.BROKE_PROTOCOL)]
+    assert judged == [(other.peer_id, Conduct.BROKE_PROTOCOL)]
 
 
 async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object) -> None:
@@ -170,8 +170,8 @@ async def test_a_node_that_loses_all_members_looks_for_them_at_once(autojump_clo
 async def test_who_leaves_says_so_until_it_is_gone() -> None:
     timing = Timing()
     table = Membership(OWN.peer_id, "run", timing)
-    gossip = Gossip(cast("Host", EmptyHost()), table, voice_of(OWN), random.Random(1), timing, lambda _: None)
+    gossip = GossipService(cast("Host", EmptyHost()), table, voice_of(OWN), random.Random(1), timing, lambda _: None)
     await gossip.leave(1.0)
-    gossip._hearsay.beat(trio.current_time())  # the next is due before it is gone
-    (said,) = gossip._hearsay.question(trio.current_time()).heartbeats
+    gossip._gossip.beat(trio.current_time())  # the next is due before it is gone
+    (said,) = gossip._gossip.question(trio.current_time()).heartbeats
     assert open_envelope(said, run_id="run", receiver="").heartbeat.state == "leaving"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from nolocod.disk import write_whole
 from nolocod.errors import (
     InvitationOverError,
     LocalError,
@@ -24,21 +25,21 @@ from nolocod.errors import (
     PeerUnavailableError,
 )
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Access, Address, NodeConfig
-from nolocod.node.data_directory import write_whole
+from nolocod.node.config import Access, NodeConfig
 from nolocod.observe.events import Event, PeerLost, Troubled
-from nolocod.p2p import requests
 from nolocod.p2p.discovery.bootstrap import verdict
 from nolocod.p2p.membership import admission as guards
-from nolocod.p2p.membership.admission import Guard
+from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.types import Standing
 from nolocod.run import credentials
 from nolocod.run.credentials import Grant
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ async def test_who_was_not_invited_gets_the_manifest_and_nothing_else(tmp_path: 
             assert await mesh.find_run() == run.sealed
             with pytest.raises(NotInvitedError, match="takes only those"):
                 await mesh.enter(run.sealed, lambda: (Standing(1, 0, 0.0), "training"))
-        monkeypatch.setattr(Guard, "_check_ourselves", lambda self: None)  # a node that tries all the same
+        monkeypatch.setattr(Admission, "_check_ourselves", lambda self: None)  # a node that tries all the same
         async with ann.open() as mesh:
             with pytest.raises(NotInvitedError, match="shows no invitation"):
                 await mesh.enter(run.sealed, lambda: (Standing(1, 0, 0.0), "training"))
@@ -245,7 +246,7 @@ async def test_a_membership_ends_while_the_node_runs(tmp_path: Path, monkeypatch
             for mesh in (run.mesh, joined):
                 assert mesh._guard is not None
                 assert mesh._gossip is not None
-                mesh._guard._clock = mesh._gossip._voice.clock = lambda: time.time() + 601.0
+                mesh._guard._clock = mesh._gossip._own_heartbeat.clock = lambda: time.time() + 601.0
             await until(lambda: ann.peer_id not in members(run.mesh))
             await until(lambda: InvitationOverError.entry.code in ann.troubles())
 

@@ -29,7 +29,7 @@ from nolocod.errors import (
 from nolocod.identity import PeerId
 from nolocod.observe.events import Event, PeerBanned, PeerJudged, Troubled
 from nolocod.p2p.membership import peer_scoring as module
-from nolocod.p2p.membership.peer_scoring import Deed, Records, Reputation, Watched, deed_in, deed_of
+from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, Watched, conduct_in, conduct_of
 from nolocod.p2p.membership.table import Open
 from nolocod.proto.types import Ended
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nolocod.errors import RemoteError
 
 PEER = PeerId("peer")
-BAD = [deed for deed in Deed if deed.worth == 0]
+BAD = [conduct for conduct in Conduct if conduct.worth == 0]
 
 
 class Scene:
@@ -47,14 +47,14 @@ class Scene:
         self.events: list[Event] = []
         self.reputation = Reputation(self.events.append, newcomers, judging)
 
-    def repeat(self, deed: Deed, times: int = 1, peer: PeerId = PEER, now: float = 1000.0) -> None:
+    def repeat(self, conduct: Conduct, times: int = 1, peer: PeerId = PEER, now: float = 1000.0) -> None:
         for _ in range(times):
-            self.reputation.judge(peer, deed, now)
+            self.reputation.judge(peer, conduct, now)
 
-    def until_banned(self, deed: Deed, now: float = 1000.0, most: int = 100) -> int:
+    def until_banned(self, conduct: Conduct, now: float = 1000.0, most: int = 100) -> int:
         """How often a peer may do that before it is banned, that time included."""
         for count in range(1, most + 1):
-            self.repeat(deed, now=now)
+            self.repeat(conduct, now=now)
             if self.reputation.banned(PEER, now):
                 return count
         pytest.fail("it is never banned")
@@ -65,24 +65,24 @@ class Scene:
 
 
 @pytest.mark.parametrize(
-    ("deed", "stranger", "trusted"),
+    ("conduct", "stranger", "trusted"),
     [
-        (Deed.FALSE_SIGNATURE, 2, 3),
-        (Deed.ALTERED_BYTES, 2, 3),
-        (Deed.FALSE_WEIGHTS, 2, 3),
-        (Deed.FALSE_TENSOR, 2, 3),
-        (Deed.BROKE_PROTOCOL, 4, 6),
-        (Deed.REJECTED, 5, 8),
-        (Deed.FALSE_NEWS, 9, 16),
-        (Deed.WITHHELD, 11, 20),
-        (Deed.FLOODED, 46, 80),
+        (Conduct.FALSE_SIGNATURE, 2, 3),
+        (Conduct.ALTERED_BYTES, 2, 3),
+        (Conduct.FALSE_WEIGHTS, 2, 3),
+        (Conduct.FALSE_TENSOR, 2, 3),
+        (Conduct.BROKE_PROTOCOL, 4, 6),
+        (Conduct.REJECTED, 5, 8),
+        (Conduct.FALSE_NEWS, 9, 16),
+        (Conduct.WITHHELD, 11, 20),
+        (Conduct.FLOODED, 46, 80),
     ],
 )
-def test_how_often_strangers_and_the_trusted_may_do_what(deed: Deed, stranger: int, trusted: int) -> None:
-    assert Scene().until_banned(deed) == stranger
+def test_how_often_strangers_and_the_trusted_may_do_what(conduct: Conduct, stranger: int, trusted: int) -> None:
+    assert Scene().until_banned(conduct) == stranger
     scene = Scene()
-    scene.repeat(Deed.COMMITTED, 100)
-    assert scene.until_banned(deed) == trusted
+    scene.repeat(Conduct.COMMITTED, 100)
+    assert scene.until_banned(conduct) == trusted
 
 
 def test_every_misdeed_has_its_row_above() -> None:
@@ -93,7 +93,7 @@ def test_every_misdeed_has_its_row_above() -> None:
 def test_bans_end_and_are_twice_as_long_the_next_time_up_to_a_day() -> None:
     scene, now = Scene(), 1000.0
     for _ in range(10):
-        scene.until_banned(Deed.FALSE_SIGNATURE, now)
+        scene.until_banned(Conduct.FALSE_SIGNATURE, now)
         left = scene.reputation.banned(PEER, now)
         assert scene.reputation.banned(PEER, now + left - 1) == pytest.approx(1)
         now += left
@@ -104,15 +104,15 @@ def test_bans_end_and_are_twice_as_long_the_next_time_up_to_a_day() -> None:
 
 def test_after_a_ban_less_is_forgiven_than_before() -> None:
     scene = Scene()
-    scene.until_banned(Deed.BROKE_PROTOCOL)
-    assert scene.until_banned(Deed.BROKE_PROTOCOL, now=1000.0 + 600) == 2
+    scene.until_banned(Conduct.BROKE_PROTOCOL)
+    assert scene.until_banned(Conduct.BROKE_PROTOCOL, now=1000.0 + 600) == 2
 
 
 def test_what_is_done_while_banned_neither_counts_nor_is_told() -> None:
     scene = Scene()
-    scene.until_banned(Deed.FALSE_SIGNATURE)
+    scene.until_banned(Conduct.FALSE_SIGNATURE)
     told = len(scene.events)
-    scene.repeat(Deed.FALSE_SIGNATURE, 50)
+    scene.repeat(Conduct.FALSE_SIGNATURE, 50)
     assert (scene.bans, len(scene.events)) == ([600], told)
 
 
@@ -120,13 +120,13 @@ def test_good_exchanges_make_up_for_a_rare_rejection() -> None:
     """An honest pair may be refused now and then by a test that errs: one in ten of all for ever is borne."""
     scene, rng = Scene(), random.Random(4)
     for _ in range(5000):
-        scene.repeat(Deed.REJECTED if rng.random() < 0.1 else Deed.COMMITTED)
+        scene.repeat(Conduct.REJECTED if rng.random() < 0.1 else Conduct.COMMITTED)
     assert not scene.bans
 
 
 def test_the_error_of_a_ban_names_the_peer_and_the_time() -> None:
     scene = Scene()
-    scene.until_banned(Deed.ALTERED_BYTES)
+    scene.until_banned(Conduct.ALTERED_BYTES)
     found = scene.reputation.objection(PEER, 1000.0)
     assert isinstance(found, BannedError)
     assert "peer" in found.cause
@@ -136,8 +136,8 @@ def test_the_error_of_a_ban_names_the_peer_and_the_time() -> None:
 
 def test_where_the_run_wants_no_bans_there_are_none() -> None:
     scene = Scene(judging=False)
-    scene.repeat(Deed.FALSE_SIGNATURE, 20)
-    scene.repeat(Deed.COMMITTED, 3)
+    scene.repeat(Conduct.FALSE_SIGNATURE, 20)
+    scene.repeat(Conduct.COMMITTED, 3)
     assert not scene.events
     assert not scene.reputation.banned(PEER, 1000.0)
     assert not scene.reputation.probation(PEER), "the clip's probation is another setting"
@@ -147,20 +147,20 @@ def test_probation_lasts_for_so_many_committed_exchanges_and_begins_anew_after_a
     scene = Scene(newcomers=3)
     for _ in range(3):
         assert scene.reputation.probation(PEER)
-        scene.repeat(Deed.COMMITTED)
+        scene.repeat(Conduct.COMMITTED)
     assert not scene.reputation.probation(PEER)
-    scene.until_banned(Deed.FALSE_SIGNATURE)
+    scene.until_banned(Conduct.FALSE_SIGNATURE)
     assert scene.reputation.probation(PEER)
     assert not Scene(newcomers=0).reputation.probation(PEER)
 
 
 def test_changes_are_told_with_the_reason() -> None:
     scene = Scene()
-    scene.repeat(Deed.FALSE_SIGNATURE, 2)
+    scene.repeat(Conduct.FALSE_SIGNATURE, 2)
     assert scene.events == [
-        PeerJudged(PEER, 0.25, Deed.FALSE_SIGNATURE.words),
-        PeerJudged(PEER, 0.0, Deed.FALSE_SIGNATURE.words),
-        PeerBanned(PEER, 600.0, Deed.FALSE_SIGNATURE.words),
+        PeerJudged(PEER, 0.25, Conduct.FALSE_SIGNATURE.words),
+        PeerJudged(PEER, 0.0, Conduct.FALSE_SIGNATURE.words),
+        PeerBanned(PEER, 600.0, Conduct.FALSE_SIGNATURE.words),
     ]
 
 
@@ -168,14 +168,14 @@ def test_changes_are_told_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "deed"),
+    ("error", "conduct"),
     [
-        (SignatureError("x"), Deed.FALSE_SIGNATURE),
-        (AlteredBytesError("x"), Deed.ALTERED_BYTES),
-        (ProtocolError("x"), Deed.BROKE_PROTOCOL),
-        (RejectedTensorError("x"), Deed.FALSE_TENSOR),
-        (MisdirectedTensorError("x"), Deed.REJECTED),
-        (HarmfulTensorError("x"), Deed.REJECTED),
+        (SignatureError("x"), Conduct.FALSE_SIGNATURE),
+        (AlteredBytesError("x"), Conduct.ALTERED_BYTES),
+        (ProtocolError("x"), Conduct.BROKE_PROTOCOL),
+        (RejectedTensorError("x"), Conduct.FALSE_TENSOR),
+        (MisdirectedTensorError("x"), Conduct.REJECTED),
+        (HarmfulTensorError("x"), Conduct.REJECTED),
         (PeerUnavailableError("x"), None),
         (PeerTooSlowError("x"), None),
         (RefusedError("x"), None),
@@ -186,37 +186,37 @@ def test_changes_are_told_with_the_reason() -> None:
         (PeerBusyError("x", retry_after=1.0), None),
     ],
 )
-def test_what_an_error_says_of_the_peer(error: RemoteError, deed: Deed | None) -> None:
-    assert deed_of(error) is deed
+def test_what_an_error_says_of_the_peer(error: RemoteError, conduct: Conduct | None) -> None:
+    assert conduct_of(error) is conduct
 
 
 @pytest.mark.parametrize(
-    ("outcome", "received", "failure", "deed"),
+    ("outcome", "received", "failure", "conduct"),
     [
-        ("committed", 100, None, Deed.COMMITTED),
-        ("in_doubt", 100, None, Deed.WITHHELD),
-        ("aborted", 0, PeerTooSlowError("x"), Deed.WITHHELD),
-        ("aborted", 100, PeerTooSlowError("x"), Deed.WITHHELD),
+        ("committed", 100, None, Conduct.COMMITTED),
+        ("in_doubt", 100, None, Conduct.WITHHELD),
+        ("aborted", 0, PeerTooSlowError("x"), Conduct.WITHHELD),
+        ("aborted", 100, PeerTooSlowError("x"), Conduct.WITHHELD),
         ("aborted", 40, PeerTooSlowError("x"), None),
         ("aborted", 0, PeerUnavailableError("x"), None),
-        ("aborted", 40, AlteredBytesError("x"), Deed.ALTERED_BYTES),
-        ("aborted", 100, RejectedTensorError("x"), Deed.FALSE_TENSOR),
+        ("aborted", 40, AlteredBytesError("x"), Conduct.ALTERED_BYTES),
+        ("aborted", 100, RejectedTensorError("x"), Conduct.FALSE_TENSOR),
         ("aborted", 40, RefusedError("the partner aborted (NLC-207): your tensor is bad"), None),
         ("aborted", 0, None, None),
     ],
 )
 def test_what_an_exchange_says_of_the_partner(
-    outcome: str, received: int, failure: RemoteError | None, deed: Deed | None
+    outcome: str, received: int, failure: RemoteError | None, conduct: Conduct | None
 ) -> None:
     ended = Ended(outcome, PEER, b"", received=received, error="NLC-207")  # type: ignore[arg-type]
-    assert deed_in(ended, failure, 100) is deed
+    assert conduct_in(ended, failure, 100) is conduct
 
 
 def test_the_banned_are_given_nothing_and_others_what_the_owner_lets_them() -> None:
     scene = Scene()
     access = Watched(Open(), scene.reputation, lambda: 1000.0)
     assert access.objection(PEER) is None
-    scene.until_banned(Deed.FALSE_SIGNATURE)
+    scene.until_banned(Conduct.FALSE_SIGNATURE)
     assert isinstance(access.objection(PEER), BannedError)
     assert access.objection(PeerId("other")) is None
     assert access.admits(PEER, b"", 0.0), "it is a member all the same: others may think better of it"
@@ -229,11 +229,11 @@ def test_the_banned_are_given_nothing_and_others_what_the_owner_lets_them() -> N
 def test_thousands_of_identities_push_out_neither_bans_nor_friends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 64)
     scene = Scene()
-    scene.until_banned(Deed.FALSE_SIGNATURE)
+    scene.until_banned(Conduct.FALSE_SIGNATURE)
     friend = PeerId("friend")
-    scene.repeat(Deed.COMMITTED, 5, friend)
+    scene.repeat(Conduct.COMMITTED, 5, friend)
     for number in range(2000):
-        scene.repeat(Deed.BROKE_PROTOCOL, 1 + number % 3, PeerId(f"one-of-many-{number}"))
+        scene.repeat(Conduct.BROKE_PROTOCOL, 1 + number % 3, PeerId(f"one-of-many-{number}"))
     assert len(scene.reputation) == 64
     assert scene.reputation.banned(PEER, 1000.0)
     assert not scene.reputation.probation(friend)
@@ -242,20 +242,20 @@ def test_thousands_of_identities_push_out_neither_bans_nor_friends(monkeypatch: 
 def test_more_bans_than_there_is_room_for_leave_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 8)
     scene = Scene()
-    scene.until_banned(Deed.FALSE_SIGNATURE)
-    scene.until_banned(Deed.FALSE_SIGNATURE, now=2000.0)
+    scene.until_banned(Conduct.FALSE_SIGNATURE)
+    scene.until_banned(Conduct.FALSE_SIGNATURE, now=2000.0)
     for number in range(100):
-        scene.repeat(Deed.FALSE_SIGNATURE, 2, PeerId(f"one-of-many-{number}"), now=2000.0)
+        scene.repeat(Conduct.FALSE_SIGNATURE, 2, PeerId(f"one-of-many-{number}"), now=2000.0)
     assert len(scene.reputation) == 8
     assert scene.reputation.banned(PEER, 2000.0) == 1200
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(list(Deed)), st.floats(0, 3000)), max_size=200))
-def test_whatever_happens_scores_and_sizes_stay_in_bounds(deeds: list[tuple[int, Deed, float]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(list(Conduct)), st.floats(0, 3000)), max_size=200))
+def test_whatever_happens_scores_and_sizes_stay_in_bounds(deeds: list[tuple[int, Conduct, float]]) -> None:
     scene, now = Scene(), 0.0
-    for number, deed, seconds in deeds:
+    for number, conduct, seconds in deeds:
         now += seconds
-        scene.reputation.judge(PeerId(str(number)), deed, now)
+        scene.reputation.judge(PeerId(str(number)), conduct, now)
         assert 0 <= scene.reputation.banned(PeerId(str(number)), now) <= 86_400
     assert len(scene.reputation) <= 31
     assert all(0 <= event.reputation <= 1 for event in scene.events if isinstance(event, PeerJudged))
@@ -270,22 +270,22 @@ def test_bans_and_friends_outlive_a_restart(tmp_path: Path) -> None:
     records = Records(path, scene.reputation, 1000.0)
     records.save()
     assert not path.exists(), "nothing to tell"
-    scene.until_banned(Deed.FALSE_SIGNATURE)
-    scene.repeat(Deed.COMMITTED, 3, friend)
+    scene.until_banned(Conduct.FALSE_SIGNATURE)
+    scene.repeat(Conduct.COMMITTED, 3, friend)
     records.save()
     after = Scene()
     Records(path, after.reputation, 1100.0)
     assert after.reputation.banned(PEER, 1100.0) == 500
     assert not after.reputation.probation(friend)
     assert after.bans == [500], "status and log learn of it"
-    assert after.until_banned(Deed.FALSE_SIGNATURE, 1700.0) == 1
+    assert after.until_banned(Conduct.FALSE_SIGNATURE, 1700.0) == 1
     assert after.bans == [500, 1200]
 
 
 def test_a_clock_set_back_makes_no_ban_longer_than_the_longest(tmp_path: Path) -> None:
     scene = Scene()
     records = Records(tmp_path / "r", scene.reputation, 2e9)
-    scene.until_banned(Deed.FALSE_SIGNATURE, now=2e9)
+    scene.until_banned(Conduct.FALSE_SIGNATURE, now=2e9)
     records.save()
     after = Scene()
     Records(tmp_path / "r", after.reputation, 1e9)
@@ -304,7 +304,7 @@ def test_a_damaged_file_is_one_warning_and_a_new_beginning(tmp_path: Path, conte
         (DataDirError.entry.code, True)
     ]
     assert len(scene.reputation) == 0
-    scene.repeat(Deed.COMMITTED, 1)
+    scene.repeat(Conduct.COMMITTED, 1)
     records.save()
     again = Scene()
     Records(path, again.reputation, 1000.0)
@@ -316,7 +316,7 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     blocked.write_bytes(b"")
     scene = Scene()
     records = Records(blocked / "reputation.json", scene.reputation, 1000.0)
-    scene.repeat(Deed.COMMITTED)
+    scene.repeat(Conduct.COMMITTED)
     records.save()
     assert [event.code for event in scene.events if isinstance(event, Troubled)][-1] == DataDirError.entry.code
     blocked.unlink()

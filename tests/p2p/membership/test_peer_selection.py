@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nolocod.identity import PeerId
-from nolocod.p2p.membership.peer_selection import RELAYED, choose, relayed
+from nolocod.p2p.membership.peer_selection import RELAYED, choose
+from nolocod.p2p.nat.classify import needs_relay
 from nolocod.proto.types import Member, Standing
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def test_who_is_reached_only_through_a_relay(
     own: NatClass | None, nat: NatClass | None, reach: Reach | None, failed: bool, expected: bool
 ) -> None:
     one = replace(member("p"), nat=nat, reach=reach)
-    assert relayed(one, own, {one.peer_id} if failed else ()) is expected
+    assert needs_relay(one, own, {one.peer_id} if failed else ()) is expected
 
 
 def test_carried_members_are_drawn_less_often_and_never_not_at_all() -> None:
@@ -143,7 +144,7 @@ class Swarm:
         failed = {pair: self.rng.random() < 0.3 for pair in ((left.peer_id, right.peer_id) for left, right in pairs)}
         self.carried: dict[PeerId, set[PeerId]] = {one.peer_id: set() for one in self.members}
         for left, right in pairs if weighed else []:
-            if relayed(right, left.nat, {right.peer_id} if failed[left.peer_id, right.peer_id] else ()):
+            if needs_relay(right, left.nat, {right.peer_id} if failed[left.peer_id, right.peer_id] else ()):
                 self.carried[left.peer_id].add(right.peer_id)
                 self.carried[right.peer_id].add(left.peer_id)
 

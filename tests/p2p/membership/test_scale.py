@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod.identity import Identity
-from nolocod.p2p.membership.gossip import Hearsay, Voice
+from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
@@ -171,7 +171,7 @@ class Flood:
 
     def message(self, start: int) -> pb.Gossip:
         beats = [
-            Voice(identity, "ab" * 32, lambda: (Standing(5, 0, 0.0), "training"), tuple, lambda: self.wall).heartbeat()
+            OwnHeartbeat(identity, "ab" * 32, lambda: (Standing(5, 0, 0.0), "training"), tuple, lambda: self.wall).heartbeat()
             for identity in self.identities[start : start + 40]
         ]
         return pb.Gossip(heartbeats=beats)
@@ -185,7 +185,7 @@ def test_one_that_floods_its_friends_fills_no_view(checks: Checks) -> None:
     friends, source = {identity.peer_id for identity in flood.identities}, nodes[9].peer_id
     before = checks.count
     for start in range(0, 200, 40):
-        victim.hearsay.learn(source, flood.message(start), swarm.now)
+        victim.gossip.learn(source, flood.message(start), swarm.now)
     brought = [member for member in victim.table.live(swarm.now) if member.peer_id in friends]
     assert len(brought) <= Timing().view // 2 + 1, "per beat"
     assert checks.count - before <= len(brought)
@@ -193,12 +193,12 @@ def test_one_that_floods_its_friends_fills_no_view(checks: Checks) -> None:
 
 def test_what_one_source_says_is_looked_at_so_many_times_a_beat(checks: Checks) -> None:
     me, timing = Identity.generate(), Timing()
-    voice = Voice(me, "ab" * 32, lambda: (Standing(0, 0, 0.0), "training"), tuple, lambda: 1e9)
+    own_heartbeat = OwnHeartbeat(me, "ab" * 32, lambda: (Standing(0, 0, 0.0), "training"), tuple, lambda: 1e9)
     table = Membership(me.peer_id, "ab" * 32, timing)
-    hearsay = Hearsay(table, voice, random.Random(0))
+    gossip = Gossip(table, own_heartbeat, random.Random(0))
     source, rubbish = Identity.generate().peer_id, pb.Gossip(heartbeats=[b"rubbish"] * 1000)
-    faults = [hearsay.learn(source, rubbish, 1.0).faults for _ in range(10)]
+    faults = [gossip.learn(source, rubbish, 1.0).faults for _ in range(10)]
     assert faults[0] == timing.view + 1
     assert sum(faults) == 3 * (timing.view + 1)
-    hearsay.beat(2.0)
-    assert hearsay.learn(source, rubbish, 2.0).faults == timing.view + 1, "the next beat is another"
+    gossip.beat(2.0)
+    assert gossip.learn(source, rubbish, 2.0).faults == timing.view + 1, "the next beat is another"

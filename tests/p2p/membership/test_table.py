@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureError
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerLost, PeerSeen
-from nolocod.p2p.membership.gossip import Voice
+from nolocod.p2p.membership.gossip import OwnHeartbeat
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
@@ -36,13 +36,13 @@ class Node:
         self.state = "training"
         self.wall = WALL
         self.addresses: tuple[str, ...] = (HERE,)
-        self.voice = Voice(
+        self.own_heartbeat = OwnHeartbeat(
             self.identity, run_id, lambda: (self.standing, self.state), lambda: self.addresses, lambda: self.wall
         )
 
     def beat(self, *, leaving: bool = False) -> bytes:
-        self.voice.leaving = leaving
-        return self.voice.heartbeat()
+        self.own_heartbeat.leaving = leaving
+        return self.own_heartbeat.heartbeat()
 
 
 def table(timing: Timing | None = None) -> Membership:
@@ -97,7 +97,7 @@ def test_counts_grow_over_restarts_and_under_a_stopped_clock() -> None:
     for second in range(1, 4):  # three beats within one millisecond
         members.heard(node.beat(), float(second), WALL)
         assert members.live(float(second))[0].age == 0.0
-    again = Voice(node.identity, RUN, lambda: (Standing(9, 9, 9.0), "training"), list, lambda: WALL + 1)
+    again = OwnHeartbeat(node.identity, RUN, lambda: (Standing(9, 9, 9.0), "training"), list, lambda: WALL + 1)
     assert isinstance(members.heard(again.heartbeat(), 10.0, WALL), PeerSeen)
 
 
@@ -114,8 +114,8 @@ def test_leaving_ends_it_at_once() -> None:
 
 def test_our_own_heartbeat_is_no_member() -> None:
     members = table()
-    voice = Voice(ME, RUN, lambda: (Standing(1, 1, 1.0), "training"), list, lambda: WALL)
-    assert members.heard(voice.heartbeat(), 0.0, WALL) is None
+    own_heartbeat = OwnHeartbeat(ME, RUN, lambda: (Standing(1, 1, 1.0), "training"), list, lambda: WALL)
+    assert members.heard(own_heartbeat.heartbeat(), 0.0, WALL) is None
     assert members.live(0.0) == []
 
 

@@ -21,13 +21,14 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import PeerUnavailableError, RefusedError
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address, NodeConfig, Relaying
+from nolocod.node.config import NodeConfig, Relaying
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.nat.autonat import AUTONAT, AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
-from nolocod.p2p.nat.identify import Observation
 from nolocod.p2p.nat.reachability import Reachability, ReachTiming
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.identify import Observation
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
 
 from nolocod.errors import PeerUnavailableError, RefusedError
 from nolocod.identity import Identity
-from nolocod.node.config import Address
 from nolocod.observe.events import Event, Relaying
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.nat.circuit_messages import HOP, STOP
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:

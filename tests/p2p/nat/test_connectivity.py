@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from nolocod.errors import RelayBudgetError
 from nolocod.identity import Identity
-from nolocod.node.config import Address, NodeConfig, Relaying
+from nolocod.node.config import NodeConfig, Relaying
 from nolocod.observe.events import Punched
 from nolocod.p2p.host import open_host
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
-from nolocod.p2p.nat.connectivity import Ways
+from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.proto.types import Member, Standing
+from nolocod.units import Address
 from tests.support.wires import ENOUGH
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ async def host(announce: tuple[str, ...] = ()) -> AsyncIterator[Host]:
         yield opened
 
 
-def ways(of: Host, path: Path, announce: tuple[str, ...] = (), relaying: Relaying | None = None) -> Ways:
+def ways(of: Host, path: Path, announce: tuple[str, ...] = (), relaying: Relaying | None = None) -> Connectivity:
     config = NodeConfig(data_dir=path, announce=announce, relaying=relaying or Relaying(), upnp=False)
-    return Ways(of, config, (), random.Random(1), lambda _: None)
+    return Connectivity(of, config, (), random.Random(1), lambda _: None)
 
 
 def member(of: Host, nat: NatClass | None = None) -> Member:
@@ -98,7 +99,7 @@ async def test_bulk_does_not_wait_where_a_punch_cannot_succeed_or_has_just_faile
     events: list[Event] = []
     async with relayed() as (near, _, far):
         config = NodeConfig(data_dir=tmp_path, upnp=False)
-        found = Ways(near, config, (), random.Random(1), events.append)
+        found = Connectivity(near, config, (), random.Random(1), events.append)
         nat: NatClass = "symmetric" if how == "symmetric" else "cone"
         if how == "told":
             found.follow(Punched(far.own, False, 9.0, "no answer"))

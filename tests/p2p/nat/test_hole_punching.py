@@ -25,15 +25,15 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address
 from nolocod.observe.events import Event, Punched
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.nat.addresses import through
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
-from nolocod.p2p.nat.hole_punching import DCUTR, Puncher, PunchLimits
+from nolocod.p2p.nat.hole_punching import DCUTR, HolePuncher, PunchLimits
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.dialer import Dialler
 from nolocod.p2p.transport.libp2p_stream import FOREIGN
+from nolocod.p2p.transport.multiaddrs import through
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Node:
 
     host: Host
     relay: Host
-    puncher: Puncher
+    puncher: HolePuncher
     told: list[Event] = field(default_factory=list)
 
     @property
@@ -90,7 +90,7 @@ async def two(limits: PunchLimits | None = None) -> AsyncIterator[tuple[Node, No
             host.announce((), HIDDEN)  # not even its interfaces' addresses are known: it is punched to where the relay sees it
             host.serve(ECHO, echo)
             told: list[Event] = []
-            nodes.append(Node(host, middle, Puncher(host, told.append, limits), told))
+            nodes.append(Node(host, middle, HolePuncher(host, told.append, limits), told))
             client = RelayClient(host)
             client.serve()
             host.through = client.connect

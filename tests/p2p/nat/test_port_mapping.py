@@ -22,10 +22,11 @@ import trio.testing
 
 from nolocod.errors import RouterError
 from nolocod.identity import Identity
-from nolocod.node.config import Address, NodeConfig
+from nolocod.node.config import NodeConfig
 from nolocod.p2p.host import open_host
 from nolocod.p2p.nat.port_mapping import PortMapper, UpnpTiming
 from nolocod.p2p.nat.reachability import Reachability, ReachTiming
+from nolocod.units import Address
 from tests.support.wires import until
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import trio
 
 from nolocod.errors import NoRelayError
 from nolocod.identity import Identity
-from nolocod.node.config import Address
 from nolocod.observe.events import RelayHeld, RelayLost, Troubled
 from nolocod.p2p.host import open_host
-from nolocod.p2p.keepalive import PING
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
-from nolocod.p2p.nat.reservations import Candidate, KeeperLimits, Needs, RelayKeeper, Want
+from nolocod.p2p.nat.reservations import Candidate, KeeperLimits, Needs, ReservationKeeper, Want
+from nolocod.p2p.transport.keepalive import PING
+from nolocod.units import Address
 from tests.support.wires import until
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Scene:
         self.candidates.append(started[0].candidate())
         return started[0]
 
-    def keep(self, limits: KeeperLimits = QUICK) -> RelayKeeper:
+    def keep(self, limits: KeeperLimits = QUICK) -> ReservationKeeper:
         needs = Needs(lambda: self.want, lambda: self.candidates)
-        keeper = RelayKeeper(self.host, RelayClient(self.host), needs, self.events.append, random.Random(5), limits)
+        keeper = ReservationKeeper(self.host, RelayClient(self.host), needs, self.events.append, random.Random(5), limits)
         self.nursery.start_soon(keeper.run)
         return keeper
 

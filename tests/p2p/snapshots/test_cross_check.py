@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from nolocod.errors import AlteredBytesError, PeerBusyError, PeerTooSlowError, RefusedError
-from nolocod.p2p.exchange.channel import Context
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.snapshots.cross_check import CHUNKS, sample_snapshots
 from nolocod.proto.types import Standing, describe
 from tests.p2p.snapshots.test_snapshots import CHUNK, LIMITS, NEWCOMER, SIZE, _threads_inline, donors

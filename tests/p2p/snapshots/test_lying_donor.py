@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 import trio
-from tests.support.trainer_parts import make_replica, sealed_run
 
 from nolocod.errors import FarWeightsError
 from nolocod.identity import Identity, PeerId, short
-from nolocod.node.config import Address, NodeConfig, Relaying
+from nolocod.node.config import NodeConfig, Relaying
 from nolocod.node.daemon import MeshSwarm
-from nolocod.node.schedule import Gate
-from nolocod.node.training_session import Part, Stint
+from nolocod.node.schedule import TrainingHours
+from nolocod.node.training_session import Part, TrainingSession
 from nolocod.observe.events import Event, Troubled, WeightsServed
-from nolocod.p2p.exchange.channel import Context
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.snapshots.server import Donor, ServedSnapshot
 from nolocod.p2p.timing import Timing
@@ -29,12 +28,14 @@ from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto.types import Standing
 from nolocod.trainer.checkpoint import read_tensors
 from nolocod.trainer.pipe import Loaded
+from nolocod.units import Address
+from tests.support.trainer_parts import make_replica, sealed_run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from nolocod.p2p.exchange.service import Exchanger
+    from nolocod.p2p.exchange.service import ExchangeService
     from nolocod.proto.types import Sampled
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.process import Setup, TrainerProcess
@@ -108,7 +109,7 @@ def trained(run: Sealed, folder: Path, name: str) -> Replica:
 
 
 class Trainer:
-    """The newcomer's, as far as a stint begins with it, without a process of its own."""
+    """The newcomer's, as far as a training session begins with it, without a process of its own."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -136,11 +137,11 @@ class Trainer:
 async def load_as_newcomer(newcomer: Node, emit: Callable[[Event], None]) -> dict[str, torch.Tensor]:
     """What a daemon does first; the weights that it came to hold."""
     assert newcomer.mesh is not None
-    swarm = MeshSwarm(newcomer.mesh, cast("Exchanger", None), newcomer.context, emit)
+    swarm = MeshSwarm(newcomer.mesh, cast("ExchangeService", None), newcomer.context, emit)
     newcomer.config.paths.incoming.mkdir(exist_ok=True)
-    part = Part(newcomer.identity.peer_id, newcomer.run, newcomer.config, swarm, may_seed=False, gate=Gate([], emit))
+    part = Part(newcomer.identity.peer_id, newcomer.run, newcomer.config, swarm, may_seed=False, gate=TrainingHours([], emit))
     trainer = Trainer(make_replica(newcomer.run, newcomer.folder, "newcomer"))
-    await Stint(part, cast("TrainerProcess", trainer), emit).load()
+    await TrainingSession(part, cast("TrainerProcess", trainer), emit).load()
     return {name: tensor.clone() for name, tensor in trainer.replica.layout.split(trainer.replica.phi)}
 
 

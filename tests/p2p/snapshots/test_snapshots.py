@@ -15,8 +15,9 @@ import trio.testing
 from nolocod.errors import DiskFullError, NoDonorError, PeerBusyError, PeerTooSlowError, ProtocolError
 from nolocod.identity import Identity
 from nolocod.observe.events import Event, WeightsFetched, WeightsServed
-from nolocod.p2p.exchange.channel import Channel, Context
+from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.snapshots.server import Donor, Fetched, ServedSnapshot, fetch_snapshot
+from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue

@@ -18,18 +18,19 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
+from nolocod.p2p.transport.listen_addresses import claim
 
 from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RefusedError, RemoteError, UsageError
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Address
 from nolocod.observe.events import PeerConnected
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.nat.addresses import claim, dialable, endpoint, interleave, near, public, straight, through, via
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
-from nolocod.p2p.nat.identify import IDENTIFY
 from nolocod.p2p.transport import dialer
 from nolocod.p2p.transport.delimited import send_message
+from nolocod.p2p.transport.identify import IDENTIFY
 from nolocod.p2p.transport.libp2p_stream import LibStream
+from nolocod.p2p.transport.multiaddrs import dialable, endpoint, interleave, near, public, straight, through, via
+from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
@@ -357,7 +358,7 @@ async def test_who_answers_a_fresh_port_sees_the_listening_one_where_that_is_wan
         await until(lambda: bob.own in ann.observed)
         assert ann.observed[bob.own].from_listen_port
         assert endpoint(ann.observed[bob.own].address) == endpoint(ann.announced[0])
-        await until(lambda: bob.dialler.doorway.inside == 1)  # the try has hung up
+        await until(lambda: bob.dialler.connection_limiter.inside == 1)  # the try has hung up
 
 
 async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer() -> None:

@@ -1,4 +1,4 @@
-"""Hostile replicas against the product's own judgement: the accept test, the siege, and the study's tables."""
+"""Hostile replicas against the product's own judgement: the accept test, the adversarial, and the study's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nolocod.errors import HarmfulTensorError, MisdirectedTensorError, RejectedT
 from nolocod.proto.types import Subject
 from nolocod.run.manifest import Inner, Outer, Trust
 from nolocod.studies.lab import attacks
-from nolocod.studies.lab.adversarial import Siege
+from nolocod.studies.lab.adversarial import AdversarialReplicas
 from nolocod.studies.lab.results import Results
 from nolocod.trainer.accept import BATCHES, FIRST, POOL, AcceptTest, Candidates
 from nolocod.trainer.model import bytes_on_device
@@ -165,7 +165,7 @@ def test_who_is_tested(tmp_path: Path) -> None:
     assert make_replica(sealed_run(trust=Trust(accept=0)), tmp_path).accept_test is None
 
 
-# --- the siege
+# --- the adversarial
 
 
 class Notes:
@@ -194,12 +194,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[Siege, list[Notes], float]:
-    battle = attacks.Battle(attack, trust, hidden=16, phase=4, head_start=4, rounds=8)
+def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[AdversarialReplicas, list[Notes], float]:
+    battle = attacks.AttackTrial(attack, trust, hidden=16, phase=4, head_start=4, rounds=8)
     opinions = [Notes() for _ in range(3)]
-    siege = Siege(battle.manifest(), opinions, 1, [attack], cache)
-    siege.begin_at(battle.head_start)
-    return siege, opinions, siege.fight().mean
+    adversarial = AdversarialReplicas(battle.manifest(), opinions, 1, [attack], cache)
+    adversarial.begin_at(battle.head_start)
+    return adversarial, opinions, adversarial.fight().mean
 
 
 @pytest.mark.parametrize(
@@ -214,24 +214,24 @@ def test_attackers_meet_the_product_s_own_judgement(cache: Path, attack: Attack,
 
 
 def test_old_weights_lie_against_our_change(cache: Path) -> None:
-    siege, opinions, _ = besieged(cache, "stale", Trust(direction=0.1))
-    assert siege.rejected["hostile"] > 0
+    adversarial, opinions, _ = besieged(cache, "stale", Trust(direction=0.1))
+    assert adversarial.rejected["hostile"] > 0
     assert {type(error) for one in opinions for error in one.errors} == {MisdirectedTensorError}
 
 
 def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: Path) -> None:
     _, _, undefended = besieged(cache, "huge", attacks.OFF)
-    siege, opinions, defended = besieged(cache, "huge", Trust())
+    adversarial, opinions, defended = besieged(cache, "huge", Trust())
     assert any(partner >= 3 for one in opinions for partner in one.partners), "nobody is refused for being far away"
     assert defended < undefended - 0.1, "which is no better than guessing"
-    assert statistics.mean(siege.weights) > 0.5, "honest partners keep their weight"
+    assert statistics.mean(adversarial.weights) > 0.5, "honest partners keep their weight"
 
 
 # --- the study
 
 
 def test_results_are_told_in_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    like = attacks.Battle(attacks.NONE, honest=4, hostile=0, hidden=16, phase=2, head_start=1, rounds=2)
+    like = attacks.AttackTrial(attacks.NONE, honest=4, hostile=0, hidden=16, phase=2, head_start=1, rounds=2)
     study = attacks.Study(like, (1,))
     told: list[str] = []
     log = attacks.log(tmp_path / "kept.jsonl")
@@ -240,7 +240,7 @@ def test_results_are_told_in_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     calm = log[like]
     assert calm.mean is not None
 
-    def found(_: object, battle: attacks.Battle) -> attacks.Fought:
+    def found(_: object, battle: attacks.AttackTrial) -> attacks.AttackOutcome:
         assert battle in study.battles(), "what is told was fought"
         worse = {attacks.OFF: 1.0, Trust(): 1.01}.get(battle.trust, 1.02)
         return replace(calm, mean=None if battle.attack == "huge" and battle.trust == attacks.OFF else calm.mean * worse)

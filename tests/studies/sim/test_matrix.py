@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from nolocod.p2p.exchange.service import Exchanger
+from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.exchange.session import Session
 from nolocod.proto.serving import SERVING
 from nolocod.proto.states import TABLE, State
@@ -71,7 +71,7 @@ def test_a_product_that_leaves_a_doubt_fails_the_matrix(monkeypatch: pytest.Monk
     async def indifferent(*_: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Exchanger, "_settle", indifferent)
+    monkeypatch.setattr(ExchangeService, "_settle", indifferent)
     way = next(way for way in WAYS if (way.fault, way.name) == ("silence", "200 s"))
     verdict = matrix.strike("offerer", "DECIDED", way).verdict
     assert verdict.fate == "doubt"

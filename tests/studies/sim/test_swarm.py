@@ -18,13 +18,13 @@ from nolocod import cli
 from nolocod.commands.simulate import NAMES
 from nolocod.errors import OtherRunError, PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
 from nolocod.p2p.membership import heartbeat
-from nolocod.p2p.membership.gossip import Voice
+from nolocod.p2p.membership.gossip import OwnHeartbeat
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
-from nolocod.studies.sim import schedule
+from nolocod.studies.sim import recorded
 from nolocod.studies.sim.clock import Bell, run, sleep, sleep_until
-from nolocod.studies.sim.network import PROGRESS, End, Fault, Network, Weather
+from nolocod.studies.sim.network import PROGRESS, End, Fault, LineModel, Network
 from nolocod.studies.sim.oracle import Oracle
 from nolocod.studies.sim.replica import Course, SimReplica, State
 from nolocod.studies.sim.scenarios import SCENARIOS
@@ -108,8 +108,8 @@ def test_a_run_is_done_again_from_its_receipts() -> None:
     swarms: list[Swarm] = []
     simulate(replace(SMALL, scenario="churn"), SCENARIOS["churn"], prepare=swarms.append)
     receipts = {receipt.session: receipt for node in swarms[0].nodes for receipt in node.receipts.kept.values()}
-    written = schedule.schedule(receipts.values())
-    report, missing = schedule.replay(written, SCENARIOS["wan"], seed=1)
+    written = recorded.schedule(receipts.values())
+    report, missing = recorded.replay(written, SCENARIOS["wan"], seed=1)
     assert missing == ()
     assert report.outcomes["committed"] == len(receipts) == len(written.pairs)
 
@@ -172,8 +172,8 @@ def test_a_cheap_signature_is_checked_like_a_real_one() -> None:
 
 def test_a_heartbeat_is_read_once_for_all_who_hear_it() -> None:
     signing = Signing(1, cheap=False)
-    voice = Voice(signing.identity(0), "run", lambda: (Standing(1, 2, 3.0), "training"), list)
-    raw = voice.heartbeat()
+    own_heartbeat = OwnHeartbeat(signing.identity(0), "run", lambda: (Standing(1, 2, 3.0), "training"), list)
+    raw = own_heartbeat.heartbeat()
     with signing.checked():
         said = heartbeat.read(raw, "run")
         assert heartbeat.read(bytes(bytearray(raw)), "run") is said
@@ -235,7 +235,7 @@ def talk(
     """Run both ends of one stream; `faults` befall what the dialler writes."""
 
     async def main() -> Network:
-        network = Network(Weather(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))
+        network = Network(LineModel(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))
         one, two = network.add(_peer("one")), network.add(_peer("two"))
 
         def hang_in(end: End) -> None:
@@ -332,7 +332,7 @@ def test_a_frozen_node_takes_nothing_until_it_thaws() -> None:
 
 def test_the_dead_are_not_dialled() -> None:
     async def main() -> None:
-        network = Network(Weather(), random.Random(0))
+        network = Network(LineModel(), random.Random(0))
         one, two = network.add(_peer("one")), network.add(_peer("two"))
         two.handlers[EXCHANGE] = nothing
         network.kill(two)

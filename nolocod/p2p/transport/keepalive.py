@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import ProtocolError, RemoteError
-from nolocod.p2p.exchange.channel import deadline
+from nolocod.p2p.transport.deadlines import deadline
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership.gossip_service import Gossip
+    from nolocod.p2p.membership.gossip_service import GossipService
     from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
 
 PING = "/ipfs/ping/1.0.0"
 
 
-async def keep_alive(host: Host, table: Membership, gossip: Gossip, timing: Timing) -> None:
+async def keep_alive(host: Host, table: Membership, gossip: GossipService, timing: Timing) -> None:
     """Check all connections until cancelled."""
     heard: dict[PeerId, float] = {}
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nolocod.node.config import DataDir
     from nolocod.observe.status.state import StatusReport
+    from nolocod.run.paths import DataDir
     from nolocod.studies.testnet import Summary
 
 _LINES_EVERY = 5.0

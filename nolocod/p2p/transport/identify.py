@@ -14,9 +14,9 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from nolocod import __version__
-from nolocod.p2p.exchange.channel import deadline
-from nolocod.p2p.nat.addresses import dialable, straight
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.multiaddrs import dialable, straight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

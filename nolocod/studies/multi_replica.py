@@ -79,7 +79,7 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-class Rehearsal:
+class MultiReplica:
     """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
 
     def __init__(

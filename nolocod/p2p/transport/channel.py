@@ -6,70 +6,20 @@ then it is reset, never closed as if all had been said. A chunk goes from its pl
 
 from __future__ import annotations
 
-import random
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, ProtocolError, RemoteError
+from nolocod.errors import PeerUnavailableError, ProtocolError, RemoteError
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
-from nolocod.proto.limits import Limits
-from nolocod.run.manifest import wire_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
-    from nolocod.identity import Identity, PeerId
+    from nolocod.identity import PeerId
     from nolocod.p2p.transport.stream import Stream
-    from nolocod.run.manifest import Sealed
-
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-
-class Aside(Protocol):
-    """Does what blocks on a disk while this process goes on, and returns what came of it."""
-
-    async def __call__(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T: ...
-
-
-async def in_a_thread(work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    return await trio.to_thread.run_sync(work, *arguments)
-
-
-@dataclass(frozen=True)
-class Context:
-    """Who this node is in its run. `box_size` is the size of the largest message; 0 until it is known."""
-
-    identity: Identity
-    run_id: str
-    codec: str = ""
-    box_size: int = 0
-    limits: Limits = field(default_factory=Limits)
-    fragments: int = 1
-    staleness: int | None = None
-    """Rounds that partners may be apart (manifest: `outer.staleness`)."""
-    rng: random.Random = field(default_factory=random.SystemRandom)
-    """Names sessions; a test passes its own."""
-    aside: Aside = in_a_thread
-    """The virtual clock does not wait for threads: what runs on it does such work at once."""
-
-    @classmethod
-    def of(cls, identity: Identity, sealed: Sealed, box_size: int = 0) -> Context:
-        """`identity` in the run of `sealed`."""
-        manifest = sealed.manifest
-        outer = manifest.outer
-        return cls(
-            identity,
-            sealed.run_id,
-            wire_name(manifest.codec),
-            box_size,
-            fragments=outer.fragments,
-            staleness=outer.staleness,
-        )
+    from nolocod.proto.limits import Limits
 
 
 class Channel:
@@ -144,38 +94,6 @@ class Channel:
             yield
             self._torn = False
             self._spoke_at = trio.current_time()
-
-
-@contextmanager
-def deadline(seconds: float, what: str, error: type[PeerTooSlowError] = PeerTooSlowError) -> Iterator[None]:
-    """`error`("`what` ...") if the block takes longer."""
-    with trio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise error(f"{what} took more than {seconds:.0f} s.")
-
-
-async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], Awaitable[None]]) -> None:
-    """Run all at once until `main` returns, and cancel the rest; the first NolocodError of any ends all.
-
-    It is raised as it is, not in a group.
-    """
-    failures: list[NolocodError] = []
-
-    async def guard(scope: trio.CancelScope, part: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await part()
-        except NolocodError as error:
-            failures.append(error)
-            scope.cancel()
-        if part is main:
-            scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for part in (main, *helpers):
-            nursery.start_soon(guard, nursery.cancel_scope, part)
-    if failures:
-        raise failures[0]
 
 
 async def keep_alive(channel: Channel, working: Callable[[], bytes], every: float) -> None:

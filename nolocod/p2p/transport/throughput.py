@@ -21,7 +21,7 @@ import trio
 
 from nolocod.errors import PeerBusyError, ProtocolError
 from nolocod.identity import short
-from nolocod.p2p.exchange.channel import deadline
+from nolocod.p2p.transport.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

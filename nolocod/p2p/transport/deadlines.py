@@ -1,0 +1,48 @@
+"""Deadlines, and groups of tasks, for every protocol driver.
+
+The rule: a wait ends with one of our errors as it is, never with a group of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import NolocodError, PeerTooSlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+
+@contextmanager
+def deadline(seconds: float, what: str, error: type[PeerTooSlowError] = PeerTooSlowError) -> Iterator[None]:
+    """`error`("`what` ...") if the block takes longer."""
+    with trio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise error(f"{what} took more than {seconds:.0f} s.")
+
+
+async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], Awaitable[None]]) -> None:
+    """Run all at once until `main` returns, and cancel the rest; the first NolocodError of any ends all.
+
+    It is raised as it is, not in a group.
+    """
+    failures: list[NolocodError] = []
+
+    async def guard(scope: trio.CancelScope, part: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await part()
+        except NolocodError as error:
+            failures.append(error)
+            scope.cancel()
+        if part is main:
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for part in (main, *helpers):
+            nursery.start_soon(guard, nursery.cancel_scope, part)
+    if failures:
+        raise failures[0]

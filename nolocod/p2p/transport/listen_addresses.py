@@ -1,0 +1,124 @@
+"""Which of its own addresses a node tells others.
+
+The rule: only what can be dialled is announced. A wildcard is replaced by the interfaces' own addresses,
+loopback is told only by a node that listens on nothing else, and bridges of container engines come last.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nolocod.errors import PortTakenError, UsageError
+from nolocod.p2p.transport.multiaddrs import multiaddr_of
+from nolocod.units import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+_BRIDGES = ("docker", "br-", "veth", "virbr", "cni", "podman", "lxc", "flannel", "cali")
+
+
+_LOOPBACK = 2
+"""The rank of loopback among the interfaces."""
+
+
+_TRIES = 16
+
+
+def claim(listen: Sequence[Address]) -> tuple[Address, ...]:
+    """Find out whether `listen` can be bound, and give every address a port, the same one where there is a choice.
+
+    libp2p binds with SO_REUSEPORT, which lets two daemons share a port without a word; a bind without it
+    tells. A wildcard of a family that this machine lacks is left out, unless nothing else is left. Raises
+    PortTakenError, or UsageError for an address that this machine does not have.
+    """
+    for _ in range(_TRIES):
+        found = _claim_once(listen)
+        if found is not None:
+            return found
+    raise PortTakenError(f"no port is free for {' and '.join(map(str, listen))} together.")
+
+
+def _claim_once(listen: Sequence[Address]) -> tuple[Address, ...] | None:
+    """None if the port that chance gave the first is another's in the next family."""
+    found: list[Address] = []
+    missing: UsageError | None = None
+    for address in listen:
+        chosen = found[0].port if found and not address.port else address.port
+        try:
+            found.append(Address(address.host, _bind(Address(address.host, chosen))))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                if chosen != address.port:
+                    return None
+                raise PortTakenError(f"{address} is in use.") from error
+            missing = UsageError(f"--listen {address} cannot be bound ({error.strerror}).")
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) or address.host not in ("0.0.0.0", "::"):
+                raise missing from error
+    if not found:
+        raise missing or UsageError("--listen has no address.")
+    return tuple(found)
+
+
+def _bind(address: Address) -> int:
+    """Bind for a moment; the port that it was. OSError, or UsageError for what is no IP address."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address.host).version == 6 else socket.AF_INET
+    except ValueError as error:
+        raise UsageError(f"--listen {address}: {address.host!r} is not an IP address.") from error
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind((address.host, address.port))
+        return int(probe.getsockname()[1])
+
+
+def announced(bound: Iterable[Address], override: Sequence[str]) -> tuple[str, ...]:
+    """The transport multiaddrs to tell others, best first.
+
+    `bound` are the sockets' own addresses, `override` is what the user wants told instead.
+    """
+    if override:
+        return tuple(override)
+    found: list[tuple[int, str]] = []
+    for address in bound:
+        if not ipaddress.ip_address(address.host).is_unspecified:
+            found.append((0, multiaddr_of(address)))
+            continue
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        found += [(rank, multiaddr_of(Address(host, address.port))) for rank, host in _interfaces(family)]
+    if any(rank < _LOOPBACK for rank, _ in found):
+        found = [pair for pair in found if pair[0] < _LOOPBACK]
+    ranked = [text for _, text in sorted(found, key=lambda pair: pair[0])]
+    return tuple(dict.fromkeys(ranked))
+
+
+def _interfaces(family: socket.AddressFamily) -> list[tuple[int, str]]:
+    """(rank, host) of the interfaces that are up; loopback only where there is nothing else."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    ranked, loopback = [], []
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if name not in up or entry.family != family:
+                continue
+            host = ipaddress.ip_address(entry.address.partition("%")[0])
+            if host.is_link_local:
+                continue  # cannot be dialled without a zone
+            if host.is_loopback:
+                loopback.append((_LOOPBACK, str(host)))
+            else:
+                ranked.append((1 if name.startswith(_BRIDGES) else 0, str(host)))
+    return ranked or loopback
+
+
+def is_bridge(host: str) -> bool:
+    """Whether the IP address `host` of this machine belongs to a bridge of a container engine."""
+    entries = psutil.net_if_addrs().items()
+    return any(name.startswith(_BRIDGES) and host in {entry.address for entry in found} for name, found in entries)
