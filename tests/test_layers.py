@@ -156,7 +156,7 @@ def violations(package: Path) -> list[str]:
     found = []
     for name, tree in trees.items():
         if room_of(name) is None and tree.body[1:]:  # a docstring alone is a package whose parts are rooms
-            found.append(f"{name}:1: this module is in no room; give its room a floor")
+            found.append(f"{name}:1 is in no room: give its room a floor")
             continue
         for line, target in imports(tree, ours):
             if reason := forbidden(name, target):
