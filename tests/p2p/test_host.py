@@ -16,7 +16,6 @@ from libp2p.io.utils import read_exactly
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
-from nolocod.p2p.transport.listen_addresses import announced
 
 from nolocod.errors import (
     PeerTooSlowError,
@@ -30,6 +29,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, PeerConnected, PeerDisconnected
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.limits.rate_limits import DialLimiter
+from nolocod.p2p.transport.listen_addresses import announced
 from nolocod.p2p.transport.multiaddrs import dialable, split
 from nolocod.units import Address
 from tests.support.wires import until

@@ -27,10 +27,10 @@ from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
-from nolocod.p2p.transport.listen_addresses import announced
 
 from nolocod.identity import Identity
 from nolocod.p2p.host import HostLimits, open_host
+from nolocod.p2p.transport.listen_addresses import announced
 from nolocod.p2p.transport.multistream import Negotiation
 from nolocod.units import Address
 from tests.support.wires import until

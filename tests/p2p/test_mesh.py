@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import trio
-from nolocod.p2p.transport.listen_addresses import claim
 
 from nolocod.errors import (
     NoBootstrapError,
@@ -34,6 +33,7 @@ from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.keepalive import PING
+from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import multiaddr_of
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP
 from nolocod.proto import envelope

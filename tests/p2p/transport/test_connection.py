@@ -18,7 +18,6 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
-from nolocod.p2p.transport.listen_addresses import claim
 
 from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RefusedError, RemoteError, UsageError
 from nolocod.identity import Identity, PeerId
@@ -29,6 +28,7 @@ from nolocod.p2p.transport import dialer
 from nolocod.p2p.transport.delimited import send_message
 from nolocod.p2p.transport.identify import IDENTIFY
 from nolocod.p2p.transport.libp2p_stream import LibStream
+from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import dialable, endpoint, interleave, near, public, straight, through, via
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
