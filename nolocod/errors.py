@@ -25,11 +25,13 @@ class Entry:
 
 
 CATALOGUE: dict[str, Entry] = {}
+RETIRED = {"NLC-215": "partner draws (`trust.draws`), which were removed"}
+"""Codes of earlier releases and what they were about: none is given again."""
 
 
 def _entry(code: str, title: str, remedy: str, exit_status: int = 1) -> Entry:
     entry = Entry(code, title, remedy, exit_status)
-    if code in CATALOGUE:
+    if code in CATALOGUE or code in RETIRED:
         raise AssertionError(f"error code {code} is given twice")
     CATALOGUE[code] = entry
     return entry
@@ -403,12 +405,6 @@ class BannedError(RefusedError):
     """A peer misbehaved too often, by our count or by its own of us."""
 
     entry = _entry("NLC-214", "banned for misbehaviour", "None needed: bans expire; if it is your own node, read its log.")
-
-
-class NotDrawnError(RefusedError):
-    """A peer offers to us in a round in which the run's draw does not pair us."""
-
-    entry = _entry("NLC-215", "not drawn as partners", "None needed: the draw is another one in every round.")
 
 
 SHUT_OUT: dict[type[RemoteError], type[LocalError]] = {

@@ -17,7 +17,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from nolocod.doctor.findings import CHECKS
-from nolocod.errors import Entry, LocalError, NolocodError, RemoteError
+from nolocod.errors import RETIRED, Entry, LocalError, NolocodError, RemoteError
 from nolocod.identity import PeerId
 from nolocod.node.config import NodeConfig
 from nolocod.observe.events import ExchangeEnded, Started, Troubled
@@ -144,6 +144,7 @@ def errors_page() -> str:
     lines += [f"| {one.code} | {one.title} | {_cell(one.remedy)} | {one.exit_status} |" for one in local]
     lines += ["", "## Remote errors", "", "| code | error | remedy |", "|---|---|---|"]
     lines += [f"| {one.code} | {one.title} | {_cell(one.remedy)} |" for one in entries(RemoteError) if one not in local]
+    lines += ["", "## Retired codes", "", *(f"{code}: {about}." for code, about in RETIRED.items())]
     defect = NolocodError.entry
     lines += ["", "## Defects", "", f"{defect.code}, {defect.title} (exit status {defect.exit_status}): {defect.remedy}", ""]
     return "\n".join(lines)
@@ -359,12 +360,12 @@ def _bytes(count: int) -> str:
 
 
 def keys_of(section: type[msgspec.Struct]) -> list[Key]:
-    """The keys of one table with the docstrings below them; keys that `seal` sets are left out."""
+    """The keys of one table with the docstrings below them; retired keys, and those that `seal` sets, are left out."""
     texts = _docstrings(section)
     hints = get_type_hints(section, include_extras=True)
     keys = []
     for field in msgspec.structs.fields(section):
-        if field.name in ("owner", "format") or field.name in _tables():
+        if field.name in ("owner", "format", "draws") or field.name in _tables():
             continue
         default = "required" if field.required else _literal(field.default)
         keys.append(Key(field.name, type_text(hints[field.name]), default, texts.get(field.name, "")))

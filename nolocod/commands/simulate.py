@@ -31,7 +31,6 @@ def add_to(commands: Commands) -> None:
     add("--nodes", type=int, default=16, metavar="N")
     add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished")
     add("--seed", type=int, default=0, help="decides everything")
-    add("--draws", type=int, default=0, metavar="N", help="as trust.draws of a run: partners are drawn from about so many")
     add("--probation", type=int, default=0, metavar="N", help="as trust.probation of a run")
     add("--train", action="store_true", help="replicas really learn: a tiny model, on real text")
     add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="do the exchanges again that these tell of")
@@ -54,8 +53,8 @@ def _simulate(options: argparse.Namespace) -> None:
         raise UsageError(f"there is no scenario {options.scenario!r}.", remedy=f"There are {', '.join(SCENARIOS)}.")
     if options.nodes < 2 or options.rounds < 1:
         raise UsageError("--nodes must be at least 2, and --rounds 1.")
-    if options.draws < 0 or options.probation < 0:
-        raise UsageError("--draws and --probation cannot be negative.")
+    if options.probation < 0:
+        raise UsageError("--probation cannot be negative.")
     if options.train and options.receipts:
         raise UsageError("--train and --receipts do not go together: receipts do not tell of weights.")
     with ExitStack() as stack:
@@ -66,7 +65,7 @@ def _simulate(options: argparse.Namespace) -> None:
             if missing:
                 raise SimulationError(f"{len(missing)} of {len(written.pairs)} exchanges did not come about: {missing[0]}.")
         else:
-            made = (options.scenario, options.nodes, options.rounds, options.seed, options.draws, options.probation)
+            made = (options.scenario, options.nodes, options.rounds, options.seed, options.probation)
             plan = Plan(*made, train=options.train)
             report = simulate(plan, paced(settings, options.nodes), log)
     print(msgspec.json.encode(asdict(report)).decode() if options.json else _text(report))

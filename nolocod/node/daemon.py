@@ -259,7 +259,6 @@ class Node:
         if abs(offset) > _CLOCK_LIMIT:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
-        self._reception.mesh = mesh
         self._exchange_service = exchange_service = ExchangeService(
             context, mesh.dial, self._reception, self._receipts, mesh.judge, self.emit
         )
@@ -426,13 +425,11 @@ class Reception:
     def __init__(self) -> None:
         self.rounds: Rounds | None = None
         self._engaged: Rounds | None = None
-        self.mesh: Mesh | None = None
-        """Says who may offer; all may until it is there."""
 
     def decide(self, offer: Offer) -> Answer:
         if self.rounds is None or self._engaged not in (None, self.rounds):
             return Busy(_LOADING_SECONDS, "not ready")
-        answer = self.rounds.decide(offer) if self.mesh is None else self.mesh.answer(offer, self.rounds.decide)
+        answer = self.rounds.decide(offer)
         if isinstance(answer, Accept):
             self._engaged = self.rounds
         return answer

@@ -30,7 +30,6 @@ from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.rate_limits import ConnectionLimits
 from nolocod.p2p.membership.admission import Admission
-from nolocod.p2p.membership.draws import Draw
 from nolocod.p2p.membership.gossip import OwnHeartbeat, new_life
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, Watched, conduct_of
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.discovery.bootstrap import Contact
     from nolocod.p2p.limits.metering import Meter
     from nolocod.p2p.transport.stream import Handler, Stream
-    from nolocod.proto.types import Answer, Member, Offer, Standing
+    from nolocod.proto.types import Member, Standing
     from nolocod.run.manifest import Sealed
     from nolocod.run.paths import DataDir
 
@@ -161,7 +160,6 @@ class Mesh:
         self._reputation = Reputation(around.emit)
         self._records = Records(around.paths.reputation, self._reputation, time.time())
         self._staleness = 0
-        self._draw = Draw("", identity.peer_id, 0)
         self._work = trio.CancelScope()
         self.cloned = trio.Event()
         """Set once another node, that began before this one, is known to speak with our key."""
@@ -197,7 +195,6 @@ class Mesh:
             self._guard = Admission(sealed, self._identity.peer_id, around.paths)
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
-        self._draw = Draw(sealed.run_id, self._identity.peer_id, trust.draws)
         access = Watched(self._guard or Open(), reputation, time.time)
         self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, access)
         self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
@@ -303,7 +300,6 @@ class Mesh:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
         shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
-        shunned |= self._draw.undrawn(members, own.round)
         carried = self._around.ways.carried(members)
         return choose(self._around.rng, members, own, self._staleness, shunned, carried)
 
@@ -314,10 +310,6 @@ class Mesh:
     def suspect(self, peer: PeerId) -> None:
         """This peer could not be reached: no partner until it is heard again, and for a growing while."""
         self._table.suspect(peer, trio.current_time())
-
-    def answer(self, offer: Offer, decide: Callable[[Offer], Answer]) -> Answer:
-        """What `decide` says to an offer to us, or a refusal if the run's draw does not pair us (manifest: `trust.draws`)."""
-        return self._draw.answer(offer, self.live, decide)
 
     def judge(self, peer: PeerId, conduct: Conduct) -> None:
         """Take note of what a peer did: of members and strangers alike."""

@@ -178,11 +178,15 @@ class Trust(Section, frozen=True):
     probation: Count = 3
     """Accepted exchanges with a peer before its difference counts as much as that of others; half as much until then."""
     draws: Count = 0
-    """Partners are drawn from about so many members, by run, round and both peer ids, which the partner verifies; 0 lets
-    everybody choose among all."""
+    """Retired: always 0. It stays in what is signed, so that equal run files keep their run ids over releases."""
     donors: Annotated[int, Meta(ge=1, le=8)] = 2
     """Members whose weights a newcomer tries on its own held-out text, as long as they are much worse than members tell, or
     far from samples of as many other donors' weights, before it takes the best of them; 1 switches both looks off."""
+
+    def __post_init__(self) -> None:
+        if self.draws:
+            cause = f"`trust.draws` is {self.draws}, and partner draws were removed."
+            raise RunFileError(cause, remedy="Found the run without `trust.draws`, or use release 0.1.")
 
 
 class Manifest(Section, frozen=True):
@@ -264,8 +268,10 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
         raise VersionError(f"the manifest has format {format}, this release reads {FORMAT}.")
     try:
         manifest = msgspec.convert(head, Manifest)
-    except (msgspec.ValidationError, UnstableError) as error:
+    except msgspec.ValidationError as error:
         raise ManifestError(f"{error}") from error
+    except RunFileError as error:
+        raise ManifestError(error.cause, remedy=error.remedy) from error
     sealed = Sealed(manifest, body, signature)
     if run_id is not None and sealed.run_id != run_id:
         raise ManifestError(f"its hash is {sealed.run_id[:12]}, not {run_id[:12]} as asked for.")
@@ -286,11 +292,10 @@ def read_run_file(path: Path) -> Manifest:
     _inline_tokenizer(table, path)
     try:
         return msgspec.convert(table, Manifest)
-    except (msgspec.ValidationError, UnstableError) as error:
-        where = _where(text, error)
-        raise type(error if isinstance(error, UnstableError) else RunFileError(""))(
-            f"{path}{where}: {error.cause if isinstance(error, UnstableError) else error}"
-        ) from error
+    except msgspec.ValidationError as error:
+        raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
+    except RunFileError as error:
+        raise type(error)(f"{path}{_where(text, error)}: {error.cause}", remedy=error.remedy) from error
 
 
 def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
@@ -312,8 +317,8 @@ def _where(text: str, error: Exception) -> str:
     field = re.search(r"(?:unknown field|field) `(\w+)`", message)
     if field:
         keys.append(field.group(1))
-    if isinstance(error, UnstableError):
-        keys = ["outer", "gamma"]
+    if isinstance(error, RunFileError):
+        keys = ["outer", "gamma"] if isinstance(error, UnstableError) else ["trust", "draws"]
     section, *rest = [*keys] if keys else [""]
     inside = False
     for number, line in enumerate(text.splitlines(), 1):

@@ -80,6 +80,7 @@ def to_toml(manifest: Manifest) -> str:
     table = msgspec.to_builtins(manifest)
     for key in ("owner", "format", "protocol"):
         del table[key]
+    del table["trust"]["draws"]  # retired
     scalars = {key: value for key, value in table.items() if not isinstance(value, dict)}
     sections = {key: value for key, value in table.items() if isinstance(value, dict)}
     lines = [_toml_line(key, value) for key, value in scalars.items()]

@@ -19,17 +19,16 @@ from nolocod.node.daemon import MeshSwarm, Node, Reception
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.outer.loop import Pace, Rounds
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
-from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Refuse, Standing, Subject
+from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing, Subject
 from nolocod.run.manifest import Data, Inner, Manifest, seal
 from nolocod.trainer.pipe import Dumped
 from nolocod.units import Hours
 from tests.node.test_training_session import PHASE, StandInTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import AsyncIterator, Collection
     from pathlib import Path
 
-    from nolocod.proto.types import Answer
 
 PEER = PeerId("peer")
 
@@ -49,7 +48,6 @@ class StandInMesh:
         self.cloned = trio.Event()
         self.expected = 0
         self.handlers: dict[str, Any] = {}
-        self.refusal: Refuse | None = None
 
     async def enter(self, *_: object) -> None: ...
 
@@ -59,9 +57,6 @@ class StandInMesh:
 
     def probation(self, _: PeerId) -> bool:
         return False
-
-    def answer(self, offer: Offer, decide: Callable[[Offer], Answer]) -> Answer:
-        return self.refusal or decide(offer)
 
     def expect(self, size: int) -> None:
         self.expected = size
@@ -356,18 +351,6 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     await reception.ended(Ended("aborted", PEER, b"s"))
     with pytest.raises(AssertionError, match="no exchange"):
         _ = reception.local_side
-
-
-async def test_an_offer_that_the_draw_does_not_allow_is_refused_before_anybody_is_engaged(autojump_clock: object) -> None:
-    reception, mesh, offer = Reception(), StandInMesh(), Offer(PEER, b"s", Standing(0, 0, 1.0))
-    reception.rounds, reception.mesh = rounds_of(StandInTrainer([].append)), cast("Any", mesh)
-    mesh.refusal = Refuse("NLC-215", "no pair")
-    assert reception.decide(offer) == mesh.refusal
-    with pytest.raises(AssertionError, match="no exchange"):
-        _ = reception.local_side
-    mesh.refusal = None
-    assert isinstance(reception.decide(offer), Accept)
-    await reception.ended(Ended("aborted", PEER, b"s"))
 
 
 # --- what the owner allows ----------------------------------------------------------------------------

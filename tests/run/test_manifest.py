@@ -143,6 +143,41 @@ def test_no_key_of_the_data_table_can_name_a_file(key: str) -> None:
         unseal(signed({**content, "data": {"source": "text", key: "/etc/passwd"}}))
 
 
+# --- partner draws, which were removed -------------------------------------------------------------
+
+
+OF_RELEASE_0_1 = (
+    b'{"name":"demo","model":{"hidden_size":64,"model_type":"llama"},'
+    b'"owner":"12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB",'
+    b'"format":1,"protocol":1,"seed":0,'
+    b'"data":{"source":"stdlib","dataset":null,"subset":null,"split":"train","field":"text","tokenizer":"bytes","held_out":0.01},'
+    b'"inner":{"steps":25,"batch":8,"accumulation":1,"sequence":128,"learning_rate":0.001,'
+    b'"warmup_rounds":1.0,"weight_decay":0.1,"beta1":0.9,"beta2":0.95,"clip":1.0},'
+    b'"outer":{"alpha":0.5,"beta":0.7,"gamma":0.7,"rounds":0,"staleness":3,"blocking":false,"patience":60.0,"fragments":1,"refresh":8},'
+    b'"evaluation":{"every":10,"batches":16},'
+    b'"trust":{"clip":1.5,"direction":0.0,"accept":0.0,"reputation":true,"probation":3,"draws":0,"donors":2},"codec":"modulo8","access":"open"}'
+)
+RUN_ID_OF_RELEASE_0_1 = "7e6902163fa92ccbdf177a8f4eb066fd059406abe20b787470bf0f2c6f39308b"
+
+
+def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -> None:
+    before = OWNER.sign(b"nolocod manifest 1\0" + OF_RELEASE_0_1) + OF_RELEASE_0_1
+    opened = unseal(before)
+    assert (opened.body, opened.run_id) == (OF_RELEASE_0_1, RUN_ID_OF_RELEASE_0_1)
+    again = seal(Manifest(name="demo", model=MODEL), OWNER)
+    assert again.run_id == RUN_ID_OF_RELEASE_0_1
+
+
+def test_draws_switched_on_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="partner draws were removed") as altered:
+        unseal(signed({"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1, "trust": {"draws": 8}}))
+    path = written(tmp_path, RUN_FILE + "\n[trust]\ndraws = 8\n")
+    with pytest.raises(RunFileError, match=r"line 14, key `trust.draws`: .*partner draws were removed") as caught:
+        read_run_file(path)
+    assert "release 0.1" in caught.value.remedy == altered.value.remedy
+    assert read_run_file(written(tmp_path, RUN_FILE + "\n[trust]\ndraws = 0\n")) == read_run_file(written(tmp_path, RUN_FILE))
+
+
 # --- signed manifests ------------------------------------------------------------------------------
 
 

@@ -158,7 +158,9 @@ is asked. Everything is the default with `direction = {everything.direction}` an
 
 
 def _settings(trust: Trust) -> str:
-    return ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in msgspec.structs.asdict(trust).items())
+    settings = msgspec.structs.asdict(trust)
+    del settings["draws"]  # retired
+    return ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in settings.items())
 
 
 def log(kept: Path) -> Log:

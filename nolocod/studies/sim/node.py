@@ -16,7 +16,6 @@ from nolocod.observe.events import StateChanged, Troubled
 from nolocod.outer.loop import Pace, Rounds
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
-from nolocod.p2p.membership.draws import Draw
 from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Reputation
 from nolocod.p2p.membership.peer_selection import choose
@@ -99,7 +98,6 @@ class SimNode:
             life=new_life(self.wall(), self._rng),
         )
         self._gossip = Gossip(self._table, own_heartbeat, self._rng)
-        self._draw = Draw(swarm.run_id, self.peer_id, plan.draws)
         context = Context(
             self.identity, swarm.run_id, replica.codec, replica.outbox.size, swarm.limits,
             staleness=settings.staleness, rng=self._rng, aside=self.aside,
@@ -215,7 +213,6 @@ class SimNode:
             return peer if offers and peer not in avoid else None
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self._table.suspected(now), *self.reputation.shunned(self.wall())}
-        shunned |= self._draw.undrawn(members, own.round)
         carried = {member.peer_id for member in members if needs_relay(member, self.port.nat, ())}
         return choose(self._rng, members, own, self._swarm.settings.staleness, shunned, carried)
 
@@ -248,7 +245,7 @@ class SimNode:
     def decide(self, offer: Offer) -> Answer:
         if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):
             return Busy(1.0, "another exchange comes first")
-        return self._draw.answer(offer, self.members, self.rounds.decide)
+        return self.rounds.decide(offer)
 
     @property
     def local_side(self) -> LocalSide:

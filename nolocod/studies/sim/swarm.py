@@ -75,14 +75,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides what happens. `draws`, `probation`: manifest.Trust. `cheap`: signatures (signing.py); None lets
+    """All that decides what happens. `probation`: manifest.Trust. `cheap`: signatures (signing.py); None lets
     the number of nodes decide. `train`: replicas really learn (learner.py)."""
 
     scenario: str = "calm"
     nodes: int = 16
     rounds: int = 20
     seed: int = 0
-    draws: int = 0
     probation: int = 0
     cheap: bool | None = None
     train: bool = False
@@ -121,7 +120,7 @@ class Report:
     def replay(self) -> str:
         """The command that does it again."""
         plan = self.plan
-        extra = "".join(f" --{name} {value}" for name, value in (("draws", plan.draws), ("probation", plan.probation)) if value)
+        extra = f" --probation {plan.probation}" if plan.probation else ""
         extra += " --train" if plan.train else ""
         return f"nolocod simulate {plan.scenario} --nodes {plan.nodes} --rounds {plan.rounds} --seed {plan.seed}{extra}"
 

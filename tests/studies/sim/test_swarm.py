@@ -350,7 +350,7 @@ def test_the_dead_are_not_dialled() -> None:
     [
         (["wild"], "no scenario 'wild'"),
         (["--nodes", "1"], "at least 2"),
-        (["--draws", "-1"], "negative"),
+        (["--probation", "-1"], "negative"),
         (["--log", "/"], "--log /"),
     ],
 )
