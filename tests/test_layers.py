@@ -27,7 +27,7 @@ units identity disk
 observe.events
 proto
 run
-outer
+outer p2p.settings
 trainer p2p.limits p2p.timing
 p2p.transport
 p2p.host

@@ -28,6 +28,7 @@ from nolocod.p2p.host import HostLimits
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.nat.autonat import AutoNatLimits
 from nolocod.p2p.nat.circuit_relay import RelayLimits
+from nolocod.p2p.settings import Relaying
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.buffers import Unread
 from nolocod.p2p.transport.yamux import MuxLimits
@@ -210,7 +211,7 @@ def _label(name: str, values: list[str]) -> str:
 def bounds() -> list[Bound]:
     """Every bound that the page names, with its value as the code has it."""
     host, mux, wire, relay, timing = HostLimits(), MuxLimits(), Limits(), RelayLimits(), Timing()
-    asked, config, unread = AutoNatLimits(), NodeConfig(Path()), inspect.signature(Unread).parameters["most"].default
+    asked, unread = AutoNatLimits(), inspect.signature(Unread).parameters["most"].default
     receipts = inspect.signature(ReceiptStore).parameters["limit"].default
     return [
         Bound("connections", "at once", f"{host.connections}", "`HostLimits`", "so_many_connections_and_no_more"),
@@ -266,7 +267,7 @@ def bounds() -> list[Bound]:
         Bound(
             "relaying",
             "reservations",
-            f"{config.relaying.reservations}",
+            f"{Relaying.reservations}",
             "`--relay-peers`",
             "a_reservation_ends_with_its_holders_connection_and_makes_room",
         ),
@@ -274,7 +275,7 @@ def bounds() -> list[Bound]:
         Bound(
             "relaying",
             "all circuits together",
-            f"{_bytes(config.relaying.rate)}/s",
+            f"{_bytes(Relaying.rate)}/s",
             "`--relay-rate`",
             "circuits_keep_to_one_rate_and_share_it",
         ),
@@ -288,7 +289,7 @@ def bounds() -> list[Bound]:
         Bound(
             "weights for others",
             "newcomers served at once",
-            f"{config.max_uploads}",
+            f"{NodeConfig.max_uploads}",
             "`NodeConfig`",
             "slots_are_counted_and_freed",
         ),

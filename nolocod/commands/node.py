@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.errors import UsageError
-from nolocod.node.config import Access, Allowance, NodeConfig, Relaying
+from nolocod.node.config import NodeConfig
 from nolocod.observe.events import Started
+from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.run.manifest import stored_manifest
 from nolocod.run.paths import DataDir
 from nolocod.units import Address, Hours, parse_rate, parse_size
@@ -85,10 +86,7 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         if not getattr(options, name) >= least:  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     return NodeConfig(
-        data_dir=options.data_dir,
-        bootstrap=tuple(options.bootstrap),
-        listen=_listen(options),
-        announce=tuple(options.announce),
+        mesh=_mesh_settings(options, options.max_connections, options.max_per_address, _relaying(options)),
         http=Address.parse(options.http, "--http"),
         http_token=options.http_token,
         http_open_metrics=options.http_open_metrics,
@@ -96,19 +94,31 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         device=options.device,
         threads=options.threads,
         max_uploads=options.max_uploads,
-        connections=options.max_connections,
-        connections_per_address=options.max_per_address,
         checkpoint_every=options.checkpoint_every,
         linger=options.linger,
         allowance=_allowance(options),
-        relaying=_relaying(options),
-        access=Access(options.network_key, options.allow, options.invite),
-        upnp=not options.no_upnp,
+        hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
+        pause_on_battery=options.pause_on_battery,
     )
 
 
-def _listen(options: argparse.Namespace) -> tuple[Address, ...]:
-    return tuple(Address.parse(text, "--listen") for text in options.listen or ()) or NodeConfig.listen
+def _mesh_settings(
+    options: argparse.Namespace,
+    connections: int = MeshSettings.connections,
+    per_address: int = MeshSettings.connections_per_address,
+    relaying: Relaying = MeshSettings.relaying,
+) -> MeshSettings:
+    return MeshSettings(
+        data_dir=options.data_dir,
+        bootstrap=tuple(options.bootstrap),
+        listen=tuple(Address.parse(text, "--listen") for text in options.listen or ()) or MeshSettings.listen,
+        announce=tuple(options.announce),
+        connections=connections,
+        connections_per_address=per_address,
+        relaying=relaying,
+        access=Access(options.network_key, options.allow, options.invite),
+        upnp=not options.no_upnp,
+    )
 
 
 def _relaying(options: argparse.Namespace) -> Relaying:
@@ -131,8 +141,6 @@ def _allowance(options: argparse.Namespace) -> Allowance:
         up=None if options.max_upload is None else parse_rate(options.max_upload, "--max-upload"),
         down=None if options.max_download is None else parse_rate(options.max_download, "--max-download"),
         monthly=None if options.monthly_budget is None else parse_size(options.monthly_budget, "--monthly-budget"),
-        hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
-        pause_on_battery=options.pause_on_battery,
     )
 
 
@@ -199,17 +207,8 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    config = NodeConfig(
-        data_dir=options.data_dir,
-        bootstrap=tuple(options.bootstrap),
-        listen=_listen(options),
-        announce=tuple(options.announce),
-        data=options.data,
-        device=options.device,
-        access=Access(options.network_key, options.allow, options.invite),
-        upnp=not options.no_upnp,
-    )
+    settings = _mesh_settings(options)
     from nolocod.doctor import show
 
-    if not show.examined(config, as_json=options.json):
+    if not show.examined(settings, options.device, options.data, as_json=options.json):
         sys.exit(1)

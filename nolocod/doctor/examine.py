@@ -30,12 +30,13 @@ from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from nolocod.doctor.network import Told, Visit
     from nolocod.identity import PeerId
-    from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Event, NatClass
     from nolocod.p2p.host import Host
+    from nolocod.p2p.settings import MeshSettings
     from nolocod.run.manifest import Sealed
 
 T = TypeVar("T")
@@ -91,9 +92,15 @@ class _Known:
     members: list[Told] = field(default_factory=list)
 
 
-async def examine(config: NodeConfig, tell: Callable[[Finding], None], seconds: float = TOTAL) -> Report:
-    """Make all checks for a node with these settings."""
-    doctor = _Doctor(config, Findings(tell))
+async def examine(
+    config: MeshSettings,
+    tell: Callable[[Finding], None],
+    device: str = "auto",
+    data: Path | None = None,
+    seconds: float = TOTAL,
+) -> Report:
+    """Make all checks for a node with these settings, which would train on `device`, with the text in `data`."""
+    doctor = _Doctor(config, device, data, Findings(tell))
     with trio.move_on_after(seconds):
         await doctor.run()
     for code in doctor.findings.missing():
@@ -102,9 +109,11 @@ async def examine(config: NodeConfig, tell: Callable[[Finding], None], seconds: 
 
 
 class _Doctor:
-    def __init__(self, config: NodeConfig, findings: Findings) -> None:
+    def __init__(self, config: MeshSettings, device: str, data: Path | None, findings: Findings) -> None:
         self.findings = findings
         self._config = config
+        self._device = device
+        self._data = str(data.absolute()) if data else ""
         self._known = _Known()
 
     async def run(self) -> None:
@@ -221,10 +230,10 @@ class _Doctor:
     async def _instruct(self, stdin: trio.abc.SendStream) -> None:
         """Send the job as soon as the run is known: torch is imported meanwhile."""
         await self._known.run_settled.wait()
-        config, sealed = self._config, self._known.sealed
+        sealed = self._known.sealed
         job = Job(
-            device=config.device,
-            data=str(config.data.absolute()) if config.data else "",
+            device=self._device,
+            data=self._data,
             manifest=sealed.to_bytes() if sealed else b"",
             loaded=self._known.here.held,
         )

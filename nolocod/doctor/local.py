@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.identity import Identity
-    from nolocod.node.config import NodeConfig
     from nolocod.node.data_directory import Running
     from nolocod.observe.status.state import StatusReport
+    from nolocod.p2p.settings import MeshSettings
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed
     from nolocod.run.paths import DataDir
@@ -215,7 +215,7 @@ class Credentials:
 
 
 def credentials_in_order(
-    config: NodeConfig, own: PeerId | None, sealed: Sealed | None, now: float
+    config: MeshSettings, own: PeerId | None, sealed: Sealed | None, now: float
 ) -> tuple[Finding, Credentials]:
     """D13 at the time of day `now`. Raises UsageError, InvitationError, InvitationOverError or NotInvitedError."""
     wanted = config.access

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from nolocod.doctor.network import Told
     from nolocod.identity import PeerId
-    from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Event, NatClass
     from nolocod.observe.status.state import ReachReport
     from nolocod.p2p.host import Host
+    from nolocod.p2p.settings import MeshSettings
 
 _HELPERS = 4
 _ROUTER = 8.0
@@ -95,7 +95,7 @@ def _judged(kind: NatClass | None, why: str) -> Finding:
 
 
 @asynccontextmanager
-async def router(host: Host, config: NodeConfig, rng: random.Random) -> AsyncIterator[Router]:
+async def router(host: Host, config: MeshSettings, rng: random.Random) -> AsyncIterator[Router]:
     """D27; a mapping lasts for as long as the block."""
     hosts = [found[0] for address in host.local if (found := endpoint(address))]
     port = host.dialler.port("0.0.0.0")
@@ -118,7 +118,7 @@ async def router(host: Host, config: NodeConfig, rng: random.Random) -> AsyncIte
 
 
 async def reachability(
-    host: Host, helpers: Sequence[PeerId], config: NodeConfig, asked: Router
+    host: Host, helpers: Sequence[PeerId], config: MeshSettings, asked: Router
 ) -> tuple[Finding, NatClass | None]:
     """D26: `helpers` are connected, and each is asked to dial us where it sees us."""
     verdicts: list[Verdict] = []

@@ -5,7 +5,6 @@ The rule: a line is shown as soon as it is known, and JSON only once it is whole
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,18 +17,20 @@ from rich.text import Text
 from nolocod.doctor.examine import examine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import RenderableType
 
     from nolocod.doctor.findings import Finding, Report
-    from nolocod.node.config import NodeConfig
+    from nolocod.p2p.settings import MeshSettings
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-def examined(config: NodeConfig, *, as_json: bool) -> bool:
+def examined(config: MeshSettings, device: str, data: Path | None, *, as_json: bool) -> bool:
     """Make all checks and show them; whether nothing failed."""
     screen = Screen()
-    report = trio.run(partial(examine, config, (lambda _: None) if as_json else screen.show))
+    report = trio.run(examine, config, (lambda _: None) if as_json else screen.show, device, data)
     if as_json:
         screen.dump(report)
     else:

@@ -31,10 +31,10 @@ from nolocod.errors import (
 )
 from nolocod.node import data_directory
 from nolocod.node.host_checks import check_host
-from nolocod.node.schedule import TrainingHours, month_spent, on_battery, outside_hours, told
+from nolocod.node.schedule import TrainingHours, month_spent, on_battery, outside_hours
 from nolocod.node.supervisor import Supervisor
 from nolocod.node.training_session import Part, TrainingSession
-from nolocod.observe.events import ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
+from nolocod.observe.events import Allowed, ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.observe.metrics import Metrics
 from nolocod.observe.status.access import PageAccess, is_loopback, make_token, read_token
 from nolocod.observe.status.server import Pages, serve_http
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
     from nolocod.identity import PeerId
-    from nolocod.node.config import Allowance, NodeConfig
+    from nolocod.node.config import NodeConfig
     from nolocod.node.schedule import Check
     from nolocod.observe.events import Emit, Event
     from nolocod.outer.loop import Rounds
@@ -106,7 +106,7 @@ class Node:
         self._identity = identity.load_or_create(config.paths.identity)
         self._rng = random.SystemRandom()
         self._budget = Budget(config.allowance, Ledger(config.paths.usage), self.emit)
-        self._gate = TrainingHours(_checks(config.allowance, self._budget, self.emit), self.emit)
+        self._gate = TrainingHours(_checks(config, self._budget, self.emit), self.emit)
         self._stop = trio.Event()
         self._reception = Reception()
         self._part: Part | None = None
@@ -146,7 +146,8 @@ class Node:
 
     async def keep_allowance(self, task_status: TaskStatus[None]) -> None:
         """Open and close the gate, and count the bytes, until cancelled."""
-        self.emit(told(self._config.allowance))
+        allowance, hours = self._config.allowance, tuple(map(str, self._config.hours))
+        self.emit(Allowed(allowance.up, allowance.down, allowance.monthly, hours, not self._config.pause_on_battery))
         self._gate.look()
         task_status.started()
         try:
@@ -161,7 +162,7 @@ class Node:
         """Join the run and train, through as many trainer processes as it takes."""
         self.emit(StateChanged("starting"))
         mesh_of = open_mesh(
-            self._config, self._identity, self.emit, rng=self._rng, meter=self._budget, guard=self._unless_paused
+            self._config.mesh, self._identity, self.emit, rng=self._rng, meter=self._budget, guard=self._unless_paused
         )
         async with mesh_of as mesh, trio.open_nursery() as nursery:
             nursery.start_soon(check_host, self._config.paths.root, mesh.clock_offset, self.emit)
@@ -333,12 +334,12 @@ class Node:
         return guarded
 
 
-def _checks(allowance: Allowance, budget: Budget, emit: Emit) -> list[Check]:
+def _checks(config: NodeConfig, budget: Budget, emit: Emit) -> list[Check]:
     """What may pause a node, by its owner's word."""
-    checks = [outside_hours(allowance.hours)] if allowance.hours else []
-    if allowance.pause_on_battery:
+    checks = [outside_hours(config.hours)] if config.hours else []
+    if config.pause_on_battery:
         checks.append(on_battery(emit))
-    if allowance.monthly is not None:
+    if config.allowance.monthly is not None:
         checks.append(month_spent(lambda: budget.spent, lambda: budget.seconds_left))
     return checks
 

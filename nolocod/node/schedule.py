@@ -15,12 +15,11 @@ import psutil
 import trio
 
 from nolocod.errors import PowerUnknownError
-from nolocod.observe.events import Allowed, Paused, Resumed, Troubled
+from nolocod.observe.events import Paused, Resumed, Troubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nolocod.node.config import Allowance
     from nolocod.observe.events import Emit
     from nolocod.units import Hours
 
@@ -147,9 +146,3 @@ class TrainingHours:
     async def wait_open(self) -> None:
         while self.pause is not None:
             await self._changed.wait()
-
-
-def told(allowance: Allowance) -> Allowed:
-    """The allowance as a fact for those who show it."""
-    hours = tuple(map(str, allowance.hours))
-    return Allowed(allowance.up, allowance.down, allowance.monthly, hours, not allowance.pause_on_battery)

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
     from nolocod.identity import Identity, PeerId
-    from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Emit, Reach
     from nolocod.p2p.discovery.bootstrap import Contact
     from nolocod.p2p.limits.metering import Meter
+    from nolocod.p2p.settings import MeshSettings
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.proto.types import Member, Standing
     from nolocod.run.manifest import Sealed
@@ -69,7 +69,7 @@ _BULK = frozenset({EXCHANGE, SNAPSHOT})
 
 @asynccontextmanager
 async def open_mesh(
-    config: NodeConfig,
+    config: MeshSettings,
     identity: Identity,
     emit: Emit,
     *,
@@ -108,7 +108,7 @@ async def open_mesh(
         raise raised
 
 
-def _network_key(config: NodeConfig) -> bytes | None:
+def _network_key(config: MeshSettings) -> bytes | None:
     """The one that was named, and is then kept, else the one that was kept or came with the invitation.
 
     UsageError for a file that holds none.

@@ -11,8 +11,8 @@ from nolocod import cli
 from nolocod.commands import node
 from nolocod.errors import NolocodError, TrainerError, UnstableError
 from nolocod.identity import Identity, PeerId, load
-from nolocod.node.config import Allowance
 from nolocod.observe.events import Started
+from nolocod.p2p.settings import Allowance
 from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
@@ -208,10 +208,9 @@ def test_a_report_is_json_with_the_promised_keys() -> None:
 
 def test_an_allowance_is_read_from_its_flags() -> None:
     line = "join --max-upload 20Mbit --max-download 5MB --monthly-budget 200GB --hours 22:00-07:00,12:00-13:00"
-    allowance = node._node_config(
-        cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"])
-    ).allowance
+    config = node._node_config(cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"]))
+    allowance = config.allowance
     assert (allowance.up, allowance.down, allowance.monthly) == (2_500_000, 5_000_000, 200_000_000_000)
-    assert [str(span) for span in allowance.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
-    assert allowance.pause_on_battery
+    assert [str(span) for span in config.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
+    assert config.pause_on_battery
     assert node._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()

@@ -44,8 +44,8 @@ def test_the_pods_command_line_is_one_of_ours() -> None:
     bootstrap = KINDS["ConfigMap"]["data"]["BOOTSTRAP"]
     config = configured([word.replace("$(BOOTSTRAP)", bootstrap) for word in container["args"]])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert {"peers": config.listen[0].port, "http": config.http.port} == ports
-    assert config.bootstrap == (bootstrap,)
+    assert {"peers": config.mesh.listen[0].port, "http": config.http.port} == ports
+    assert config.mesh.bootstrap == (bootstrap,)
     assert config.http_open_metrics, "Prometheus has no token"
     assert {port["name"]: port["port"] for port in KINDS["Service"]["spec"]["ports"]} == ports
     annotations = KINDS["StatefulSet"]["spec"]["template"]["metadata"]["annotations"]

@@ -34,8 +34,8 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity, load_or_create
 from nolocod.node import data_directory
-from nolocod.node.config import Access, NodeConfig
 from nolocod.observe.status.state import ReachReport, RelayRow
+from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.transport.throughput import SampleLimits, Sampler
 from nolocod.run import invitations
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
@@ -272,7 +272,7 @@ def a_token(sealed: Sealed, *, lasts: float = 3600.0, peer: Identity | None = No
 
 
 def test_an_open_network(paths: DataDir) -> None:
-    config = NodeConfig(paths.root)
+    config = MeshSettings(paths.root)
     assert local.credentials_in_order(config, None, None, NOW) == (ok("D13", "anybody may connect."), local.Credentials())
 
 
@@ -280,7 +280,7 @@ def test_an_invitation(paths: DataDir) -> None:
     sealed, own, other = seal(a_manifest(access="invited"), OWNER), Identity.generate(), Identity.generate()
 
     def asked(token: str, run: Sealed | None = sealed) -> tuple[Finding, local.Credentials]:
-        return local.credentials_in_order(NodeConfig(paths.root, access=Access(invite=token)), own.peer_id, run, NOW)
+        return local.credentials_in_order(MeshSettings(paths.root, access=Access(invite=token)), own.peer_id, run, NOW)
 
     finding, found = asked(a_token(sealed, peer=own))
     assert finding == ok("D13", "a network key, an invitation for 1 hours.")
@@ -298,7 +298,7 @@ def test_an_invitation(paths: DataDir) -> None:
 
 def test_an_admission_that_is_stored(paths: DataDir) -> None:
     sealed, own = seal(a_manifest(access="invited"), OWNER), Identity.generate()
-    config = NodeConfig(paths.root)
+    config = MeshSettings(paths.root)
     with pytest.raises(NotInvitedError, match="not"):
         local.credentials_in_order(config, own.peer_id, sealed, NOW)
     assert "own" in local.credentials_in_order(config, OWNER.peer_id, sealed, NOW)[0].found
@@ -312,7 +312,7 @@ def test_an_admission_that_is_stored(paths: DataDir) -> None:
 def test_an_allow_list(paths: DataDir, tmp_path: Path) -> None:
     allowed = tmp_path / "allow"
     allowed.write_text(f"{OWNER.peer_id} # the owner\n")
-    config = NodeConfig(paths.root, access=Access(allow=allowed))
+    config = MeshSettings(paths.root, access=Access(allow=allowed))
     finding, found = local.credentials_in_order(config, None, None, NOW)
     assert finding.found == "an allow list of 1."
     assert found.gate.lets(OWNER.peer_id)
@@ -413,7 +413,7 @@ def listed(report: Report) -> dict[str, Finding]:
 async def test_a_child_that_is_killed_costs_its_own_checks(paths: DataDir, quick_child: Callable[[str], None]) -> None:
     line = json.dumps({"finding": {"code": "D02", "name": "torch", "status": "ok", "found": "torch 0."}})
     quick_child(f"import os; print({line!r}, flush=True); os.kill(os.getpid(), 4)")
-    config = NodeConfig(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
+    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
     told: list[Finding] = []
     report = await examine.examine(config, told.append)
     found = listed(report)
@@ -436,7 +436,7 @@ async def test_a_check_that_raises_fails_alone(
         raise ZeroDivisionError("nobody thought of that")
 
     monkeypatch.setattr(local, "data_directory", broken)
-    config = NodeConfig(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
+    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
     found = listed(await examine.examine(config, lambda _: None))
     assert "ZeroDivisionError: nobody thought of that" in found["D06"].found
     assert (found["D06"].status, found["D06"].error, found["D07"].status) == ("fail", "NLC-000", "ok")
@@ -447,7 +447,7 @@ async def test_a_child_that_hangs_and_a_time_that_ends(
 ) -> None:
     quick_child("import time; time.sleep(600)")
     monkeypatch.setattr(examine, "_CHILD", 0.2)
-    config = NodeConfig(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
+    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
     found = listed(await examine.examine(config, lambda _: None))
     assert (found["D02"].status, found["D03"].status) == ("fail", "skipped")
     assert "no result" in found["D02"].found
@@ -463,7 +463,7 @@ async def test_a_child_that_hangs_and_a_time_that_ends(
 
 async def test_the_hosts_failure_is_told(paths: DataDir, quick_child: Callable[[str], None]) -> None:
     quick_child("pass")
-    config = NodeConfig(paths.root, listen=(Address("203.0.113.7", 0),), upnp=False)
+    config = MeshSettings(paths.root, listen=(Address("203.0.113.7", 0),), upnp=False)
     found = listed(await examine.examine(config, lambda _: None))
     assert (found["D11"].status, found["D20"].status) == ("fail", "fail")
     assert {found[code].status for code in CHECKS if code > "D20"} == {"skipped"}

@@ -16,13 +16,13 @@ from nolocod.doctor import examine, network, reach
 from nolocod.doctor.findings import CHECKS
 from nolocod.errors import PeerBusyError, PeerUnavailableError
 from nolocod.identity import Identity
-from nolocod.node.config import NodeConfig
 from nolocod.p2p.discovery.kademlia import look_up
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.hole_punching import HolePuncher
+from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests, throughput
 from nolocod.p2p.transport.multiaddrs import through
@@ -60,7 +60,7 @@ async def a_host(identity: Identity | None = None, gate: ConnectionGater | None 
 @asynccontextmanager
 async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | None = None) -> AsyncIterator[Mesh]:
     """A node of the run, or of none, that gives samples as the daemon does."""
-    config = NodeConfig(folder, listen=LOOPBACK, upnp=False)
+    config = MeshSettings(folder, listen=LOOPBACK, upnp=False)
     identity = identity or Identity.generate()
     async with open_mesh(config, identity, lambda _: None, rng=random.Random(7), timing=Timing(search=0.5)) as mesh:
         if sealed is not None:
@@ -318,7 +318,7 @@ async def test_a_whole_look_at_a_good_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(trio.lowlevel, "open_process", lambda command, **options: real([command[0], "-c", ""], **options))
     sealed = a_run()
     async with a_member(tmp_path, sealed) as mesh:
-        config = NodeConfig(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
+        config = MeshSettings(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
         found = listed(await examine.examine(config, lambda _: None))
         beside = {code: (found[code].status, found[code].found) for code in CHECKS if code > "D20"}
         for code in ("D21", "D22", "D23", "D24", "D25", "D26", "D30"):
@@ -335,7 +335,7 @@ async def test_a_look_at_a_run_that_one_must_be_invited_to(tmp_path: Path, monke
     owner = Identity.generate()
     sealed = a_run(owner=owner)
     async with a_member(tmp_path, sealed, owner) as mesh:
-        config = NodeConfig(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
+        config = MeshSettings(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
         found = listed(await examine.examine(config, lambda _: None))
     assert [found[code].status for code in ("D21", "D22", "D23", "D25", "D30")] == ["ok"] * 5, found
     assert (found["D24"].status, "members only" in found["D24"].found) == ("skipped", True), found["D24"]

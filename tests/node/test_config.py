@@ -32,7 +32,7 @@ def test_a_wrong_address_names_its_flag(text: str) -> None:
 
 
 def test_pages_are_for_this_machine_alone_unless_told() -> None:
-    assert NodeConfig(Path("x")).http.host == "127.0.0.1"
+    assert NodeConfig.http.host == "127.0.0.1"
 
 
 def test_everything_in_the_data_directory_has_its_own_place() -> None:

@@ -14,10 +14,11 @@ from nolocod.cli import _find
 from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullError, PeerBusyError, TrainerError
 from nolocod.identity import Identity, PeerId
 from nolocod.node import daemon
-from nolocod.node.config import Allowance, NodeConfig
+from nolocod.node.config import NodeConfig
 from nolocod.node.daemon import MeshSwarm, Node, Reception
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.outer.loop import Pace, Rounds
+from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing, Subject
 from nolocod.run.manifest import Data, Inner, Manifest, seal
@@ -96,7 +97,7 @@ class Scene:
         """Seconds after which one trainer after another dies; those beyond live on."""
         self.closing = 0.0
         self.load_seconds = 0.0
-        config = NodeConfig(folder, grace=3.0)
+        config = NodeConfig(MeshSettings(folder), grace=3.0)
         for path in (config.paths.incoming, config.paths.checkpoints, config.paths.serving):
             path.mkdir()
         manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4))
@@ -356,16 +357,16 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
 # --- what the owner allows ----------------------------------------------------------------------------
 
 
-async def allowance_of(scene: Scene, nursery: trio.Nursery, allowance: Allowance) -> None:
+async def allowance_of(scene: Scene, nursery: trio.Nursery, **changes: object) -> None:
     """Give the node another allowance, and have it kept."""
-    config = replace(scene.config, allowance=allowance)
+    config = replace(scene.config, **cast("Any", changes))
     scene.node = Node(config, may_seed=True, followers=[scene.events.append])
     await nursery.start(scene.node.keep_allowance)
 
 
 async def test_a_node_whose_month_is_spent_stays_in_the_mesh_and_serves_nobody(scene: Scene, autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, Allowance(monthly=1_000_000))
+        await allowance_of(scene, nursery, allowance=Allowance(monthly=1_000_000))
         nursery.start_soon(scene.run, 10 * PHASE)
         await trio.sleep(PHASE + 1)
         assert scene.node._says()[1] == "training"
@@ -403,7 +404,7 @@ async def test_a_node_outside_of_its_hours_loads_nothing_until_they_begin(
     is_open = False
     monkeypatch.setattr("nolocod.node.schedule.open_at", lambda *_: is_open)
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, Allowance(hours=(Hours(0, 60),)))
+        await allowance_of(scene, nursery, hours=(Hours(0, 60),))
         nursery.start_soon(scene.run, 1000 + PHASE)
         await trio.sleep(500)
         assert scene.trainers[0].calls == []
@@ -422,7 +423,7 @@ async def test_a_newcomer_that_rests_can_be_stopped(
 ) -> None:
     monkeypatch.setattr("nolocod.node.schedule.open_at", lambda *_: False)
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, Allowance(hours=(Hours(0, 60),)))
+        await allowance_of(scene, nursery, hours=(Hours(0, 60),))
         began = trio.current_time()
         await scene.run(50.0)
         assert trio.current_time() - began == pytest.approx(50.0)
@@ -433,7 +434,7 @@ async def test_a_newcomer_that_rests_can_be_stopped(
 async def test_limits_that_no_exchange_fits_in_are_told_once(scene: Scene, autojump_clock: object) -> None:
     scene.lives = [PHASE + 1]
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, Allowance(monthly=8))
+        await allowance_of(scene, nursery, allowance=Allowance(monthly=8))
         nursery.start_soon(scene.run, 3 * PHASE)
         await trio.sleep(4 * PHASE)
         nursery.cancel_scope.cancel()
@@ -442,7 +443,7 @@ async def test_limits_that_no_exchange_fits_in_are_told_once(scene: Scene, autoj
 
 async def test_the_month_is_looked_at_before_another_exchange_begins(scene: Scene, autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, Allowance(monthly=1_000_000))
+        await allowance_of(scene, nursery, allowance=Allowance(monthly=1_000_000))
         await trio.sleep(0.5)  # between two looks
         await scene.node._budget.up(990_000)
         assert scene.told(Paused) == []

@@ -35,6 +35,7 @@ from nolocod.observe.events import (
     WeightsLoaded,
 )
 from nolocod.p2p.membership.peer_selection import choose
+from nolocod.p2p.settings import MeshSettings
 from nolocod.proto.types import Applied, Busy, Description, Ended, Inspection, Member, Offer, Sampled, Standing, Subject
 from nolocod.run.manifest import Inner, Manifest, Outer, seal
 from nolocod.trainer.pipe import Loaded
@@ -231,7 +232,7 @@ class Scene:
         self.trainer = StandInTrainer(self.emit, cast('Literal["seed", "checkpoint"]', source), rounds)
         manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4), outer=Outer(rounds=goal))
         sealed = seal(manifest, Identity.from_secret(b"o" * 32))
-        self.config = NodeConfig(folder, checkpoint_every=10.0, grace=3.0)
+        self.config = NodeConfig(MeshSettings(folder), checkpoint_every=10.0, grace=3.0)
         for path in (self.config.paths.incoming, self.config.paths.checkpoints):
             path.mkdir(exist_ok=True)
         self.gate = TrainingHours([lambda: self.reason], self.emit)

@@ -18,7 +18,6 @@ import trio
 
 from nolocod.errors import BannedError, OtherRunError, RefusedError, RemoteError
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import NodeConfig, Relaying
 from nolocod.observe.events import Event, PeerBanned
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
@@ -26,6 +25,7 @@ from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.limits.rate_limits import DialLimiter, Rate
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.requests import Terms, ask
@@ -182,7 +182,7 @@ def well_signed(number: int, run_id: str, place: str) -> bytes:
 @asynccontextmanager
 async def honest(folder: Path, seed: int, run: Sealed, bootstrap: tuple[str, ...], per_address: int) -> AsyncIterator[Honest]:
     identity, events = Identity.from_secret(bytes([seed]) * 32), list[Event]()
-    config = NodeConfig(
+    config = MeshSettings(
         folder,
         bootstrap=bootstrap,
         listen=(Address("127.0.0.1", 0),),

@@ -24,12 +24,12 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import NodeConfig, Relaying
 from nolocod.observe.events import Event, PeerLost, PeerSeen, RelayHeld, RelayLost, Troubled
 from nolocod.p2p import host as host_module
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.host import open_host
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.keepalive import PING
@@ -81,7 +81,7 @@ class Node:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mesh]:
         self.data_dir.mkdir(exist_ok=True)
-        config = NodeConfig(
+        config = MeshSettings(
             data_dir=self.data_dir,
             bootstrap=self.bootstrap,
             listen=(self.listen,),

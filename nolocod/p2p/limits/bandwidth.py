@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nolocod.node.config import Allowance
     from nolocod.observe.events import Emit
+    from nolocod.p2p.settings import Allowance
 
 _BURST = 0.1
 """Seconds at the rate that may be saved up while nobody sends: 5 % of any two seconds."""

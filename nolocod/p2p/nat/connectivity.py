@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from nolocod.identity import PeerId
-    from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Emit, Event, NatClass
     from nolocod.p2p.discovery.bootstrap import Contact
     from nolocod.p2p.host import Host
     from nolocod.p2p.nat.reservations import Want
+    from nolocod.p2p.settings import MeshSettings
     from nolocod.p2p.transport.stream import Handler
     from nolocod.proto.types import Member
 
@@ -48,7 +48,7 @@ _OVERHEAD = 1.05
 class Connectivity:
     """How one node reaches others and is reached. `run` keeps it so; `mesh` asks it about members."""
 
-    def __init__(self, host: Host, config: NodeConfig, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit) -> None:
+    def __init__(self, host: Host, config: MeshSettings, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit) -> None:
         self.members: Callable[[], Iterable[Member]] = tuple
         """Live members, of whom some relay."""
         self.resting: Callable[[], bool] = lambda: False

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nolocod.identity import PeerId
-    from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Emit, NatClass
     from nolocod.p2p.host import Host
     from nolocod.p2p.nat.classify import RelayUse
+    from nolocod.p2p.settings import MeshSettings
 
 _HELPERS = 4
 """Asked in one round."""
@@ -67,7 +67,7 @@ class Reachability:
     """
 
     def __init__(
-        self, host: Host, config: NodeConfig, emit: Emit, rng: random.Random, timing: ReachTiming | None = None
+        self, host: Host, config: MeshSettings, emit: Emit, rng: random.Random, timing: ReachTiming | None = None
     ) -> None:
         self.kind: NatClass | None = None
         self.why = "nobody was asked yet."

@@ -12,7 +12,6 @@ import trio
 
 from nolocod.errors import NoBootstrapError
 from nolocod.identity import Identity
-from nolocod.node.config import NodeConfig
 from nolocod.observe.events import Event, PartitionHealed, Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
 from nolocod.p2p.discovery.kademlia import Dht, look_up, open_dht
@@ -21,6 +20,7 @@ from nolocod.p2p.membership.gossip import OwnHeartbeat
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.requests import Terms
 from nolocod.p2p.transport.stream import GOSSIP
@@ -56,7 +56,7 @@ class Node:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mesh]:
         self.data_dir.mkdir(exist_ok=True)
-        config = NodeConfig(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=LOOPBACK, upnp=False)
+        config = MeshSettings(data_dir=self.data_dir, bootstrap=self.bootstrap, listen=LOOPBACK, upnp=False)
         async with open_mesh(config, self.identity, self.events.append, rng=random.Random(7), timing=self.timing) as mesh:
             yield mesh
 

@@ -22,13 +22,13 @@ import pytest
 import trio
 
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import NodeConfig
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
+from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.multiaddrs import split
@@ -190,9 +190,9 @@ async def test_js_dials_us(node: Path) -> None:
 # --- a stranger -----------------------------------------------------------------------------------------------------
 
 
-def settings(folder: Path, *bootstrap: str) -> NodeConfig:
+def settings(folder: Path, *bootstrap: str) -> MeshSettings:
     folder.mkdir(exist_ok=True)
-    return NodeConfig(data_dir=folder, bootstrap=bootstrap, listen=(Address("127.0.0.1", 0),))
+    return MeshSettings(data_dir=folder, bootstrap=bootstrap, listen=(Address("127.0.0.1", 0),))
 
 
 @asynccontextmanager

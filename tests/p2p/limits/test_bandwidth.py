@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nolocod.errors import DataDirError
-from nolocod.node.config import Allowance
 from nolocod.observe.events import Event, Traffic, Troubled
 from nolocod.p2p.limits.bandwidth import Bucket, Budget, Ledger, shortfalls
+from nolocod.p2p.settings import Allowance
 
 if TYPE_CHECKING:
     from pathlib import Path

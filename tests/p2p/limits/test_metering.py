@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from nolocod.identity import Identity
-from nolocod.node.config import Allowance
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.limits.bandwidth import Budget, Ledger
+from nolocod.p2p.settings import Allowance
 from nolocod.units import Address
 from tests.support.wires import ENOUGH
 

@@ -11,9 +11,9 @@ import trio
 from nolocod.errors import ClonedIdentityError
 from nolocod.identity import Identity
 from nolocod.node import data_directory
-from nolocod.node.config import NodeConfig
 from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, seal
@@ -32,7 +32,7 @@ SEALED = seal(Manifest(name="test", model={"model_type": "llama"}), Identity.gen
 @asynccontextmanager
 async def member(root: Path, identity: Identity, events: list[Event], *bootstrap: str) -> AsyncIterator[Mesh]:
     data_directory.make(DataDir(root))
-    config = NodeConfig(data_dir=root, bootstrap=bootstrap, listen=(Address("127.0.0.1", 0),), upnp=False)
+    config = MeshSettings(data_dir=root, bootstrap=bootstrap, listen=(Address("127.0.0.1", 0),), upnp=False)
     async with open_mesh(config, identity, events.append, rng=random.SystemRandom(), timing=QUICK) as mesh:
         await mesh.enter(SEALED, lambda: (Standing(5, 100, 2.5), "training"))
         yield mesh

@@ -25,12 +25,12 @@ from nolocod.errors import (
     PeerUnavailableError,
 )
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import Access, NodeConfig
 from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.discovery.bootstrap import verdict
 from nolocod.p2p.membership import admission as guards
 from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
@@ -66,9 +66,9 @@ class Node:
         return self.identity.peer_id
 
     @property
-    def config(self) -> NodeConfig:
+    def config(self) -> MeshSettings:
         listen = (Address("127.0.0.1", 0),)
-        return NodeConfig(self.data_dir, bootstrap=self.bootstrap, listen=listen, access=self.access, upnp=False)
+        return MeshSettings(self.data_dir, bootstrap=self.bootstrap, listen=listen, access=self.access, upnp=False)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mesh]:

@@ -21,11 +21,11 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import PeerUnavailableError, RefusedError
 from nolocod.identity import Identity, PeerId
-from nolocod.node.config import NodeConfig, Relaying
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.nat.autonat import AUTONAT, AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.reachability import Reachability, ReachTiming
+from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.identify import Observation
 from nolocod.units import Address
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SHORT = HostLimits(connect=2.0, negotiate=2.0, progress=3.0, linger=0.5)
 QUICK = ReachTiming(first=0.1, look=0.02, again=0.1, interval=0.2)
 OFTEN = AutoNatLimits(per_peer=1000, per_address=1000, in_all=1000)
-CONFIG = NodeConfig(data_dir=Path("/nonexistent"), upnp=False)
+CONFIG = MeshSettings(data_dir=Path("/nonexistent"), upnp=False)
 
 
 @asynccontextmanager
@@ -247,7 +247,7 @@ async def test_who_knows_no_autonat_refuses() -> None:
 
 @asynccontextmanager
 async def reaching(
-    host: Host, config: NodeConfig = CONFIG, timing: ReachTiming = QUICK
+    host: Host, config: MeshSettings = CONFIG, timing: ReachTiming = QUICK
 ) -> AsyncIterator[tuple[Reachability, list[ReachFound]]]:
     events: list[ReachFound] = []
     reach = Reachability(host, config, events.append, random.Random(0), timing)

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from nolocod.errors import RelayBudgetError
 from nolocod.identity import Identity
-from nolocod.node.config import NodeConfig, Relaying
 from nolocod.observe.events import Punched
 from nolocod.p2p.host import open_host
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
 from nolocod.p2p.nat.connectivity import Connectivity
+from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.proto.types import Member, Standing
 from nolocod.units import Address
 from tests.support.wires import ENOUGH
@@ -39,7 +39,7 @@ async def host(announce: tuple[str, ...] = ()) -> AsyncIterator[Host]:
 
 
 def ways(of: Host, path: Path, announce: tuple[str, ...] = (), relaying: Relaying | None = None) -> Connectivity:
-    config = NodeConfig(data_dir=path, announce=announce, relaying=relaying or Relaying(), upnp=False)
+    config = MeshSettings(data_dir=path, announce=announce, relaying=relaying or Relaying(), upnp=False)
     return Connectivity(of, config, (), random.Random(1), lambda _: None)
 
 
@@ -98,7 +98,7 @@ async def test_bulk_waits_for_a_straight_connection_while_one_may_come(tmp_path:
 async def test_bulk_does_not_wait_where_a_punch_cannot_succeed_or_has_just_failed(tmp_path: Path, how: str) -> None:
     events: list[Event] = []
     async with relayed() as (near, _, far):
-        config = NodeConfig(data_dir=tmp_path, upnp=False)
+        config = MeshSettings(data_dir=tmp_path, upnp=False)
         found = Connectivity(near, config, (), random.Random(1), events.append)
         nat: NatClass = "symmetric" if how == "symmetric" else "cone"
         if how == "told":

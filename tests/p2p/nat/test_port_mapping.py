@@ -22,10 +22,10 @@ import trio.testing
 
 from nolocod.errors import RouterError
 from nolocod.identity import Identity
-from nolocod.node.config import NodeConfig
 from nolocod.p2p.host import open_host
 from nolocod.p2p.nat.port_mapping import PortMapper, UpnpTiming
 from nolocod.p2p.nat.reachability import Reachability, ReachTiming
+from nolocod.p2p.settings import MeshSettings
 from nolocod.units import Address
 from tests.support.wires import until
 
@@ -164,7 +164,7 @@ async def test_a_router_that_comes_back_is_found_again(router: type[Router], mon
 
 async def test_the_router_of_each_network_that_we_come_to_is_asked(router: type[Router]) -> None:
     """A node that starts before its network is up, and then moves."""
-    config = NodeConfig(data_dir=Path("/nonexistent"))
+    config = MeshSettings(data_dir=Path("/nonexistent"))
     async with open_host(Identity.generate(), [Address("127.0.0.1", 0)], (), lambda _: None) as host:
         port = int(host.local[0].rpartition("/")[2])
         reach = Reachability(host, config, lambda _: None, random.Random(0), ReachTiming(first=60.0, look=0.02))
@@ -205,12 +205,13 @@ deny 0-65535 0.0.0.0/0 0-65535
 NODE = """
 import random, sys, trio
 from pathlib import Path
-from nolocod.config import Address, NodeConfig
 from nolocod.identity import Identity
-from nolocod.p2p.addresses import split
-from nolocod.p2p.autonat import AutoNatServer
 from nolocod.p2p.host import open_host
-from nolocod.p2p.reach import Reachability, ReachTiming
+from nolocod.p2p.nat.autonat import AutoNatServer
+from nolocod.p2p.nat.reachability import Reachability, ReachTiming
+from nolocod.p2p.settings import MeshSettings
+from nolocod.p2p.transport.multiaddrs import split
+from nolocod.units import Address
 
 async def main(port, expected="", *helpers):
     async with open_host(Identity.generate(), [Address("0.0.0.0", int(port))], (), lambda _: None) as host:
@@ -218,7 +219,7 @@ async def main(port, expected="", *helpers):
             AutoNatServer(host).serve()
             print(host.addresses[0], flush=True)
             await trio.sleep_forever()
-        config, found = NodeConfig(data_dir=Path("/nonexistent"), upnp=expected != "symmetric"), trio.Event()
+        config, found = MeshSettings(data_dir=Path("/nonexistent"), upnp=expected != "symmetric"), trio.Event()
 
         def tell(event):
             print(event.kind, ",".join(event.addresses), event.why, flush=True)

@@ -15,13 +15,13 @@ import trio
 
 from nolocod.errors import FarWeightsError
 from nolocod.identity import Identity, PeerId, short
-from nolocod.node.config import NodeConfig, Relaying
 from nolocod.node.daemon import MeshSwarm
 from nolocod.node.schedule import TrainingHours
 from nolocod.node.training_session import Part, TrainingSession
 from nolocod.observe.events import Event, Troubled, WeightsServed
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.snapshots.server import Donor, ServedSnapshot
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.stream import SNAPSHOT
@@ -73,9 +73,9 @@ class Node:
         self._served: ServedSnapshot | None = None
 
     @property
-    def config(self) -> NodeConfig:
+    def config(self) -> MeshSettings:
         relaying = Relaying(serve=False, use=False)
-        return NodeConfig(self.folder, listen=(Address("127.0.0.1", 0),), relaying=relaying, upnp=False)
+        return MeshSettings(self.folder, listen=(Address("127.0.0.1", 0),), relaying=relaying, upnp=False)
 
     def serve(self, replica: Replica, *, round_number: int, state: str = "training") -> None:
         path = self.folder / f"weights-{len(list(self.folder.iterdir()))}"
@@ -89,7 +89,7 @@ class Node:
 
     @asynccontextmanager
     async def meshed(self, rng: random.Random, bootstrap: tuple[str, ...]) -> AsyncIterator[Node]:
-        config = NodeConfig(**{**vars(self.config), "bootstrap": bootstrap})
+        config = MeshSettings(**{**vars(self.config), "bootstrap": bootstrap})
         async with open_mesh(config, self.identity, self.events.append, rng=rng, timing=QUICK) as mesh:
             self.mesh = mesh
             await mesh.enter(self.run, lambda: (self.standing, self.state))
