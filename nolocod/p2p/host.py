@@ -43,12 +43,13 @@ from nolocod.identity import PeerId, short
 from nolocod.observe.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.p2p.limits.peerstore import BoundedStore
 from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, Rate, StreamLimiter
-from nolocod.p2p.transport.connection import Link, Origin, origin_of, relayed
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.connection import Connection, Origin, origin_of, relayed
+from nolocod.p2p.transport.deadlines import deadline, shielded
 from nolocod.p2p.transport.dialer import Dialler
-from nolocod.p2p.transport.endpoints import Circuit
+from nolocod.p2p.transport.endpoints import CircuitEndpoint
+from nolocod.p2p.transport.exceptions import already_gone, map_exceptions
 from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, Self, answer, ask
-from nolocod.p2p.transport.libp2p_stream import LibStream, already_gone, map_exceptions, shielded
+from nolocod.p2p.transport.libp2p_stream import LibStream
 from nolocod.p2p.transport.listen_addresses import announced, claim
 from nolocod.p2p.transport.multiaddrs import dialable, endpoint, interleave, multiaddr_of, near, straight, via, with_peer
 from nolocod.p2p.transport.multistream import Negotiation
@@ -466,7 +467,7 @@ class Host:
     async def adopt_circuit(self, stream: Stream, target: PeerId) -> None:
         """Have a connection to `target` over `stream`, which a relay has joined to it."""
         address = _circuit(stream.remote, target)
-        raw = Link(Circuit(cast("LibStream", stream).muxed), True, Origin("relayed"), [address])
+        raw = Connection(CircuitEndpoint(cast("LibStream", stream).muxed), True, Origin("relayed"), address)
         try:
             with map_exceptions(target, f"dialling through {short(stream.remote)}"), trio.fail_after(self.limits.connect):
                 await self._swarm.upgrade_outbound_raw_conn(raw, _id(target))
@@ -477,7 +478,7 @@ class Host:
     async def accept_circuit(self, stream: Stream, source: PeerId) -> None:
         """Serve a connection over `stream`, until it ends; by the relay's word it comes from `source`."""
         address = _circuit(stream.remote, source)
-        raw = Link(Circuit(cast("LibStream", stream).muxed), False, Origin("relayed"), [address])
+        raw = Connection(CircuitEndpoint(cast("LibStream", stream).muxed), False, Origin("relayed"), address)
         with map_exceptions(source, f"answering through {short(stream.remote)}"):
             muxed = await self._swarm.upgrade_inbound_raw_conn(raw, address)
             if self.met_through_relay is not None:

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
-from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.trio import TrioTCPStream
-from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.transport import Transport as StockNoise
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 
 from nolocod.p2p.limits.metering import Meter, Unmetered
-from nolocod.p2p.transport.endpoints import Circuit
+from nolocod.p2p.transport.connection import Connection, Origin
+from nolocod.p2p.transport.endpoints import CircuitEndpoint, TcpEndpoint
 from nolocod.p2p.transport.noise import NoiseTransport, SecureChannel
 from nolocod.p2p.transport.yamux import MuxLimits, Yamux
 
@@ -49,11 +47,9 @@ class Stack:
 
     noise: str = "ours"
     yamux: str = "ours"
-    through_libp2p: bool = False
-    """Hide the socket from our noise, as a relayed connection does."""
     meter: Meter | None = None
     limits: MuxLimits | None = None
-    unread: Unread | None = None
+    unread: Unread[Yamux] | None = None
 
     def __str__(self) -> str:
         return f"{self.noise}-{self.yamux}"
@@ -71,30 +67,8 @@ class Side:
     muxed: Any = None
 
 
-def raw(stream: trio.SocketStream, initiator: bool, stack: Stack) -> RawConnection:
-    found = RawConnection(TrioTCPStream(stream), initiator)
-    if stack.through_libp2p:
-        found.stream = Indirect(found.stream)
-    return found
-
-
-class Indirect(ReadWriteCloser):
-    """A connection that is not known to lie on a socket."""
-
-    def __init__(self, inner: TrioTCPStream) -> None:
-        self._inner = inner
-
-    async def write(self, data: bytes) -> None:
-        await self._inner.write(data)
-
-    async def read(self, n: int | None = None) -> bytes:
-        return bytes(await self._inner.read(n))
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    def get_remote_address(self) -> None:
-        return None
+def raw(stream: trio.SocketStream, initiator: bool) -> Connection:
+    return Connection(TcpEndpoint(stream), initiator, Origin("direct" if initiator else "inbound"))
 
 
 def transport(stack: Stack, keys: KeyPair) -> Any:  # noqa: ANN401  # libp2p has no types that mypy follows
@@ -116,11 +90,11 @@ async def channels(dialler: Stack = OURS, listener: Stack = OURS) -> tuple[Side,
     async def dial() -> None:
         way = transport(dialler, sides[0].keys)
         peer = ID.from_pubkey(sides[1].keys.public_key)
-        sides[0].channel = await way.secure_outbound(raw(sockets[0], True, dialler), peer)
+        sides[0].channel = await way.secure_outbound(raw(sockets[0], True), peer)
 
     async def listen() -> None:
         way = transport(listener, sides[1].keys)
-        sides[1].channel = await way.secure_inbound(raw(sockets[1], False, listener))
+        sides[1].channel = await way.secure_inbound(raw(sockets[1], False))
 
     with trio.fail_after(ENOUGH):
         async with trio.open_nursery() as nursery:
@@ -162,7 +136,7 @@ async def circuits(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterat
         found: list[Yamux] = []
 
         async def upgrade(number: int, stack: Stack) -> None:
-            on = RawConnection(Circuit(streams[number]), number == 0)
+            on = Connection(CircuitEndpoint(streams[number]), number == 0, Origin("relayed"))
             way = transport(stack, keys[number])
             peer = ID.from_pubkey(keys[1].public_key)
             channel = await (way.secure_inbound(on) if number else way.secure_outbound(on, peer))

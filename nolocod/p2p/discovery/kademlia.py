@@ -23,8 +23,8 @@ from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.p2p.transport.identify import readable
-from nolocod.p2p.transport.libp2p_stream import map_exceptions
 from nolocod.p2p.transport.multiaddrs import dialable
 
 if TYPE_CHECKING:

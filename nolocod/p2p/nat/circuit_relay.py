@@ -42,7 +42,7 @@ from nolocod.p2p.limits.bandwidth import Bucket
 from nolocod.p2p.nat.circuit_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import send_message
-from nolocod.p2p.transport.libp2p_stream import map_exceptions
+from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.p2p.transport.multiaddrs import endpoint
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ an idle one has none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 from nolocod.p2p.transport.noise_records import MOST_PLAIN, RECORD
 
-if TYPE_CHECKING:
-    from nolocod.p2p.transport.yamux import Yamux
+Holder = TypeVar("Holder", bound=Hashable)
 
 BATCH = 1 << 20
 """Bytes of content that are sealed and sent at once: half a chunk. Half as much costs a tenth more time."""
@@ -38,7 +38,7 @@ class Pool:
             self._free.append(buffer)
 
 
-class Unread:
+class Unread(Generic[Holder]):
     """Bytes that arrived and nobody has read, of all connections of a host; at most `most`.
 
     One connection's windows are not much, those of all that strangers may open are more than a machine has.
@@ -46,15 +46,14 @@ class Unread:
 
     def __init__(self, most: int = 64 << 20) -> None:
         self.total = 0
-        self.held: dict[Yamux, int] = {}
+        self._held: dict[Holder, int] = {}
         self._most = most
 
-    def add(self, conn: Yamux, count: int) -> None:
-        """Count `count` bytes more of `conn`, or less; above the limit, whoever holds most is ended."""
+    def add(self, holder: Holder, count: int) -> Holder | None:
+        """Count `count` bytes more of `holder`, or less. Above the limit: who holds most, and is to be ended."""
         self.total += count
-        self.held[conn] = self.held.get(conn, 0) + count
-        if count > 0 and self.total > self._most:
-            max(self.held, key=self.held.__getitem__).end("too much of what it sent is not read")
+        self._held[holder] = self._held.get(holder, 0) + count
+        return max(self._held, key=self._held.__getitem__) if count > 0 and self.total > self._most else None
 
-    def drop(self, conn: Yamux) -> None:
-        self.total -= self.held.pop(conn, 0)
+    def drop(self, holder: Holder) -> None:
+        self.total -= self._held.pop(holder, 0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import PeerUnavailableError, ProtocolError, RemoteError
+from nolocod.p2p.transport.deadlines import shielded
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Channel:
 
     def _moment(self) -> trio.CancelScope:
         """For what is still to be done when all else is cancelled."""
-        return trio.CancelScope(deadline=trio.current_time() + self._limits.abort_seconds, shield=True)
+        return shielded(self._limits.abort_seconds)
 
     @asynccontextmanager
     async def _frame(self) -> AsyncIterator[None]:

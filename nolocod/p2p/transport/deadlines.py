@@ -25,6 +25,11 @@ def deadline(seconds: float, what: str, error: type[PeerTooSlowError] = PeerTooS
         raise error(f"{what} took more than {seconds:.0f} s.")
 
 
+def shielded(seconds: float) -> trio.CancelScope:
+    """A scope that outer cancellation does not reach, for at most `seconds`."""
+    return trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)
+
+
 async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], Awaitable[None]]) -> None:
     """Run all at once until `main` returns, and cancel the rest; the first NolocodError of any ends all.
 

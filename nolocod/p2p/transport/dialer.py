@@ -28,8 +28,10 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
 from nolocod.p2p.limits.rate_limits import PUNCHES, ConnectionLimiter, ConnectionLimits, DialLimiter
-from nolocod.p2p.transport.connection import Link, Origin, TcpStream, plain
-from nolocod.p2p.transport.libp2p_stream import FOREIGN, already_gone, causes, shielded
+from nolocod.p2p.transport.connection import Connection, Origin
+from nolocod.p2p.transport.deadlines import shielded
+from nolocod.p2p.transport.endpoints import TcpEndpoint, plain
+from nolocod.p2p.transport.exceptions import FOREIGN, already_gone, causes
 from nolocod.p2p.transport.multiaddrs import multiaddr_of, tcp_parts
 from nolocod.units import Address
 
@@ -166,7 +168,7 @@ class Dialler:
         await _one_of(await resolve(address), partial(self._probe, peer))
 
     async def _probe(self, peer: PeerId, target: Endpoint) -> None:
-        link = Link(TcpStream(trio.SocketStream(await _open(target, None))), True, Origin("direct"))
+        link = Connection(TcpEndpoint(trio.SocketStream(await _open(target, None))), True, Origin("direct"))
         try:
             await self._swarm.upgrader.upgrade_security(link, True, ID.from_string(peer))
         finally:
@@ -214,7 +216,7 @@ class Dialler:
     # --- both -----------------------------------------------------------------------------------------
 
     async def _upgrade(self, connected: trio.socket.SocketType, peer: PeerId, origin: Origin, *, client: bool) -> None:
-        link = Link(TcpStream(trio.SocketStream(connected)), client, origin)
+        link = Connection(TcpEndpoint(trio.SocketStream(connected)), client, origin)
         whole = False
         try:
             if client:
@@ -228,13 +230,13 @@ class Dialler:
             if not whole:
                 await _hang_up(link)
 
-    async def _as_client(self, link: Link, peer: PeerId) -> INetConn:
+    async def _as_client(self, link: Connection, peer: PeerId) -> INetConn:
         with trio.fail_after(self._patience):
             return await self._swarm.upgrade_outbound_raw_conn(link, ID.from_string(peer))
 
     async def _accept(self, stream: TrioTCPStream, address: Multiaddr) -> None:
         """One inbound connection, until it ends."""
-        inner = TcpStream(stream.stream)
+        inner = TcpEndpoint(stream.stream)
         remote = inner.get_remote_address() or ("", 0)
         full = self._swarm.get_total_connections() >= self._most
         visit = None if full else self.connection_limiter.admit(remote[0], trio.current_time())
@@ -244,7 +246,7 @@ class Dialler:
         expected = self.expected.get(remote)
         client = expected is not None and expected.client
         origin = Origin("punched", True, expected.peer) if expected else Origin("inbound", True)
-        link = Link(inner, client, origin)
+        link = Connection(inner, client, origin)
         try:
             if expected is not None and client:
                 muxed = (await self._as_client(link, expected.peer)).muxed_conn
@@ -301,7 +303,7 @@ async def _open(target: Endpoint, source: Address | None) -> trio.socket.SocketT
     return opened
 
 
-async def _hang_up(link: Link | None) -> None:
+async def _hang_up(link: Connection | None) -> None:
     if link is not None:
         with shielded(1.0), already_gone():
             await link.close()
@@ -315,7 +317,7 @@ def _crossed(error: BaseException) -> bool:
     return any(isinstance(cause, (HandshakeFailure, MultiselectError, MultiselectClientError)) for cause in found)
 
 
-def _remote(link: Link) -> Multiaddr:
+def _remote(link: Connection) -> Multiaddr:
     host, port = link.get_remote_address() or ("0.0.0.0", 0)
     return Multiaddr(multiaddr_of(Address(host, port)))
 

@@ -1,7 +1,7 @@
-"""What a secure channel lies on: a TCP socket, a circuit, or any other connection of libp2p's.
+"""What a secure channel lies on: a TCP connection, or a circuit through a relay.
 
-The rule: a read or a write moves what can be moved at once, and otherwise waits for the other side. On a
-socket and on a circuit both may be cancelled at any time without losing a byte.
+The rule: a read or a write moves what can be moved at once, and otherwise waits for the other side; both may be
+cancelled at any time without losing a byte. During the handshake libp2p itself reads and writes (ReadWriteCloser).
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
-from libp2p.network.connection.raw_connection import RawConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from libp2p.abc import IRawConnection
-
     from nolocod.p2p.transport.yamux_stream import YamuxStream
-
 
 _LINGER = 1.0
 """Seconds that the other end of a circuit has to end it after us."""
 
 
-class End(Protocol):
+class Endpoint(Protocol):
     """Our end of a connection; failures are OSError, trio's or libp2p's own."""
 
     def receive_now(self, view: memoryview) -> int | None:
@@ -41,11 +36,13 @@ class End(Protocol):
         ...
 
 
-class SocketEndpoint:
+class TcpEndpoint(TrioTCPStream):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """Straight on the socket: a system call per megabyte, no copy, no task switch unless there is need to wait."""
 
-    def __init__(self, socket: trio.socket.SocketType) -> None:
-        self._socket = socket
+    def __init__(self, stream: trio.SocketStream) -> None:
+        super().__init__(stream)
+        self._socket = stream.socket
+        self._remote: tuple[str, int] | None = None
 
     # The descriptor is asked for anew each time: it is -1 once the socket is closed, and its old number
     # may belong to somebody else by then.
@@ -73,13 +70,24 @@ class SocketEndpoint:
             raise trio.ClosedResourceError("the connection is closed.")
         return number
 
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """With IPv6 too, where libp2p's own class returns None; the last known one after the connection ended."""
+        try:
+            host, port, *_ = self._socket.getpeername()
+        except OSError:
+            return self._remote
+        self._remote = plain(host), int(port)
+        return self._remote
 
-class _ReadAhead:
-    """The receiving half of an end whose bytes come in pieces of the other side's choice."""
 
-    def __init__(self, take: Callable[[], Awaitable[bytes | bytearray]]) -> None:
-        self._take = take
+class CircuitEndpoint(ReadWriteCloser):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """On a stream to a relay, which has joined it to the other end."""
+
+    def __init__(self, muxed: YamuxStream) -> None:
+        self._muxed = muxed
         self._arrived: memoryview | None = None
+        self._ahead = 0
+        """Bytes that are on their way though the call that sent them was cancelled."""
 
     def receive_now(self, view: memoryview) -> int | None:
         if self._arrived is None:
@@ -92,60 +100,7 @@ class _ReadAhead:
 
     async def receivable(self) -> None:
         if self._arrived is None:
-            self._arrived = memoryview(await self._take())
-
-
-class StreamEndpoint(_ReadAhead):
-    """On a connection that is only known by libp2p's `read` and `write`."""
-
-    _PIECE = 1 << 16
-
-    def __init__(self, raw: IRawConnection) -> None:
-        super().__init__(lambda: raw.read(self._PIECE))
-        self._raw = raw
-
-    async def send_some(self, view: memoryview, patience: float) -> int:
-        # libp2p does not tell how much of a cancelled write was sent, so it is not cancelled.
-        piece = bytes(view[: self._PIECE])
-        with trio.CancelScope(deadline=trio.current_time() + patience, shield=True):
-            await self._raw.write(piece)
-            return len(piece)
-        raise trio.TooSlowError
-
-
-class Circuit:
-    """A stream to a relay, as what libp2p takes for a raw connection's stream (ReadWriteCloser)."""
-
-    def __init__(self, muxed: YamuxStream) -> None:
-        self.muxed = muxed
-
-    async def read(self, n: int | None = None) -> bytes:
-        return await self.muxed.read_some(n)
-
-    async def write(self, data: bytes) -> None:
-        await self.muxed.write_all(data)
-
-    async def close(self) -> None:
-        """End in order, as a socket does: what was sent still arrives. A reset if the other end does not end it too."""
-        self.muxed.end_writing()
-        try:
-            with trio.move_on_after(_LINGER):
-                await self.muxed.ended.wait()
-        finally:
-            self.muxed.give_up()
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        return None
-
-
-class CircuitEndpoint(_ReadAhead):
-    """On a stream to a relay."""
-
-    def __init__(self, muxed: YamuxStream) -> None:
-        super().__init__(muxed.take)
-        self._muxed = muxed
-        self._ahead = 0
-        """Bytes that are on their way though the call that sent them was cancelled."""
+            self._arrived = memoryview(await self._muxed.take())
 
     async def send_some(self, view: memoryview, patience: float) -> int:
         if not self._ahead:
@@ -157,13 +112,25 @@ class CircuitEndpoint(_ReadAhead):
         ahead, self._ahead = self._ahead, 0  # after a cancelled call, the next one comes with the same bytes
         return ahead
 
+    async def read(self, n: int | None = None) -> bytes:
+        return await self._muxed.read_some(n)
 
-def end_of(raw: IRawConnection) -> End:
-    """The quickest end for `raw`."""
-    if isinstance(raw, RawConnection) and isinstance(raw.stream, Circuit):
-        return CircuitEndpoint(raw.stream.muxed)
-    if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
-        inner = raw.stream.stream
-        if isinstance(inner, trio.SocketStream):
-            return SocketEndpoint(inner.socket)
-    return StreamEndpoint(raw)
+    async def write(self, data: bytes) -> None:
+        await self._muxed.write_all(data)
+
+    async def close(self) -> None:
+        """End in order, as a socket does: what was sent still arrives. A reset if the other end does not end it too."""
+        self._muxed.end_writing()
+        try:
+            with trio.move_on_after(_LINGER):
+                await self._muxed.ended.wait()
+        finally:
+            self._muxed.give_up()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+
+def plain(host: str) -> str:
+    """An IP address without a zone, and IPv4 as IPv4 where it came in on an IPv6 socket."""
+    return host.partition("%")[0].lower().removeprefix("::ffff:") if "." in host else host.partition("%")[0]

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast
 
 import trio
 from cryptography.exceptions import InvalidTag
-from libp2p.abc import ISecureConn, ISecureTransport
+from libp2p.abc import ISecureTransport
 from libp2p.crypto.x25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.patterns import PatternXX
+from libp2p.security.secure_session import SecureSession
 from noise.exceptions import NoiseValueError
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
@@ -26,22 +27,16 @@ from nolocod.identity import PeerId, short
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.metering import Prepaid, Unmetered
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
-from nolocod.p2p.transport.connection import Link
-from nolocod.p2p.transport.endpoints import CircuitEndpoint, end_of
-from nolocod.p2p.transport.libp2p_stream import already_gone
+from nolocod.p2p.transport.endpoints import CircuitEndpoint
+from nolocod.p2p.transport.exceptions import already_gone
 from nolocod.p2p.transport.noise_records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
 
 if TYPE_CHECKING:
-    from libp2p.abc import IRawConnection
-    from libp2p.connection_types import ConnectionType
-    from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
-    from libp2p.security.noise.io import NoiseState, NoiseTransportReadWriter
-    from libp2p.security.secure_session import SecureSession
-    from multiaddr import Multiaddr
+    from libp2p.crypto.keys import KeyPair
+    from libp2p.security.noise.io import NoiseState
 
     from nolocod.p2p.limits.metering import Meter
-    from nolocod.p2p.transport.connection import Origin
-    from nolocod.p2p.transport.endpoints import End
+    from nolocod.p2p.transport.connection import Connection
 
 NOISE_PROTOCOL = TProtocol("/noise")
 _GARBAGE = (InvalidTag, NoiseValueError, ValueError)
@@ -76,13 +71,13 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         self._static = create_new_key_pair().private_key
         self._shared = Shared(progress, meter or Unmetered(), Pool())
 
-    async def secure_inbound(self, conn: IRawConnection) -> SecureChannel:
+    async def secure_inbound(self, conn: Connection) -> SecureChannel:
         return await self._secure(conn, None)
 
-    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> SecureChannel:
+    async def secure_outbound(self, conn: Connection, peer_id: ID) -> SecureChannel:
         return await self._secure(conn, peer_id)
 
-    async def _secure(self, raw: IRawConnection, dialled: ID | None) -> SecureChannel:
+    async def _secure(self, raw: Connection, dialled: ID | None) -> SecureChannel:
         """HandshakeFailure if the other side does not prove who it is, or another than `dialled`; caused by
         PeerNetworkKeyError or PeerNotAllowedError if we want nothing of each other."""
         if dialled is not None and not self._gate.lets(PeerId(str(dialled))):
@@ -96,12 +91,9 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
                 session = await pattern.handshake_outbound(raw, dialled)
         except _GARBAGE as error:
             raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
-        ciphers = cast("NoiseTransportReadWriter", session.conn).noise_state.noise_protocol
-        keys = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
-        end = end_of(raw)
-        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if isinstance(end, CircuitEndpoint) else self._shared
-        channel = SecureChannel(session, end, *keys, shared)
-        channel.origin = raw.origin if isinstance(raw, Link) else None
+        paid = isinstance(raw.stream, CircuitEndpoint)  # by the connection to the relay
+        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if paid else self._shared
+        channel = SecureChannel(session, raw, shared)
         remote = PeerId(str(session.get_remote_peer()))
         if dialled is None and not self._gate.lets(remote):
             await channel.turn_away()
@@ -139,14 +131,22 @@ def _failure(reason: RemoteError) -> HandshakeFailure:
     return failure
 
 
-class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
+class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """Sealed records both ways. `read` and `write` are libp2p's interface; the muxer uses the rest."""
 
-    def __init__(self, session: SecureSession, end: End, sealer: Sealer, opener: Opener, shared: Shared) -> None:
-        self._session = session
-        self._end = end
-        self._sealer = sealer
-        self._opener = opener
+    def __init__(self, session: SecureSession, raw: Connection, shared: Shared) -> None:
+        super().__init__(
+            local_peer=session.local_peer,
+            local_private_key=session.local_private_key,
+            remote_peer=session.remote_peer,
+            remote_permanent_pubkey=session.remote_permanent_pubkey,
+            is_initiator=session.is_initiator,
+            conn=session.conn,
+        )
+        ciphers = session.conn.noise_state.noise_protocol
+        self._sealer, self._opener = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
+        self._end = raw.stream
+        self.origin = raw.origin
         self._progress = shared.progress
         self._pool = shared.pool
         self._in: memoryview | None = None
@@ -161,9 +161,6 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
         self.heard_at = trio.current_time()
         """When bytes last came in (trio's time)."""
         self.meter = shared.meter
-        self.is_initiator = session.is_initiator
-        self.origin: Origin | None = None
-        """How the connection came about, if it is one of our own making."""
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -289,7 +286,7 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
             view = memoryview(bytearray(size))
             self.open_into(view)
             if view == _TURNED_AWAY:
-                reason = PeerNotAllowedError(f"this node is not on the allow list of {short(str(self.get_remote_peer()))}.")
+                reason = PeerNotAllowedError(f"this node is not on the allow list of {short(str(self.remote_peer))}.")
                 raise ConnectionClosedError(reason.cause) from reason
             self._plain = view
         piece = bytes(self._plain if n is None else self._plain[:n])
@@ -315,29 +312,8 @@ class SecureChannel(ISecureConn):  # type: ignore[misc]  # libp2p has no types t
 
     async def close(self) -> None:
         try:
-            await self._session.close()
+            await super().close()
         finally:  # not back to the pool: a task that has not heard of it yet may still hold a view
             self._in = self._out = None
             self._start = self._stop = self._sent = self._sealed = 0
             self._partial = b""
-
-    def get_local_peer(self) -> ID:
-        return self._session.get_local_peer()
-
-    def get_local_private_key(self) -> PrivateKey:
-        return self._session.get_local_private_key()
-
-    def get_remote_peer(self) -> ID:
-        return self._session.get_remote_peer()
-
-    def get_remote_public_key(self) -> PublicKey:
-        return self._session.get_remote_public_key()
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        return cast("tuple[str, int] | None", self._session.get_remote_address())
-
-    def get_transport_addresses(self) -> list[Multiaddr]:
-        return cast("list[Multiaddr]", self._session.get_transport_addresses())
-
-    def get_connection_type(self) -> ConnectionType:
-        return self._session.get_connection_type()

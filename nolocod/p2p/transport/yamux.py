@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 from libp2p.abc import IMuxedConn
@@ -20,6 +20,8 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
 from nolocod.p2p.transport.buffers import BATCH, Unread
+from nolocod.p2p.transport.deadlines import shielded
+from nolocod.p2p.transport.exceptions import without_frames
 from nolocod.p2p.transport.noise_records import sealed_size
 from nolocod.p2p.transport.yamux_frames import (
     FIRST_WINDOW,
@@ -72,7 +74,7 @@ class YamuxMultistream(MuxerMultistream):  # type: ignore[misc]  # libp2p has no
     def __init__(self, limits: MuxLimits) -> None:
         super().__init__({PROTOCOL: Yamux})
         self._limits = limits
-        self._unread = Unread()
+        self._unread: Unread[Yamux] = Unread()
 
     async def new_conn(self, conn: SecureChannel, peer_id: ID) -> Yamux:
         await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
@@ -83,7 +85,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
     """One connection. `start` runs it until it ends; every other call may come from any task."""
 
     def __init__(
-        self, channel: SecureChannel, peer_id: ID, limits: MuxLimits | None = None, unread: Unread | None = None
+        self, channel: SecureChannel, peer_id: ID, limits: MuxLimits | None = None, unread: Unread[Yamux] | None = None
     ) -> None:
         self.peer_id = peer_id
         self.secured_conn = channel
@@ -136,7 +138,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         """End everything because of `cause`; the first one counts."""
         if self._cause is not None:
             return
-        self._cause = _bare(cause)
+        self._cause = without_frames(cause)
         self._accepted.close()
         for stream in list(self.streams.values()):
             stream.break_off(cause)
@@ -149,10 +151,10 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             return
         self._shutting = True
         try:
-            with trio.CancelScope(deadline=trio.current_time() + _GOODBYE, shield=True), suppress(*_LOST):
+            with shielded(_GOODBYE), suppress(*_LOST):
                 await self._say_goodbye()
         finally:
-            with trio.CancelScope(deadline=trio.current_time() + _GOODBYE, shield=True), suppress(*_LOST):
+            with shielded(_GOODBYE), suppress(*_LOST):
                 await self._channel.close()
             self.event_closed.set()
 
@@ -190,8 +192,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
 
     def hold(self, stream: YamuxStream, count: int) -> None:
         """`count` bytes more of `stream`, or less, wait to be read; what is left of a stream that is over is its owner's."""
-        if self.streams.get(stream.stream_id) is stream:
-            self._unread.add(self, count)
+        if self.streams.get(stream.stream_id) is stream and (worst := self._unread.add(self, count)) is not None:
+            worst.end("too much of what it sent is not read")
 
     def grant(self, window: int) -> int:
         """By how much a receive window of `window` bytes may grow now: it doubles, within the limits."""
@@ -385,26 +387,10 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         return self._cause is not None
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        return self._channel.get_remote_address()
+        return cast("tuple[str, int] | None", self._channel.get_remote_address())
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        return self._channel.get_transport_addresses()
+        return cast("list[Multiaddr]", self._channel.get_transport_addresses())
 
     def get_connection_type(self) -> ConnectionType:
         return self._channel.get_connection_type()
-
-
-def _bare(error: Exception) -> Exception:
-    """`error` without the frames that it and its causes came through.
-
-    Who keeps an error keeps their locals, here the buffers of what was being read and sent; and the error, the connection
-    and its streams hold each other, until a full garbage collection, which in a large process comes next to never.
-    """
-    left: list[BaseException] = [error]
-    found = set()
-    while left:
-        one = left.pop()
-        found.add(id(one))
-        one.__traceback__ = None
-        left += [other for other in (one.__cause__, one.__context__) if other is not None and id(other) not in found]
-    return error

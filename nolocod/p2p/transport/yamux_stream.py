@@ -7,7 +7,7 @@ without harm to the connection. A stream without a FIN from the other side never
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 from libp2p.abc import IMuxedStream
@@ -18,18 +18,30 @@ from nolocod.p2p.transport.yamux_frames import FIRST_WINDOW, Flag, FrameError, K
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from nolocod.p2p.transport.yamux import Yamux
-
 _MOST_CREDIT = 2**32 - 1
 _FOREVER = float("inf")
 _QUICK = 0.5
 """A window of which half lasts for so many seconds is longer than any round trip, and grows no more."""
 
 
+class Multiplexer(Protocol):
+    """What a stream asks of its connection (yamux.Yamux)."""
+
+    woke: bool
+    """A reader was woken since the last task switch."""
+
+    def control(self, frame: bytes) -> None: ...
+    async def send(self, stream: YamuxStream, view: memoryview) -> int: ...
+    def grant(self, window: int) -> int: ...
+    def hold(self, stream: YamuxStream, count: int) -> None: ...
+    def forget(self, stream: YamuxStream) -> None: ...
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+
+
 class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """Made by its connection. `patience` below: seconds in which at least one byte has to move, or trio.TooSlowError."""
 
-    def __init__(self, conn: Yamux, number: int) -> None:
+    def __init__(self, conn: Multiplexer, number: int) -> None:
         self.muxed_conn = conn
         self.stream_id = number
         self.credit = FIRST_WINDOW

@@ -31,7 +31,7 @@ from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.hole_punching import DCUTR, HolePuncher, PunchLimits
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.dialer import Dialler
-from nolocod.p2p.transport.libp2p_stream import FOREIGN
+from nolocod.p2p.transport.exceptions import FOREIGN
 from nolocod.p2p.transport.multiaddrs import through
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until

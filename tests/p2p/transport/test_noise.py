@@ -23,7 +23,7 @@ from libp2p.security.noise.patterns import PatternXX
 from libp2p.security.noise.pb import noise_pb2
 
 from nolocod.p2p.transport.buffers import BATCH, SIZE
-from nolocod.p2p.transport.libp2p_stream import FOREIGN
+from nolocod.p2p.transport.exceptions import FOREIGN
 from nolocod.p2p.transport.noise_records import (
     HEAD,
     LAST_NONCE,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.noise import SecureChannel
 
 KEY = bytes(range(32))
-HIDDEN = Stack(through_libp2p=True)
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -118,9 +117,7 @@ async def read_exactly(channel: SecureChannel, count: int) -> bytes:
     return bytes(parts)
 
 
-@pytest.mark.parametrize(
-    ("dialler", "listener"), [(OURS, OURS), (OURS, STOCK), (STOCK, OURS), (HIDDEN, OURS), (STOCK, HIDDEN)], ids=str
-)
+@pytest.mark.parametrize(("dialler", "listener"), [(OURS, OURS), (OURS, STOCK), (STOCK, OURS)], ids=str)
 async def test_bytes_in_any_pieces_both_ways(dialler: Stack, listener: Stack) -> None:
     rng = random.Random(5)
     contents = [rng.randbytes(2_000_000), rng.randbytes(2_000_000)]
@@ -166,19 +163,17 @@ async def test_a_cancelled_flush_is_continued_by_the_next() -> None:
 
 
 async def test_a_dead_writer_is_an_error_and_not_an_end() -> None:
-    for hidden in (OURS, HIDDEN):
-        ann, bob = await channels(OURS, hidden)
-        await ann.channel.write(b"hello")
-        await ann.channel.close()
-        assert await bob.channel.read() == b"hello"
-        for _ in range(2):
-            with pytest.raises(ConnectionClosedError):
-                await bob.channel.read()
+    ann, bob = await channels()
+    await ann.channel.write(b"hello")
+    await ann.channel.close()
+    assert await bob.channel.read() == b"hello"
+    for _ in range(2):
+        with pytest.raises(ConnectionClosedError):
+            await bob.channel.read()
 
 
-@pytest.mark.parametrize("stack", [OURS, HIDDEN], ids=["socket", "stream"])
-async def test_a_frozen_peer_fails_the_flush_by_the_deadline(stack: Stack, autojump_clock: MockClock) -> None:
-    ann, _bob = await channels(stack, OURS)
+async def test_a_frozen_peer_fails_the_flush_by_the_deadline(autojump_clock: MockClock) -> None:
+    ann, _bob = await channels()
     started = trio.current_time()
     with pytest.raises(trio.TooSlowError):
         await ann.channel.write(bytes(8 << 20))
@@ -290,12 +285,12 @@ async def test_another_peer_than_the_dialled_one_is_refused() -> None:
 
     async def listen() -> None:
         with suppress(*FOREIGN):  # the dialler may be gone by then
-            await transport(OURS, create_new_key_pair()).secure_inbound(raw(right, False, OURS))
+            await transport(OURS, create_new_key_pair()).secure_inbound(raw(right, False))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listen)
         with pytest.raises(HandshakeFailure):
-            await transport(OURS, create_new_key_pair()).secure_outbound(raw(left, True, OURS), stranger)
+            await transport(OURS, create_new_key_pair()).secure_outbound(raw(left, True), stranger)
         await left.aclose()
 
 
@@ -310,7 +305,7 @@ def test_garbage_instead_of_a_handshake_is_a_failure_of_the_other_side(parts: li
         keys = create_new_key_pair()
         way, us = transport(OURS, keys), ID.from_pubkey(keys.public_key)
         with pytest.raises(FOREIGN):
-            await (way.secure_outbound(raw(right, True, OURS), us) if dial else way.secure_inbound(raw(right, False, OURS)))
+            await (way.secure_outbound(raw(right, True), us) if dial else way.secure_inbound(raw(right, False)))
         await left.aclose()
         await right.aclose()
 
@@ -357,20 +352,12 @@ async def test_nonsense_within_a_handshake_is_a_failure_of_the_other_side(payloa
 
     async def attack() -> None:
         with suppress(*FOREIGN):
-            await (
-                hostile.handshake_inbound(raw(left, False, OURS))
-                if dial
-                else hostile.handshake_outbound(raw(left, True, OURS), us)
-            )
+            await (hostile.handshake_inbound(raw(left, False)) if dial else hostile.handshake_outbound(raw(left, True), us))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(attack)
         with pytest.raises(HandshakeFailure):
-            await (
-                way.secure_outbound(raw(right, True, OURS), hostile.local_peer)
-                if dial
-                else way.secure_inbound(raw(right, False, OURS))
-            )
+            await (way.secure_outbound(raw(right, True), hostile.local_peer) if dial else way.secure_inbound(raw(right, False)))
         nursery.cancel_scope.cancel()
     await left.aclose()
     await right.aclose()
