@@ -36,11 +36,9 @@ class FaultySwarm(Swarm):
         daemon.program = [str(FAULTY), str(orders_of(daemon))]
         return daemon
 
+    @property
     def pair(self) -> tuple[Daemon, Daemon]:
-        first = self.found()
-        self.wait("the first node tells its address", lambda: ready(first))
-        second = self.daemon().run("join", "--bootstrap", first.address)
-        self.wait_paired([first, second], 1)
+        first, second = self.daemons
         return first, second
 
     def outlive(self, done: Callable[[], bool]) -> None:
@@ -59,13 +57,27 @@ class FaultySwarm(Swarm):
         pytest.fail(f"not within {ENOUGH} s: {left}\n" + "\n".join(daemon.tail() for daemon in self.daemons))
 
 
-@pytest.fixture
-def faulty(tmp_path: Path) -> Iterator[FaultySwarm]:
-    swarm = FaultySwarm(tmp_path)
+@pytest.fixture(scope="module")
+def swarm_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultySwarm]:
+    """Two daemons that have paired. All tests here share them, the one that ends them comes last."""
+    swarm = FaultySwarm(tmp_path_factory.mktemp("faulty"))
     try:
+        first = swarm.found()
+        swarm.wait("the first node tells its address", lambda: ready(first))
+        second = swarm.daemon().run("join", "--bootstrap", first.address)
+        swarm.wait_paired([first, second], 1)
         yield swarm
     finally:
         swarm.end()
+
+
+@pytest.fixture
+def faulty(swarm_of_two: FaultySwarm) -> FaultySwarm:
+    """The two, without orders, and pairing."""
+    for daemon in swarm_of_two.daemons:
+        orders_of(daemon).unlink(missing_ok=True)
+    swarm_of_two.wait_paired(swarm_of_two.daemons, 1)
+    return swarm_of_two
 
 
 def is_stopped(process: subprocess.Popen[bytes]) -> bool:
@@ -105,9 +117,61 @@ def same_receipts(*daemons: Daemon) -> bool:
     return bool(common) and all(kept[0][session] == kept[1][session] for session in common)
 
 
+def test_stopped_where_a_node_is_too_busy_for_an_offer(faulty: FaultySwarm) -> None:
+    """Its trainer stands still before it could apply a step, so that whoever offers it the next one is turned away."""
+    first, second = faulty.pair
+    order(second, "SIGSTOP", [(side, State.COMMITTED.name) for side in TABLE])
+    faulty.wait("the second node stops", lambda: stands(second))
+    trainer = trainer_of(second)
+    trainer.suspend()
+    order(second, "SIGSTOP", [("answerer", State.CLOSED.name)])
+    order(first, "SIGSTOP", [("offerer", State.CLOSED.name)])
+    faulty.outlive(lambda: not orders_left(first) and not orders_left(second))
+    trainer.resume()
+    faulty.wait_paired([first, second], 1)
+
+
+def test_an_offer_that_a_stopped_node_answers_too_late_is_aborted_by_both(faulty: FaultySwarm) -> None:
+    """Stopped for longer than an answer may take; both stop once more where they find that it came to nothing."""
+    first, second = faulty.pair
+    order(first, "SIGSTOP", [("answerer", "ACCEPTED")])  # before it says so; an offer may come too early to be accepted
+    faulty.wait("the first node stops", lambda: stands(first))
+    order(first, "SIGSTOP", [("answerer", "ABORTED")])
+    order(second, "SIGSTOP", [("offerer", "ABORTED")])
+    faulty.wait("the second node gives its offer up", lambda: stands(second))
+    faulty.outlive(lambda: not orders_left(first))
+    faulty.wait_paired([first, second], 1)
+
+
+DECISIVE = [("offerer", State.DECIDED), ("answerer", State.COMMITTED)]
+OTHERS = [(side, state) for side, states in TABLE.items() for state in states if (side, state) not in DECISIVE]
+
+
+@pytest.mark.parametrize("cells", [DECISIVE, *([OTHERS] if WHOLE else [])], ids=["decisive", "others"][: 1 + WHOLE])
+def test_killed_in_a_state_and_started_again(faulty: FaultySwarm, cells: list[tuple[str, State]]) -> None:
+    """Who lost a step, or left its partner without an acknowledgement, is told; and the two go on."""
+    pair = faulty.pair
+    for number, (side, state) in enumerate(cells):
+        if state in UNFORCED:
+            continue
+        killed, other = pair if number % 2 else pair[::-1]  # never both: nobody would be left to come back to
+        order(killed, "SIGKILL", [(side, state.name)])
+        faulty.wait(f"it is {side} and {state.name}", lambda one=killed: has_ended(one))
+        killed.run("join", "--bootstrap", other.address)
+        faulty.wait("it trains again", lambda one=killed: bool((r := one.report) and r.state == "training"))
+        if (side, state) == DECISIVE[0]:
+            assert killed.report is not None
+            assert LostStepsError.entry.code in [error.code for error in killed.report.errors]
+        if (side, state) == DECISIVE[1]:
+            assert other.report is not None
+            assert UnacknowledgedError.entry.code in [row.error for row in other.report.exchanges]
+        faulty.wait_paired(pair, 1)
+    assert same_receipts(*pair)
+
+
 def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
     """Every state of both tables that comes about by itself, on either side; half a second each."""
-    first, second = faulty.pair()
+    first, second = faulty.pair
     exchanging = [(side, state.name) for side, states in TABLE.items() for state in states if state not in UNFORCED]
     order(first, "SIGSTOP", exchanging)
     faulty.outlive(lambda: not orders_left(first))
@@ -125,55 +189,3 @@ def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
     for daemon in (first, second, newcomer):
         assert daemon.signal(signal.SIGTERM) == 0
     assert same_receipts(first, second)
-
-
-def test_stopped_where_a_node_is_too_busy_for_an_offer(faulty: FaultySwarm) -> None:
-    """Its trainer stands still before it could apply a step, so that whoever offers it the next one is turned away."""
-    first, second = faulty.pair()
-    order(second, "SIGSTOP", [(side, State.COMMITTED.name) for side in TABLE])
-    faulty.wait("the second node stops", lambda: stands(second))
-    trainer = trainer_of(second)
-    trainer.suspend()
-    order(second, "SIGSTOP", [("answerer", State.CLOSED.name)])
-    order(first, "SIGSTOP", [("offerer", State.CLOSED.name)])
-    faulty.outlive(lambda: not orders_left(first) and not orders_left(second))
-    trainer.resume()
-    faulty.wait_paired([first, second], 1)
-
-
-def test_an_offer_that_a_stopped_node_answers_too_late_is_aborted_by_both(faulty: FaultySwarm) -> None:
-    """Stopped for longer than an answer may take; both stop once more where they find that it came to nothing."""
-    first, second = faulty.pair()
-    order(first, "SIGSTOP", [("answerer", "ACCEPTED")])  # before it says so; an offer may come too early to be accepted
-    faulty.wait("the first node stops", lambda: stands(first))
-    order(first, "SIGSTOP", [("answerer", "ABORTED")])
-    order(second, "SIGSTOP", [("offerer", "ABORTED")])
-    faulty.wait("the second node gives its offer up", lambda: stands(second))
-    faulty.outlive(lambda: not orders_left(first))
-    faulty.wait_paired([first, second], 1)
-
-
-DECISIVE = [("offerer", State.DECIDED), ("answerer", State.COMMITTED)]
-OTHERS = [(side, state) for side, states in TABLE.items() for state in states if (side, state) not in DECISIVE]
-
-
-@pytest.mark.parametrize("cells", [DECISIVE, *([OTHERS] if WHOLE else [])], ids=["decisive", "others"][: 1 + WHOLE])
-def test_killed_in_a_state_and_started_again(faulty: FaultySwarm, cells: list[tuple[str, State]]) -> None:
-    """Who lost a step, or left its partner without an acknowledgement, is told; and the two go on."""
-    pair = faulty.pair()
-    for number, (side, state) in enumerate(cells):
-        if state in UNFORCED:
-            continue
-        killed, other = pair if number % 2 else pair[::-1]  # never both: nobody would be left to come back to
-        order(killed, "SIGKILL", [(side, state.name)])
-        faulty.wait(f"it is {side} and {state.name}", lambda one=killed: has_ended(one))
-        killed.run("join", "--bootstrap", other.address)
-        faulty.wait("it trains again", lambda one=killed: bool((r := one.report) and r.state == "training"))
-        if (side, state) == DECISIVE[0]:
-            assert killed.report is not None
-            assert LostStepsError.entry.code in [error.code for error in killed.report.errors]
-        if (side, state) == DECISIVE[1]:
-            assert other.report is not None
-            assert UnacknowledgedError.entry.code in [row.error for row in other.report.exchanges]
-        faulty.wait_paired(pair, 1)
-    assert same_receipts(*pair)

@@ -34,7 +34,7 @@ AXE = "4.10.3"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "nolocod-tests" / f"axe-core-{AXE}.js"
 LIVE = "document.getElementById('link').textContent === 'live'"
 LOCAL = Address("127.0.0.1", 0)
-SIZES = {"local_side": (1280, 800), "phone": (390, 844)}
+SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 FOCUS = """(() => {
     const on = document.activeElement, style = getComputedStyle(on), box = on.getBoundingClientRect();
     const visible = style.outlineStyle === 'solid' && box.width > 0 && box.height > 0;
@@ -78,7 +78,7 @@ def opened(chromium: Browser, address: str, size: str, *, dark: bool = False) ->
 @pytest.mark.parametrize("name", STATES)
 async def test_every_state_is_shown_whole_and_without_barriers(chromium: Browser, axe: str, name: str) -> None:
     def look(address: str) -> None:
-        for size, dark in (("local_side", False), ("phone", True)):
+        for size, dark in (("desktop", False), ("phone", True)):
             page = opened(chromium, address, size, dark=dark)
             assert page.run("getComputedStyle(document.body).colorScheme") == ("dark" if dark else "light")
             assert not page.run("document.documentElement.scrollWidth > innerWidth"), f"wider than a {size}"
@@ -109,7 +109,7 @@ async def test_what_the_states_say_is_on_the_page(chromium: Browser) -> None:
     for name, texts in wanted.items():
 
         def look(address: str, name: str = name, texts: list[tuple[str, str]] = texts) -> None:
-            page = opened(chromium, address, "local_side")
+            page = opened(chromium, address, "desktop")
             for selector, text in texts:
                 assert text in " ".join(page.text(selector).split()), selector
             assert page.run("document.getElementById('warnings').hidden") == (name != "warned")
@@ -120,7 +120,7 @@ async def test_what_the_states_say_is_on_the_page(chromium: Browser) -> None:
 
 async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) -> None:
     def look(address: str) -> None:
-        page = opened(chromium, address, "local_side")
+        page = opened(chromium, address, "desktop")
         stops = []
         for _ in range(6):
             page.press("Tab", 9)
@@ -146,7 +146,7 @@ async def test_the_page_works_where_the_browser_blocks_storage(chromium: Browser
 
     def look(address: str) -> None:
         with browser.browser(tmp_path / "profile", storage=False) as careful:
-            page = opened(careful, address, "local_side")
+            page = opened(careful, address, "desktop")
             assert page.run(blocked) == "SecurityError"
             for theme in ("dark", "light"):
                 page.run("document.getElementById('theme').click()")
@@ -158,7 +158,7 @@ async def test_the_page_works_where_the_browser_blocks_storage(chromium: Browser
 
 async def test_a_lost_node_is_said_and_found_again(chromium: Browser) -> None:
     state = ten_peers()
-    page = chromium.page(*SIZES["local_side"])
+    page = chromium.page(*SIZES["desktop"])
     where = LOCAL
 
     def first(address: str) -> None:
@@ -188,7 +188,7 @@ async def test_what_peers_wrote_is_text(chromium: Browser) -> None:
     state.follow(Troubled("NLC-203", bad))
 
     def look(address: str) -> None:
-        page = opened(chromium, address, "local_side")
+        page = opened(chromium, address, "desktop")
         assert bad in page.text("#warnings")
         assert bad in page.text("#peers")
         assert page.run("document.querySelectorAll('img, b').length") == 0

@@ -27,7 +27,7 @@ ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
 RUN_FILE = """
 name = "e2e"
-codec = "float32"
+codec = "modulo8"
 [model]
 model_type = "llama"
 hidden_size = 32
@@ -138,11 +138,11 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "float32", outer: str = "", steps: int = 100) -> Daemon:
+    def found(self, codec: str = "modulo8", outer: str = "", steps: int = 100) -> Daemon:
         """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
-        text = RUN_FILE.replace("float32", codec).replace("steps = 100", f"steps = {steps}")
+        text = RUN_FILE.replace("modulo8", codec).replace("steps = 100", f"steps = {steps}")
         run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
         data_directory.found(first.paths, run_file)
         return first.run("start")
