@@ -38,7 +38,7 @@ p2p.mesh
 observe
 node
 doctor
-studies.processes studies.pages studies.multi_replica
+studies.processes studies.pages
 studies.sim
 studies.lab studies.soak studies.testnet
 studies.benchmarks

@@ -13,8 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
+from nolocod.studies.lab.multi_replica import MultiReplica
 from nolocod.studies.lab.trials import Trial
-from nolocod.studies.multi_replica import MultiReplica, Variant, use_threads
 from nolocod.trainer.nearness import FAR, distance
 
 RATES = (5e-4, 1e-3, 2e-3)
@@ -24,7 +26,7 @@ class Watched(MultiReplica):
     """Looks at its replicas after each outer step."""
 
     def __init__(self, trial: Trial, cache: Path) -> None:
-        super().__init__(trial.manifest(), Variant(trial.method), trial.replicas, cache)
+        super().__init__(trial.manifest(), trial.settings, trial.replicas, cache)
         self.distances: list[tuple[float, float]] = []
         """At each outer step: of the nearest pair and of the farthest, each in its farthest matrix."""
 
@@ -40,7 +42,7 @@ class Watched(MultiReplica):
 
 
 def main(replicas: int = 8, steps: int = 2000) -> None:
-    use_threads(1)
+    torch.set_num_threads(1)
     for rate in RATES:
         trial = Trial("NoLoCo, the paper's", replicas, 1, rate, model="tiny", steps=steps, held_out=1, points=1)
         with tempfile.TemporaryDirectory() as cache:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nolocod.disk import write_whole
 from nolocod.errors import DeviceError, SoakError, UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from nolocod.commands import Commands
+    from nolocod.studies import pages
 
 _INTO = "Name the folder of the page with --into."
 
@@ -43,12 +42,11 @@ def add_to(commands: Commands) -> None:
     soak.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
     soak.add_argument("--report", type=Path, metavar="FILE.json", help="write the result for programs")
     lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
-    lab.add_argument("what", choices=["compare", "choices", "spread", "scaling", "attacks"])
+    lab.add_argument("what", choices=[*_STUDIES])
     lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
     lab.add_argument("--gpu", action="store_true", help="of compare: 10 M parameters on this machine's GPU instead")
     lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
     lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
-    lab.add_argument("--seed", type=int, default=0, help="of scaling and of random walks")
     lab.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     lab.add_argument("--into", type=Path, metavar="DIR", help="bring tables and figures of the page there up to date (docs)")
     _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
@@ -79,7 +77,7 @@ def _testnet(options: argparse.Namespace) -> None:
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["training", "overlap", "defences", "exchange", "transport", "relay", "node", "codecs"])
+    add("what", choices=["training", "exchange", "transport", "relay", "node"])
     add("--model", default="small", metavar="NAME|FILE", help="of training and node")
     add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
     add("--pairs", type=int, default=5, help="how often each is measured, in turn")
@@ -135,49 +133,22 @@ def _lab(options: argparse.Namespace) -> None:
         raise UsageError("--into is for the whole study.", remedy="Leave out --into or --reduced.")
     if options.gpu and (options.what != "compare" or options.reduced):
         raise UsageError("--gpu is for the whole of compare.", remedy="Leave out --gpu, or --reduced.")
-    workers = options.workers or os.cpu_count() or 1
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    if options.what == "attacks":
-        _attacks(options, workers, tell)
-    else:
-        _evidence(options, workers, tell)
+    _STUDIES[options.what](options, options.workers or os.cpu_count() or 1)
 
 
-def _evidence(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
-    """The studies that have a place in evidence.md."""
-    from nolocod.studies import pages
+def _compare(options: argparse.Namespace, workers: int) -> None:
+    from nolocod.studies.lab import compare, trials
 
-    name = f"{options.what}-gpu" if options.gpu else options.what
-    place = pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
-    study = {"compare": _compare, "choices": _choices, "spread": _spread, "scaling": _scaling}[options.what]
-    result, draw = study(options, workers, tell)
+    name = "compare-gpu" if options.gpu else "compare"
+    place = _place(options, name)
+    size = compare.GPU if options.gpu else compare.REDUCED if options.reduced else compare.FULL
+    if options.gpu:
+        _require_device(size.like.device)
+    result = compare.compare(size, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
     if place is not None:
-        if draw is not None:
-            draw(options.into / f"evidence-{name}.svg")
+        result.draw(options.into / f"evidence-{name}.svg")
         place.fill(result.to_text())
     print(result.to_json() if options.json else result.to_text())
-
-
-class _Study(Protocol):
-    def to_text(self) -> str: ...
-    def to_json(self) -> str: ...
-
-
-_Drawn = tuple[_Study, "Callable[[Path], None] | None"]
-
-
-def _compare(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.studies.lab import compare, figures, trials
-
-    size = compare.REDUCED if options.reduced else compare.FULL
-    if options.gpu:
-        size = compare.GPU
-        _require_device(size.like.device)
-    result = compare.compare(size, trials.book(_kept(options, "evidence.jsonl")), workers, tell)
-    return result, partial(figures.draw_comparison, result)
 
 
 def _require_device(name: str) -> None:
@@ -190,31 +161,18 @@ def _require_device(name: str) -> None:
         raise DeviceError(error.cause, remedy="Leave out --gpu to compare small models on the CPU.") from error
 
 
-def _choices(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
+def _choices(options: argparse.Namespace, workers: int) -> None:
     from nolocod.studies.lab import choices, trials
 
-    asked = choices.reduced() if options.reduced else choices.questions()
-    return choices.choices(asked, trials.book(_kept(options, "evidence.jsonl")), workers, tell), None
+    place = _place(options, "choices")
+    tables = choices.reduced() if options.reduced else choices.full()
+    result = choices.choices(tables, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
+    if place is not None:
+        place.fill(result.to_text())
+    print(result.to_json() if options.json else result.to_text())
 
 
-def _spread(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.studies.lab import figures, spread, trials
-
-    span = spread.REDUCED if options.reduced else spread.FULL
-    result = spread.spread(span, trials.book(_kept(options, "evidence.jsonl")), workers, tell)
-    return result, partial(figures.draw_spread, result)
-
-
-def _scaling(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> _Drawn:
-    from nolocod.studies.lab import crowds, figures, scaling
-
-    wanted = crowds.crowds(scaling.FEW if options.reduced else scaling.COUNTS, scaling.SPREADS)
-    rows = crowds.rows(crowds.record(_kept(options, "crowds.jsonl")), wanted, workers, tell)
-    result = scaling.scaling(rows, options.seed)
-    return result, partial(figures.draw_scaling, result)
-
-
-def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], None]) -> None:
+def _attacks(options: argparse.Namespace, workers: int) -> None:
     """Has a page of its own."""
     from nolocod.studies import pages
     from nolocod.studies.lab import attacks
@@ -223,16 +181,30 @@ def _attacks(options: argparse.Namespace, workers: int, tell: Callable[[str], No
         pages.read(options.into / attacks.PAGE, _INTO)
     study = attacks.REDUCED if options.reduced else attacks.FULL
     log = attacks.log(_kept(options, "attacks.jsonl"))
-    attacks.fight_all(study.battles(), log, workers, tell)
+    attacks.perform_all(study.trials(), log, workers, _progress)
     if options.into is not None:
         write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
     print(study.to_text(log))
+
+
+_STUDIES = {"compare": _compare, "choices": _choices, "attacks": _attacks}
+
+
+def _place(options: argparse.Namespace, name: str) -> pages.Place | None:
+    """That of the study's tables in evidence.md; None without --into."""
+    from nolocod.studies import pages
+
+    return pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
 
 
 def _kept(options: argparse.Namespace, name: str) -> Path:
     """The file of results."""
     kept: Path = options.kept or Path("docs") / name
     return kept
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _end_as_on_ctrl_c() -> None:

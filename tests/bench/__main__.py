@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-_PARTS = ("exchange", "transport", "relay", "training", "overlap", "defences", "wan", "utilisation")
+_PARTS = ("exchange", "transport", "relay", "training", "wan", "utilisation")
 
 
 def main() -> None:

@@ -80,8 +80,6 @@ def to_markdown(table: Table) -> str:
         ("transport", "One stream, in bulk", "nolocod bench transport"),
         ("relay", "Through a relay", "nolocod bench relay"),
         ("training", "What it costs training", "nolocod bench training"),
-        ("overlap", "How much of its time a trainer trains", "nolocod bench overlap"),
-        ("defences", "What judging partners adds to an exchange", "nolocod bench defences"),
         ("wan", "A long way", "python -m tests.bench.wan"),
         ("utilisation", "Utilisation over a long way", "python -m tests.bench.utilisation"),
     ):

@@ -68,10 +68,10 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["testnet", "--outer-steps", "0"], "NLC-100", "--outer-steps 0"),
         (["testnet", "--model", "enormous"], "NLC-101", "enormous"),
         (["lab", "compare", "--workers", "-1"], "NLC-100", "--workers cannot be negative"),
-        (["lab", "spread", "--reduced", "--into", "docs"], "NLC-100", "--into is for the whole study"),
-        (["lab", "spread", "--gpu"], "NLC-100", "--gpu is for the whole of compare"),
+        (["lab", "choices", "--reduced", "--into", "docs"], "NLC-100", "--into is for the whole study"),
+        (["lab", "choices", "--gpu"], "NLC-100", "--gpu is for the whole of compare"),
         (["lab", "compare", "--gpu", "--reduced"], "NLC-100", "--gpu is for the whole of compare"),
-        (["lab", "scaling", "--into", "nowhere"], "NLC-100", "nowhere/evidence.md cannot be read"),
+        (["lab", "choices", "--into", "nowhere"], "NLC-100", "nowhere/evidence.md cannot be read"),
         (["lab", "attacks", "--into", "nowhere"], "NLC-100", "nowhere/attacks.md cannot be read"),
     ],
 )

@@ -15,9 +15,7 @@ from nolocod import cli
 from nolocod.errors import RunFileError, UsageError
 from nolocod.studies.benchmarks import Options, parse_parameters, probe
 from nolocod.studies.benchmarks.base import BenchError, spread
-from nolocod.studies.benchmarks.defences import DefencesResult
 from nolocod.studies.benchmarks.exchange import exchange, model_of
-from nolocod.studies.benchmarks.overlap import OverlapResult
 from nolocod.studies.benchmarks.parties import Pair, pair, started
 from nolocod.studies.benchmarks.training import TrainingResult, bound_to
 from nolocod.studies.benchmarks.transport import CARRIERS, TransportResult, transport
@@ -221,20 +219,6 @@ def test_what_exchanges_cost_is_told_beside_the_same_daemon_without_them() -> No
     assert result.kept == [1.0, 0.75]
     assert "0.837 (0.705-0.970)   (an exchange under way 95% of the time)" in result.to_text()
     assert "with exchanges over without: 0.875 (0.750-1.000)" in result.to_text()
-
-
-def test_each_way_to_overlap_has_its_share_of_inner_steps() -> None:
-    result = OverlapResult(
-        {"overlapped": [0.99, 0.98], "blocking": [0.75, 0.74]}, {"overlapped": [0.3, 0.4], "blocking": [0.2, 0.3]}
-    )
-    assert "overlapped               0.985 (0.980-0.990) (0.350 (0.300-0.400))" in result.to_text()
-    assert json.loads(result.to_json())["computing"]["blocking"] == [0.75, 0.74]
-
-
-def test_defences_are_told_beside_none() -> None:
-    result = DefencesResult({"none": [0.5, 0.6], "everything": [0.51, 0.6]}, {"none": [0.99, 0.99], "everything": [0.98, 0.98]})
-    assert "everything     0.555 (0.510-0.600)  1.010 (1.000-1.020)  0.980 (0.980-0.980)" in result.to_text()
-    assert json.loads(result.to_json())["exchange"]["none"] == [0.5, 0.6]
 
 
 def test_what_is_started_in_the_block_isbound_to_its_cores() -> None:

@@ -8,11 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nolocod.studies.benchmarks.base import Options, Result
-from nolocod.studies.benchmarks.codecs import codecs
-from nolocod.studies.benchmarks.defences import defences
 from nolocod.studies.benchmarks.exchange import exchange, parse_parameters
 from nolocod.studies.benchmarks.node import node
-from nolocod.studies.benchmarks.overlap import overlap
 from nolocod.studies.benchmarks.relay import relay
 from nolocod.studies.benchmarks.training import training
 from nolocod.studies.benchmarks.transport import transport
@@ -22,13 +19,10 @@ if TYPE_CHECKING:
 
 MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "training": training,
-    "overlap": overlap,
-    "defences": defences,
     "exchange": exchange,
     "transport": transport,
     "relay": relay,
     "node": node,
-    "codecs": codecs,
 }
 
 __all__ = ["MEASUREMENTS", "Options", "parse_parameters"]

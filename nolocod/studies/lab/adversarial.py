@@ -1,23 +1,27 @@
-"""A rehearsal under attack: some of the replicas are hostile, and what becomes of the others is measured.
+"""Replicas under attack: some of them are hostile, and what becomes of the others is measured.
 
 The rule: attackers have all that a real one could have, and more: they know the model, see the victim's message before
 they make their own (a real one commits to the hashes of its own first), know the victim's clip radius, and act as one.
-Honest replicas are the product's own, with its own judgement of messages; who is believed and banned is asked of
-`Opinion`, which is the product's reputation. A refused partner costs a try, and another is taken, as `rounds` does.
+Honest replicas, their judgement of messages and their peer scores are the product's own. A refused partner costs a try,
+and another is taken, as outer.loop does.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from nolocod.errors import RejectedTensorError
+from nolocod.identity import PeerId
 from nolocod.outer import step
 from nolocod.outer.codec import HEADER
+from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
 from nolocod.proto.types import Subject
-from nolocod.studies.multi_replica import MultiReplica, Point, Variant
+from nolocod.studies.lab.methods import Method
+from nolocod.studies.lab.multi_replica import MultiReplica, Point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +29,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.run.manifest import Manifest
+    from nolocod.run.manifest import Manifest, Trust
     from nolocod.trainer.replica import Replica
 
+Kind = Literal["honest", "hostile"]
 Attack = Literal["not finite", "huge", "sign flip", "noise", "drift", "stale", "clock"]
 ATTACKS: dict[Attack, str] = {
     "not finite": "NaN in every value",
@@ -44,25 +49,36 @@ _RADIUS = 1.5
 """Of the usual distance: what attackers take for the clip radius, so that attacks on runs without one are the same."""
 
 
-class Opinion(Protocol):
-    """What one honest node thinks of others, by their index."""
+class Scores:
+    """One honest node's peer scores, on a clock that moves by a minute with every exchange."""
 
-    def probation(self, peer: int) -> bool: ...
-    def banned(self, peer: int) -> bool: ...
-    def committed(self, peer: int) -> None: ...
-    def rejected(self, peer: int, error: RejectedTensorError) -> None: ...
+    def __init__(self, trust: Trust) -> None:
+        self._reputation = Reputation(lambda _: None, trust.probation, trust.reputation)
+        self._now = 0.0
+
+    def probation(self, peer: int) -> bool:
+        return self._reputation.probation(_name(peer))
+
+    def banned(self, peer: int) -> bool:
+        return self._reputation.banned(_name(peer), self._now) > 0
+
+    def judge(self, peer: int, conduct: Conduct) -> None:
+        self._now += 60
+        self._reputation.judge(_name(peer), conduct, self._now)
+
+
+def _name(peer: int) -> PeerId:
+    return PeerId(f"replica {peer}")
 
 
 class AdversarialReplicas(MultiReplica):
-    """`opinions`: of every honest replica. The last replicas are the attackers, and take `attacks` in turn."""
+    """The last replicas are the attackers, and take `attacks` in turn."""
 
-    def __init__(
-        self, manifest: Manifest, opinions: Sequence[Opinion], attackers: int, attacks: Sequence[Attack], cache: Path
-    ) -> None:
-        super().__init__(manifest, Variant("adversarial"), len(opinions) + attackers, cache)
-        self._opinions = opinions
+    def __init__(self, manifest: Manifest, honest: int, attackers: int, attacks: Sequence[Attack], cache: Path) -> None:
+        super().__init__(manifest, Method("adversarial", "pairs"), honest + attackers, cache)
+        self._scores = [Scores(manifest.trust) for _ in range(honest)]
         self._attacks = attacks
-        self._honest = self._replicas[: len(opinions)]
+        self._honest = self._replicas[:honest]
         self._turn = 0
         size = self._replicas[0].layout.size
         generator = torch.Generator().manual_seed(manifest.seed)
@@ -75,8 +91,10 @@ class AdversarialReplicas(MultiReplica):
                 replica.accept_test.chance = random.Random(f"{manifest.seed} {index}")  # the study is to be repeatable
         self.weights: list[float] = []
         """What each partner's difference counted for, of all exchanges of honest replicas with one another."""
-        self.rejected = {"honest": 0, "hostile": 0}
-        self.met = {"honest": 0, "hostile": 0}
+        self.met: Counter[Kind] = Counter()
+        """Messages that honest replicas judged."""
+        self.refused: list[tuple[Kind, RejectedTensorError]] = []
+        """Those that they refused."""
 
     def begin_at(self, rounds: int) -> None:
         """Let one replica train for so many rounds alone, and all go on from where it is: a swarm in mid-run."""
@@ -96,8 +114,11 @@ class AdversarialReplicas(MultiReplica):
         first.delta.zero_()
         self._beginning.copy_(first.phi)
 
-    def fight(self) -> Point:
-        """Train to the goal; the held-out losses of the honest replicas at the end."""
+    def share_refused(self, kind: Kind) -> float:
+        return sum(refused == kind for refused, _ in self.refused) / max(1, self.met[kind])
+
+    def train(self) -> Point:
+        """To the goal; the held-out losses of the honest replicas at the end."""
         goal = self.manifest.outer.rounds
         while any(replica.standing.round < goal for replica in self._honest):
             active = [replica for replica in self._replicas if replica.standing.round < goal]
@@ -127,9 +148,9 @@ class AdversarialReplicas(MultiReplica):
         count = len(self._honest)
         if first >= count:
             return True  # two attackers leave each other alone
-        if self._opinions[first].banned(second) or (second < count and self._opinions[second].banned(first)):
+        if self._scores[first].banned(second) or (second < count and self._scores[second].banned(first)):
             return False
-        return self._defend(first, second) if second >= count else self._pair(first, second)
+        return self._attacked(first, second) if second >= count else self._pair(first, second)
 
     def _pair(self, first: int, second: int) -> bool:
         both = ((first, second), (second, first))
@@ -141,31 +162,31 @@ class AdversarialReplicas(MultiReplica):
             for (own, other), number in zip(both, rounds, strict=True):
                 applied = self._replicas[own].apply(self._boxes[own], self._boxes[other], number)
                 self.weights.append(applied.weight)
-                self._opinions[own].committed(other)
+                self._scores[own].judge(other, Conduct.COMMITTED)
         return all(accepted)
 
-    def _inspected(self, own: int, other: int, kind: Literal["honest", "hostile"]) -> bool:
-        opinion = self._opinions[own]
+    def _inspected(self, own: int, other: int, kind: Kind) -> bool:
+        scores = self._scores[own]
         self.met[kind] += 1
         try:
-            self._replicas[own].inspect(self._boxes[own], self._boxes[other], probation=opinion.probation(other))
+            self._replicas[own].inspect(self._boxes[own], self._boxes[other], probation=scores.probation(other))
         except RejectedTensorError as error:
-            self.rejected[kind] += 1
-            opinion.rejected(other, error)
+            self.refused.append((kind, error))
+            scores.judge(other, Conduct.REJECTED)
             return False
         return True
 
-    def _defend(self, victim: int, attacker: int) -> bool:
+    def _attacked(self, victim: int, attacker: int) -> bool:
         replica, hostile = self._replicas[victim], self._replicas[attacker]
         attack = self._attacks[self._turn % len(self._attacks)]
         self._turn += 1
         replica.snapshot(self._boxes[victim], Subject())
-        self._lie(attack, hostile, replica, self._boxes[attacker])
+        self._write(attack, hostile, replica, self._boxes[attacker])
         committed = self._inspected(victim, attacker, "hostile")
         if committed:
             ahead = self.manifest.outer.staleness if attack == "clock" else 0
             replica.apply(self._boxes[victim], self._boxes[attacker], replica.standing.round + ahead)
-            self._opinions[victim].committed(attacker)
+            self._scores[victim].judge(attacker, Conduct.COMMITTED)
         # it knows the victim's weights, and stays beside them
         hostile.phi.copy_(replica.phi)
         hostile.theta.copy_(replica.theta)
@@ -175,7 +196,8 @@ class AdversarialReplicas(MultiReplica):
         hostile.standing = replica.standing
         return committed
 
-    def _lie(self, attack: Attack, hostile: Replica, victim: Replica, box: Tensor) -> None:
+    def _write(self, attack: Attack, hostile: Replica, victim: Replica, box: Tensor) -> None:
+        """Write the attacker's message into its `box`."""
         settings = self.manifest.outer
         theirs = step.message(victim.phi, victim.theta, settings)
         change = hostile.theta - hostile.phi

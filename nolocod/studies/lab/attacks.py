@@ -1,6 +1,6 @@
 """`nolocod lab attacks`: what hostile partners do to learning, with the defences of `[trust]` and without.
 
-The rule: a quarter of the replicas is hostile. Every attack is fought on the same seed, tokens and pairs' draw as the run
+The rule: a quarter of the replicas is hostile. Every attack has the same seed, tokens and pairs' draw as the run
 in which the same honest replicas are among themselves; each alone and all mixed, defended and not.
 """
 
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nolocod.errors import TrainerError
-from nolocod.identity import PeerId
-from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
 from nolocod.run import presets
 from nolocod.run.manifest import Trust
 from nolocod.studies.lab.results import Results
@@ -26,7 +24,6 @@ from nolocod.studies.lab.results import Results
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from nolocod.errors import RejectedTensorError
     from nolocod.run.manifest import Manifest
 
     Log = Results["AttackTrial", "AttackOutcome"]
@@ -89,53 +86,25 @@ class AttackOutcome:
     weight: float
 
 
-class _Opinion:
-    """One node's reputation (trainer.adversarial.Opinion), on a clock that moves by a minute with every exchange."""
-
-    def __init__(self, trust: Trust) -> None:
-        self._reputation = Reputation(lambda _: None, trust.probation, trust.reputation)
-        self._now = 0.0
-
-    def probation(self, peer: int) -> bool:
-        return self._reputation.probation(_name(peer))
-
-    def banned(self, peer: int) -> bool:
-        return self._reputation.banned(_name(peer), self._now) > 0
-
-    def committed(self, peer: int) -> None:
-        self._judge(peer, Conduct.COMMITTED)
-
-    def rejected(self, peer: int, error: RejectedTensorError) -> None:
-        self._judge(peer, Conduct.REJECTED)
-
-    def _judge(self, peer: int, conduct: Conduct) -> None:
-        self._now += 60
-        self._reputation.judge(_name(peer), conduct, self._now)
-
-
-def _name(peer: int) -> PeerId:
-    return PeerId(f"replica {peer}")
-
-
-def fight(battle: AttackTrial) -> AttackOutcome:
+def perform(trial: AttackTrial) -> AttackOutcome:
     """Train. One thread for each process."""
-    from nolocod.studies.lab.adversarial import ATTACKS, AdversarialReplicas
-    from nolocod.studies.multi_replica import Point, use_threads  # torch: the package is imported without it
+    import torch  # the package is imported without it
 
-    use_threads(1)
-    manifest = battle.manifest()
-    chosen = [name for name in ATTACKS if battle.attack in (name, MIXED)]
-    opinions = [_Opinion(manifest.trust) for _ in range(battle.honest)]
+    from nolocod.studies.lab.adversarial import ATTACKS, AdversarialReplicas
+
+    torch.set_num_threads(1)
+    chosen = [name for name in ATTACKS if trial.attack in (name, MIXED)]
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-        adversarial = AdversarialReplicas(manifest, opinions, battle.hostile if chosen else 0, chosen, Path(cache))
-        adversarial.begin_at(battle.head_start)
+        hostile = trial.hostile if chosen else 0
+        replicas = AdversarialReplicas(trial.manifest(), trial.honest, hostile, chosen, Path(cache))
+        replicas.begin_at(trial.head_start)
         try:
-            end = adversarial.fight()
+            end = replicas.train()
+            mean, worst = (loss if math.isfinite(loss) else None for loss in (end.mean, end.worst))
         except TrainerError:  # its weights are not finite any more
-            end = Point(0, math.inf, math.inf, math.inf, math.inf)
-    shares = {kind: adversarial.rejected[kind] / max(1, adversarial.met[kind]) for kind in adversarial.met}
-    mean, worst = (loss if math.isfinite(loss) else None for loss in (end.mean, end.worst))
-    return AttackOutcome(mean, worst, shares["hostile"], shares["honest"], statistics.mean(adversarial.weights))
+            mean = worst = None
+    refused = (replicas.share_refused("hostile"), replicas.share_refused("honest"))
+    return AttackOutcome(mean, worst, *refused, statistics.mean(replicas.weights))
 
 
 _PAGE = """# What hostile partners do to learning
@@ -164,33 +133,33 @@ def _settings(trust: Trust) -> str:
 
 
 def log(kept: Path) -> Log:
-    """The battles in the file `kept`."""
+    """The trials in the file `kept`."""
     return Results(kept, (AttackTrial, AttackOutcome))
 
 
-def fight_all(battles: Iterable[AttackTrial], found: Log, workers: int, tell: Callable[[str], None]) -> None:
-    """Fight those that were not fought yet."""
+def perform_all(trials: Iterable[AttackTrial], found: Log, workers: int, tell: Callable[[str], None]) -> None:
+    """Do those that were not done yet."""
 
-    def done(number: int, count: int, battle: AttackTrial, fought: AttackOutcome) -> None:
-        defence = next(name for name, trust in DEFENCES.items() if trust == battle.trust)
-        loss = "not finite" if fought.mean is None else f"{fought.mean:.4f}"
-        tell(f"{number} of {count}: attack {battle.attack}, defence {defence}, seed {battle.seed}: {loss}")
+    def done(number: int, count: int, trial: AttackTrial, outcome: AttackOutcome) -> None:
+        defence = next(name for name, trust in DEFENCES.items() if trust == trial.trust)
+        loss = "not finite" if outcome.mean is None else f"{outcome.mean:.4f}"
+        tell(f"{number} of {count}: attack {trial.attack}, defence {defence}, seed {trial.seed}: {loss}")
 
-    found.perform(battles, fight, workers, done)
+    found.perform(trials, perform, workers, done)
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is fought on each seed: every attack alone and all mixed, defended and not; and, without attackers, what each
+    """What is done on each seed: every attack alone and all mixed, defended and not; and, without attackers, what each
     defence costs."""
 
     like: AttackTrial
     seeds: tuple[int, ...]
 
-    def battles(self) -> list[AttackTrial]:
+    def trials(self) -> list[AttackTrial]:
         pairs = [(attack, trust) for attack in self.attacks for trust in (OFF, Trust())]
         pairs += [(MIXED, EVERYTHING), *((NONE, trust) for trust in DEFENCES.values())]
-        return [self._battle(attack, trust, seed) for seed in self.seeds for attack, trust in pairs]
+        return [self._trial(attack, trust, seed) for seed in self.seeds for attack, trust in pairs]
 
     @property
     def attacks(self) -> list[str]:
@@ -198,7 +167,7 @@ class Study:
 
         return [*ATTACKS, MIXED]
 
-    def _battle(self, attack: str, trust: Trust, seed: int) -> AttackTrial:
+    def _trial(self, attack: str, trust: Trust, seed: int) -> AttackTrial:
         return replace(self.like, attack=attack, trust=trust, seed=seed)
 
     def to_text(self, log: Log) -> str:
@@ -237,14 +206,14 @@ class Study:
         return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(Trust()), everything=EVERYTHING)
 
     def _found(self, attack: str, trust: Trust, log: Log) -> list[AttackOutcome]:
-        return [log[self._battle(attack, trust, seed)] for seed in self.seeds]
+        return [log[self._trial(attack, trust, seed)] for seed in self.seeds]
 
     def _losses(self, attack: str, trust: Trust, log: Log) -> list[str]:
-        """The mean loss, and by how much it is worse than in peace, on the worst seed."""
-        calm = self._found(NONE, OFF, log)
+        """The mean loss, and by how much it is worse than without attackers, on the worst seed."""
+        reference = self._found(NONE, OFF, log)
         pairs = [
             (one.mean, other.mean)
-            for one, other in zip(self._found(attack, trust, log), calm, strict=True)
+            for one, other in zip(self._found(attack, trust, log), reference, strict=True)
             if one.mean is not None and other.mean is not None
         ]
         if len(pairs) < len(self.seeds):

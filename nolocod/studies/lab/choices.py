@@ -1,7 +1,7 @@
 """`nolocod lab choices`: what chose a run file's defaults, one setting at a time.
 
 The rule: every trial is our method but for the settings that its row and column name, on seeds that `nolocod lab
-compare` does not tell. The outer step's settings were asked last, in runs twice as long; the other tables have those of
+compare` does not tell. The outer step's settings were tried last, in runs twice as long; the other tables have those of
 `_LIKE`.
 """
 
@@ -32,8 +32,8 @@ _LONG = {TUNING_SEED: sorted(_LIKELY + _LESS_LIKELY), TUNING_SEED + 1: _LIKELY}
 
 
 @dataclass(frozen=True)
-class Question:
-    """A table of trials by row and column. `by_row`: the best of each row is looked for, instead of each column's."""
+class Table:
+    """Trials by row and column. `by_row`: the best of each row is looked for, instead of each column's."""
 
     text: str
     rows: str
@@ -65,33 +65,33 @@ class Question:
 
 @dataclass(frozen=True)
 class Choices:
-    """Every question with its answers."""
+    """Every table with its losses."""
 
-    questions: tuple[Question, ...]
+    tables: tuple[Table, ...]
     book: Book
 
     def to_text(self) -> str:
         """Tables in Markdown."""
-        return "\n".join(question.to_text(self.book) for question in self.questions)
+        return "\n".join(table.to_text(self.book) for table in self.tables)
 
     def to_json(self) -> str:
         return json.dumps(
             [
                 {
-                    "question": question.text,
+                    "question": table.text,
                     "row": row,
                     "column": column,
                     "loss": self.book[trial][-1].mean,
                     "trial": asdict(trial),
                 }
-                for question in self.questions
-                for (row, column), trial in question.cells.items()
+                for table in self.tables
+                for (row, column), trial in table.cells.items()
             ]
         )
 
 
-def questions() -> tuple[Question, ...]:
-    """All that is asked."""
+def full() -> tuple[Table, ...]:
+    """All tables."""
     return (
         _how_often(_SIZES),
         _outer(
@@ -110,7 +110,7 @@ def questions() -> tuple[Question, ...]:
                 for size, like in _each_size(_SIZES, phase)
             ),
         ),
-        Question(
+        Table(
             "By how many inner steps a merge comes late: what an exchange takes in a run that does not wait for it",
             "late, of, learning rate",
             {
@@ -119,7 +119,7 @@ def questions() -> tuple[Question, ...]:
                 for size, like in _each_size(_SIZES, phase)
             },
         ),
-        Question(
+        Table(
             "Learning rate by number of replicas, 0.12 M parameters",
             "replicas",
             {
@@ -129,7 +129,7 @@ def questions() -> tuple[Question, ...]:
             },
             by_row=True,
         ),
-        Question(
+        Table(
             "Learning rate by size of the model, 4 replicas",
             "parameters",
             {
@@ -139,7 +139,7 @@ def questions() -> tuple[Question, ...]:
             },
             by_row=True,
         ),
-        Question(
+        Table(
             "Learning rate by sequences in a batch, 0.12 M parameters, as many tokens in all and between two outer steps",
             "sequences of 64",
             {
@@ -154,14 +154,14 @@ def questions() -> tuple[Question, ...]:
     )
 
 
-def reduced() -> tuple[Question, ...]:
-    """One question, of a tiny model: minutes."""
+def reduced() -> tuple[Table, ...]:
+    """One table, of a tiny model: minutes."""
     return (_how_often({"0.06 M parameters": replace(_LIKE, model="micro", steps=600)}),)
 
 
-def _how_often(sizes: dict[str, Trial]) -> Question:
+def _how_often(sizes: dict[str, Trial]) -> Table:
     text = "Held-out loss by inner steps between two outer steps, and by the bytes of it (1: the paper's pattern, every 50)"
-    return Question(
+    return Table(
         text,
         "inner steps, bytes",
         {
@@ -177,21 +177,21 @@ def _each_size(sizes: dict[str, Trial], phase: int) -> Iterator[tuple[str, Trial
         yield size, replace(like, phase=phase)
 
 
-def _outer(text: str, columns: Iterable[tuple[str, Trial, Iterable[tuple[float, float, float]]]]) -> Question:
-    """Each of `columns`, by name, asks its own settings of its own trial."""
+def _outer(text: str, columns: Iterable[tuple[str, Trial, Iterable[tuple[float, float, float]]]]) -> Table:
+    """`columns`: name, trial, and the settings that are tried in it."""
     cells = {
         (f"{alpha:g}, {beta:g}, {gamma:g}", column): replace(like, alpha=alpha, beta=beta, gamma=gamma)
         for column, like, settings in columns
         for alpha, beta, gamma in settings
     }
-    return Question(text, "alpha, beta, gamma", cells)
+    return Table(text, "alpha, beta, gamma", cells)
 
 
 def _late(like: Trial, late: int, *, slower: bool) -> Trial:
     return replace(like, late=late or None, learning_rate=like.learning_rate / (2 if slower else 1))
 
 
-def choices(asked: tuple[Question, ...], book: Book, workers: int, tell: Callable[[str], None]) -> Choices:
+def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[[str], None]) -> Choices:
     """Do what is not done yet, and show it."""
-    perform_all((trial for question in asked for trial in question.cells.values()), book, workers, tell)
-    return Choices(asked, book)
+    perform_all((trial for table in tables for trial in table.cells.values()), book, workers, tell)
+    return Choices(tables, book)

@@ -12,15 +12,17 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nolocod.errors import UsageError
 from nolocod.studies.lab.methods import BY_NAME, METHODS, VARIANTS, Method
 from nolocod.studies.lab.methods import OURS as DEFAULT
 from nolocod.studies.lab.trials import Trial, perform_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
+    from nolocod.studies.lab.multi_replica import Point
     from nolocod.studies.lab.trials import Book
-    from nolocod.studies.multi_replica import Point
 
 DILOCO, OURS, PAPERS, NONE = "DiLoCo", DEFAULT.name, "NoLoCo, the paper's", "none"
 PAIRS = (
@@ -125,7 +127,7 @@ class Comparison:
         """What the paper says, and what we say of our defaults, where both sides were trained."""
         known = {name for name, _ in self.ends}
         below = [self._below(one, other, margin) for one, other, margin in PAIRS if {one, other} <= known]
-        return [*below, self._closed(OURS), self._closed(PAPERS)]
+        return [*below, *(self._closed(name) for name in (OURS, PAPERS) if {name, DILOCO, NONE} <= known)]
 
     def _below(self, one: str, other: str, margin: float) -> Claim:
         counts = [count for count in self.size.replicas if {one, other} <= set(self.methods_at(count))]
@@ -160,6 +162,30 @@ class Comparison:
         """The share of the way from no communication to DiLoCo."""
         none, diloco, own = (statistics.mean(end.mean for end in self.at(method, count)) for method in (NONE, DILOCO, name))
         return (none - own) / (none - diloco)
+
+    def draw(self, path: Path) -> None:
+        """Held-out loss of the mean replica by method, each seed a point: an SVG, the same bytes for the same results.
+
+        UsageError if matplotlib is not installed.
+        """
+        try:
+            import matplotlib as mpl
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise UsageError("figures need matplotlib.", remedy="pip install 'nolocod[figures]'") from error
+        mpl.use("svg")
+        mpl.rcParams |= {"svg.hashsalt": "nolocod", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
+        counts = self.size.replicas
+        figure, (row,) = pyplot.subplots(1, len(counts), figsize=(4.6 * len(counts), 3.8), squeeze=False, layout="constrained")
+        for axes, count in zip(row, counts, strict=True):
+            names = self.methods_at(count)[::-1]
+            for height, name in enumerate(names):
+                losses = [end.mean for end in self.at(name, count)]
+                axes.plot(losses, [height] * len(losses), "o", markersize=4, color="C0")
+                axes.plot([statistics.mean(losses)], [height], "|", markersize=12, color="black")
+            axes.set(yticks=range(len(names)), yticklabels=names, xlabel="nats per token", title=f"{count} replicas")
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
 
     def to_json(self) -> str:
         return json.dumps(self._facts())

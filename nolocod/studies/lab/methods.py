@@ -7,13 +7,16 @@ number of inner steps. `alpha`, `beta`, `gamma` and `every` are each method's ow
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nolocod.run.manifest import CODEC_BYTES
 
 if TYPE_CHECKING:
     from nolocod.run.manifest import Codec
-    from nolocod.studies.multi_replica import Scheme
+
+Scheme = Literal["pairs", "all", "none", "gradients"]
+"""Who takes part in an outer step: random pairs (NoLoCo); all at once (DiLoCo); nobody, each trains alone; or there is
+none, and the gradients of all are averaged at every step (synchronous data parallel)."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nolocod.run.manifest import Manifest
-    from nolocod.studies.multi_replica import Point
+    from nolocod.studies.lab.multi_replica import Point
 
     Book = Results["Trial", list[Point]]
 
@@ -88,21 +88,20 @@ class Trial:
 
 def perform(trial: Trial) -> list[Point]:
     """Train. Every replica, and the processes beside this one, has one thread."""
-    from nolocod.studies.multi_replica import MultiReplica, Variant, use_threads  # torch: the package is imported without it
+    import torch  # the package is imported without it
 
-    use_threads(1)
-    method, manifest = trial.settings, trial.manifest()
+    from nolocod.studies.lab.multi_replica import MultiReplica
+
+    torch.set_num_threads(1)
+    manifest = trial.manifest()
     watch = max(1, manifest.outer.rounds // trial.points)
-    variant = Variant(method.name, method.codec, method.late, method.fragments, method.scheme)
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-        rehearsal = MultiReplica(manifest, variant, trial.replicas, Path(cache), watch, trial.device)
-        rehearsal.run()
-    return rehearsal.points
+        return MultiReplica(manifest, trial.settings, trial.replicas, Path(cache), watch, trial.device).run()
 
 
 def book(kept: Path) -> Book:
     """The trials in the file `kept`; the last point of each is its end."""
-    from nolocod.studies.multi_replica import Point  # as above
+    from nolocod.studies.lab.multi_replica import Point  # as above
 
     return Results(kept, (Trial, list[Point]))
 

@@ -20,7 +20,6 @@ from nolocod.identity import Identity
 from nolocod.proto.types import Standing
 from nolocod.run import presets
 from nolocod.run.manifest import seal
-from nolocod.studies.multi_replica import use_threads
 from nolocod.studies.sim.replica import MemoryBox, SimReplica, State
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.replica import Replica
@@ -48,7 +47,7 @@ class LearningSetup:
         self._cache = cache
         self._sealed = seal(_run(course, rounds, seed), Identity.generate())
         self._tokenizer = make_tokenizer(self._sealed.manifest.data)
-        use_threads(1)  # more would add up in another order
+        torch.set_num_threads(1)  # more would add up in another order
 
     def learner(self, number: int, speed: float, rng: random.Random) -> Learner:
         manifest = self._sealed.manifest

@@ -1,4 +1,4 @@
-"""Hostile replicas against the product's own judgement: the accept test, the adversarial, and the study's tables."""
+"""Hostile replicas against the product's own judgement: the accept test, attacks, and the study's tables."""
 
 from __future__ import annotations
 
@@ -165,66 +165,48 @@ def test_who_is_tested(tmp_path: Path) -> None:
     assert make_replica(sealed_run(trust=Trust(accept=0)), tmp_path).accept_test is None
 
 
-# --- the adversarial
-
-
-class Notes:
-    """An opinion that only takes notes."""
-
-    def __init__(self) -> None:
-        self.partners: list[int] = []
-        self.errors: list[RejectedTensorError] = []
-
-    def probation(self, peer: int) -> bool:
-        return False
-
-    def banned(self, peer: int) -> bool:
-        return False
-
-    def committed(self, peer: int) -> None:
-        self.partners.append(peer)
-
-    def rejected(self, peer: int, error: RejectedTensorError) -> None:
-        self.errors.append(error)
+# --- attacks
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenised text, made once: it takes longer than all battles."""
+    """The tokenised text, made once: it takes longer than all the rest."""
     return tmp_path_factory.mktemp("cache")
 
 
-def besieged(cache: Path, attack: Attack, trust: Trust) -> tuple[AdversarialReplicas, list[Notes], float]:
-    battle = attacks.AttackTrial(attack, trust, hidden=16, phase=4, head_start=4, rounds=8)
-    opinions = [Notes() for _ in range(3)]
-    adversarial = AdversarialReplicas(battle.manifest(), opinions, 1, [attack], cache)
-    adversarial.begin_at(battle.head_start)
-    return adversarial, opinions, adversarial.fight().mean
+def attacked(cache: Path, attack: Attack, trust: Trust) -> tuple[AdversarialReplicas, float]:
+    trial = attacks.AttackTrial(attack, trust, hidden=16, phase=4, head_start=4, rounds=8)
+    replicas = AdversarialReplicas(trial.manifest(), 3, 1, [attack], cache)
+    replicas.begin_at(trial.head_start)
+    return replicas, replicas.train().mean
 
 
 @pytest.mark.parametrize(
     ("attack", "error"), [("not finite", RejectedTensorError), ("sign flip", MisdirectedTensorError), ("drift", None)]
 )
 def test_attackers_meet_the_product_s_own_judgement(cache: Path, attack: Attack, error: type[Exception] | None) -> None:
-    _, opinions, mean = besieged(cache, attack, Trust(direction=0.1))
+    replicas, mean = attacked(cache, attack, Trust(direction=0.1))
     assert mean < 6
-    for one in opinions:
-        assert {type(found) for found in one.errors} <= {error}
-    assert any(one.errors for one in opinions) == (error is not None)
+    assert {type(found) for _, found in replicas.refused} == ({error} if error else set())
 
 
 def test_old_weights_lie_against_our_change(cache: Path) -> None:
-    adversarial, opinions, _ = besieged(cache, "stale", Trust(direction=0.1))
-    assert adversarial.rejected["hostile"] > 0
-    assert {type(error) for one in opinions for error in one.errors} == {MisdirectedTensorError}
+    replicas, _ = attacked(cache, "stale", Trust(direction=0.1))
+    assert replicas.share_refused("hostile") > 0
+    assert {type(error) for _, error in replicas.refused} == {MisdirectedTensorError}
+
+
+def test_who_is_refused_again_and_again_is_banned(cache: Path) -> None:
+    with_bans, without = (attacked(cache, "not finite", trust)[0].met["hostile"] for trust in (Trust(), attacks.OFF))
+    assert with_bans < without
 
 
 def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: Path) -> None:
-    _, _, undefended = besieged(cache, "huge", attacks.OFF)
-    adversarial, opinions, defended = besieged(cache, "huge", Trust())
-    assert any(partner >= 3 for one in opinions for partner in one.partners), "nobody is refused for being far away"
+    _, undefended = attacked(cache, "huge", attacks.OFF)
+    replicas, defended = attacked(cache, "huge", Trust())
+    assert replicas.met["hostile"] > len(replicas.refused), "nobody is refused for being far away"
     assert defended < undefended - 0.1, "which is no better than guessing"
-    assert statistics.mean(adversarial.weights) > 0.5, "honest partners keep their weight"
+    assert statistics.mean(replicas.weights) > 0.5, "honest partners keep their weight"
 
 
 # --- the study
@@ -235,15 +217,15 @@ def test_results_are_told_in_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     study = attacks.Study(like, (1,))
     told: list[str] = []
     log = attacks.log(tmp_path / "kept.jsonl")
-    attacks.fight_all([like], log, 1, told.append)
+    attacks.perform_all([like], log, 1, told.append)
     assert told == [f"1 of 1: attack none, defence none, seed 1: {log[like].mean:.4f}"]
     calm = log[like]
     assert calm.mean is not None
 
-    def found(_: object, battle: attacks.AttackTrial) -> attacks.AttackOutcome:
-        assert battle in study.battles(), "what is told was fought"
-        worse = {attacks.OFF: 1.0, Trust(): 1.01}.get(battle.trust, 1.02)
-        return replace(calm, mean=None if battle.attack == "huge" and battle.trust == attacks.OFF else calm.mean * worse)
+    def found(_: object, trial: attacks.AttackTrial) -> attacks.AttackOutcome:
+        assert trial in study.trials(), "what is told was done"
+        worse = {attacks.OFF: 1.0, Trust(): 1.01}.get(trial.trust, 1.02)
+        return replace(calm, mean=None if trial.attack == "huge" and trial.trust == attacks.OFF else calm.mean * worse)
 
     monkeypatch.setattr(Results, "__getitem__", found)
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in study.to_text(log).splitlines() if row.startswith("| ")]

@@ -11,6 +11,7 @@ import pytest
 from nolocod.run.manifest import Manifest
 from nolocod.studies.lab import choices, compare
 from nolocod.studies.lab.methods import BY_NAME, OURS
+from nolocod.studies.lab.multi_replica import Point
 from nolocod.studies.lab.trials import Trial, book, perform
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ def test_ours_is_what_a_run_file_says_that_says_nothing() -> None:
     assert default.inner.steps == Trial(OURS.name, 4, 1, 1e-3).manifest().inner.steps
 
 
-@pytest.mark.parametrize("question", [*choices.questions(), *choices.reduced()], ids=lambda question: question.rows)
-def test_what_a_table_compares_saw_as_many_tokens(question: choices.Question) -> None:
-    for group in {key[not question.by_row] for key in question.cells}:
-        trials = [trial for key, trial in question.cells.items() if key[not question.by_row] == group]
+@pytest.mark.parametrize("table", [*choices.full(), *choices.reduced()], ids=lambda table: table.rows)
+def test_what_a_table_compares_saw_as_many_tokens(table: choices.Table) -> None:
+    for group in {key[not table.by_row] for key in table.cells}:
+        trials = [trial for key, trial in table.cells.items() if key[not table.by_row] == group]
         manifests = [trial.manifest() for trial in trials]
         tokens = [one.outer.rounds * one.inner.steps * one.inner.tokens_per_step for one in manifests]
         assert min(tokens) > 0.99 * max(tokens)
@@ -59,7 +60,7 @@ def test_what_a_table_compares_saw_as_many_tokens(question: choices.Question) ->
 def test_the_best_of_a_column_and_of_a_row_is_told(tmp_path: Path) -> None:
     cells = {(f"{phase}", f"{rate:g}"): replace(TINY, method=OURS.name, phase=phase, learning_rate=rate)
              for phase in (8, 24) for rate in (1e-3, 1e-2)}  # fmt: skip
-    asked = choices.Question("How often", "inner steps", cells)
+    asked = choices.Table("How often", "inner steps", cells)
     found = choices.choices((asked, replace(asked, by_row=True)), book(tmp_path / "kept.jsonl"), 1, lambda _: None)
     losses = {(one["row"], one["column"]): one["loss"] for one in json.loads(found.to_json())[:4]}
     columns, rows = found.to_text().strip().split("\n\nHow often:\n\n")
@@ -101,3 +102,14 @@ def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path
     assert claim.holds == (mine < theirs)
     assert claim.seen.startswith(f"{100 * (mine / theirs - 1):+.2f} to"), "of 2 replicas alone"
     assert json.loads(found.to_json())["beside"]["rates"] == dict.fromkeys(few, 1e-3)
+
+
+def test_the_figure_of_a_comparison_comes_out_the_same_each_time(tmp_path: Path) -> None:
+    point = Point(1, 2.0, 2.1, 2.2, 0.1)
+    ends = {(name, count): [point] for name in (compare.DILOCO, compare.OURS) for count in (4, 8)} | {("none", 4): [point]}
+    comparison = compare.Comparison({}, ends, replace(compare.FULL, replicas=(4, 8)))
+    for name in ("one", "two"):
+        comparison.draw(tmp_path / f"{name}.svg")
+    first, second = ((tmp_path / f"{name}.svg").read_bytes() for name in ("one", "two"))
+    assert first == second
+    assert first.startswith(b"<?xml")

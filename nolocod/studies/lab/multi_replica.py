@@ -1,16 +1,15 @@
-"""Several replicas of one run in one process, exchanging in memory: what a method, a codec or an overlap costs in loss.
+"""Several replicas of one run in one process, exchanging in memory: what a method costs in loss.
 
-The rule: everything is the product's own, the replicas, their messages and the outer step; only the network is
-missing, and with it time. Pairs are drawn anew for every outer step from the seed, everybody is paired (of an odd
-count one takes a solo step), and all variants of a seed train on the same tokens in the same order from the same
-weights.
+The rule: replicas, messages and outer step are the product's own; only the network is missing, and with it time. Pairs
+are drawn anew for every outer step from the seed, everybody is paired (of an odd count one takes a solo step), and all
+methods of a seed train on the same tokens in the same order from the same weights.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from nolocod.identity import Identity
 from nolocod.outer import step
 from nolocod.proto.types import Subject
-from nolocod.run.manifest import Codec, seal
+from nolocod.run.manifest import seal
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.source import open_source
@@ -31,35 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nolocod.run.manifest import Manifest
+    from nolocod.studies.lab.methods import Method
     from nolocod.trainer.windows import Position, Source
-
-Scheme = Literal["pairs", "all", "none", "gradients"]
-"""Who takes part in an outer step: random pairs (NoLoCo); all at once (DiLoCo); nobody, each trains alone; or there is
-none, and the gradients of all are averaged at every step (synchronous data parallel)."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How the replicas exchange. `late`: inner steps between the snapshot and the merge; 0 blocks. Codec, lateness and
-    fragments are matters of pairs."""
-
-    name: str
-    codec: Codec = "float32"
-    late: int = 0
-    fragments: int = 1
-    scheme: Scheme = "pairs"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Held-out losses in nats per token at the end: of the replicas' mean weights, and the mean of the replicas'
-    own losses. `bytes_per_parameter` of all messages, by the parameters they were about; `skipped`: the share of
-    blocks of which a partner could not decode the message."""
-
-    averaged: float
-    mean: float
-    bytes_per_parameter: float
-    skipped: float
 
 
 @dataclass(frozen=True)
@@ -74,55 +46,42 @@ class Point:
     spread: float
 
 
-def use_threads(count: int) -> None:
-    """Let torch compute on so many threads in this process."""
-    torch.set_num_threads(count)
-
-
 class MultiReplica:
     """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
 
     def __init__(
-        self, manifest: Manifest, variant: Variant, count: int, cache: Path, watch: int = 0, device: str = "cpu"
+        self, manifest: Manifest, method: Method, count: int, cache: Path, watch: int = 0, device: str = "cpu"
     ) -> None:
         """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it."""
         # As many inner steps from merge to merge of a fragment, and in all, whatever the number of fragments.
-        inner, settings = manifest.inner, manifest.outer
-        fragments = variant.fragments
-        self._variant = variant
-        self.manifest = msgspec.structs.replace(
-            manifest,
-            codec=variant.codec,
-            inner=msgspec.structs.replace(inner, steps=inner.steps // fragments, warmup_rounds=inner.warmup_rounds * fragments),
-            outer=msgspec.structs.replace(
-                settings, rounds=settings.rounds * fragments, fragments=fragments, blocking=not variant.late
-            ),
-        )
-        sealed = seal(self.manifest, Identity.generate())
+        change, fragments = msgspec.structs.replace, method.fragments
+        inner, outer = manifest.inner, manifest.outer
+        self._method = method
+        inner = change(inner, steps=inner.steps // fragments, warmup_rounds=inner.warmup_rounds * fragments)
+        outer = change(outer, rounds=outer.rounds * fragments, fragments=fragments, blocking=not method.late)
+        self.manifest = change(manifest, codec=method.codec, inner=inner, outer=outer)
         tokenizer = make_tokenizer(manifest.data)
-        self._replicas = []
         sources: list[Source] = [
             open_source(self.manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)
         ]
-        if variant.scheme == "gradients":
+        if method.scheme == "gradients":
             sources = [_Together(sources)]
-            everybodys = msgspec.structs.replace(self.manifest.inner, batch=count * inner.batch)
-            self.manifest = msgspec.structs.replace(self.manifest, inner=everybodys)
-            sealed = seal(self.manifest, Identity.generate())
+            self.manifest = change(self.manifest, inner=change(inner, batch=count * inner.batch))
+        sealed = seal(self.manifest, Identity.generate())
+        self._replicas = []
         for index, source in enumerate(sources):
             replica = Replica(sealed, tokenizer.vocabulary, source, device)
             replica.draw_as(f"replica {index}")
             self._replicas.append(replica)
         self._watch = watch
-        self.points: list[Point] = []
         size = self._replicas[0].plan.box_size
         self._boxes = [torch.zeros(size, dtype=torch.uint8) for _ in self._replicas]
         self._rng = random.Random(manifest.seed)
-        self._bytes = self._parameters = self._skipped = self._blocks = 0
 
-    def run(self) -> Outcome:
-        """Train to the run's goal and evaluate."""
-        steps, late = self.manifest.inner.steps, self._variant.late
+    def run(self) -> list[Point]:
+        """Train to the run's goal; the last point is the end."""
+        steps, late = self.manifest.inner.steps, self._method.late
+        points: list[Point] = []
         waiting: list[tuple[int, int]] = []
         for number in range(1, self.manifest.outer.rounds + 1):
             self._train(late)
@@ -130,22 +89,19 @@ class MultiReplica:
             self._train(steps - late)
             waiting = self._outer_step()
             if self._watch and number % self._watch == 0 and number < self.manifest.outer.rounds:
-                self.points.append(self._point(number))
+                points.append(self._point(number))
         self._merge(waiting)
-        last = self._point(self.manifest.outer.rounds)
-        self.points.append(last)
-        sent, skipped = self._bytes / max(1, self._parameters), self._skipped / max(1, self._blocks)
-        return Outcome(last.averaged, last.mean, sent, skipped)
+        return [*points, self._point(self.manifest.outer.rounds)]
 
     def _outer_step(self) -> list[tuple[int, int]]:
         """Take it, or begin it: returns the pairs whose messages wait to be merged."""
-        match self._variant.scheme:
+        match self._method.scheme:
             case "pairs":
                 pairs = list(self._pairs())
                 for alone in set(range(len(self._replicas))) - {index for pair in pairs for index in pair}:
                     self._replicas[alone].solo()
                 self._snapshot(pairs)
-                if self._variant.late:
+                if self._method.late:
                     return pairs
                 self._merge(pairs)
             case "all":
@@ -181,19 +137,13 @@ class MultiReplica:
             fragment = ages.index(max(ages))
             dense = any(self._replicas[index].dense_due()[fragment] for index in pair)
             for index in pair:
-                replica = self._replicas[index]
-                description = replica.snapshot(self._boxes[index], Subject(fragment, dense))
-                self._bytes += description.size
-                self._parameters += replica.plan.fragments[fragment].size
-                self._blocks += len(replica.plan.fragments[fragment].blocks)
+                self._replicas[index].snapshot(self._boxes[index], Subject(fragment, dense))
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:
-            found = []
-            for own, other in (pair, pair[::-1]):
-                found.append(self._replicas[own].inspect(self._boxes[own], self._boxes[other]))
-            self._skipped += sum(int.from_bytes(one.skipped, "little").bit_count() for one in found)
-            for (own, other), theirs in zip((pair, pair[::-1]), found[::-1], strict=True):
+            both = (pair, pair[::-1])
+            found = [self._replicas[own].inspect(self._boxes[own], self._boxes[other]) for own, other in both]
+            for (own, other), theirs in zip(both, found[::-1], strict=True):
                 round_number = self._replicas[other].standing.round
                 self._replicas[own].apply(self._boxes[own], self._boxes[other], round_number, theirs.skipped)
 
