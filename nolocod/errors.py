@@ -1,8 +1,8 @@
-"""Every failure that a user or a peer can cause, with a stable code, a cause and a remedy.
+"""The catalogue of errors: every failure that a user or a peer can cause, with its code, title and remedy.
 
-The rule: an error names its culprit. A `LocalError` stops the command or the daemon with a non-zero
-exit status; a `RemoteError` costs the peer that caused it one stream and some reputation, and never
-costs us the process. `CATALOGUE` is the whole list; docs/errors.md is made from it.
+The rule: an error names its culprit. A `LocalError` stops the command or the daemon with a non-zero exit status. A
+`RemoteError` costs the peer that caused it one stream and some reputation, and never costs us the process.
+docs/errors.md is made from `CATALOGUE`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def _entry(code: str, title: str, remedy: str, exit_status: int = 1) -> Entry:
 class NolocodError(Exception):
     """The base of all errors that this program raises on purpose.
 
-    `cause` is one sentence about what happened here; the remedy comes from the catalogue unless the
-    place that raises knows a better one.
+    `cause` is one sentence about what happened; `remedy` replaces the catalogue's where the caller knows a better one.
     """
 
     entry: ClassVar[Entry] = _entry("NLC-000", "unexpected failure", "Report it, with the log and this code.", 70)
@@ -64,17 +63,17 @@ class NolocodError(Exception):
 
 
 def on_one_line(error: BaseException, most: int | None = None) -> str:
-    """What it says, without line breaks: its first `most` characters."""
+    """The first `most` characters of its text, without line breaks."""
     return " ".join(str(error).split())[:most]
 
 
-# --- what the user can put right -------------------------------------------------------------------
+# --- what the user can fix -------------------------------------------------------------------
 
 
 class LocalError(NolocodError):
     """The fault lies on this machine: a flag, a file, a disk, a device."""
 
-    entry = _entry("NLC-001", "local failure", "Read the cause, put it right and start again.")
+    entry = _entry("NLC-001", "local failure", "Fix the cause and start again.")
 
 
 class UsageError(LocalError):
@@ -82,14 +81,14 @@ class UsageError(LocalError):
 
 
 class RunFileError(LocalError):
-    entry = _entry("NLC-101", "run file not valid", "Correct the line and key that are named.", 2)
+    entry = _entry("NLC-101", "run file not valid", "Correct the line and the key that the message names.", 2)
 
 
 class UnstableError(RunFileError):
     entry = _entry(
         "NLC-102",
         "outer settings diverge",
-        "Choose gamma inside 0 < gamma < 2(1 - alpha^2); gamma = 1 - alpha^2 keeps replicas closest.",
+        "Choose gamma between 0 and 2(1 - alpha^2). gamma = 1 - alpha^2 keeps replicas closest.",
         2,
     )
 
@@ -99,22 +98,18 @@ class ManifestError(LocalError):
 
 
 class WrongRunError(LocalError):
-    entry = _entry(
-        "NLC-104",
-        "wrong run",
-        "Use another --data-dir for another run, or a bootstrap address of this run.",
-    )
+    entry = _entry("NLC-104", "wrong run", "Use a bootstrap address of this run, or another --data-dir for the other run.")
 
 
 class VersionError(LocalError):
-    entry = _entry("NLC-105", "version not compatible", "Install the nolocod release that the run asks for.")
+    entry = _entry("NLC-105", "version not compatible", "Install the nolocod release that the run needs.")
 
 
 class IdentityError(LocalError):
     entry = _entry(
         "NLC-106",
         "identity file not usable",
-        "Restore identity.key from your backup with mode 0600, or remove it to become a new peer.",
+        "Restore identity.key from your backup with mode 0600, or remove it: the node is then a new peer.",
     )
 
 
@@ -134,20 +129,16 @@ class NoBootstrapError(LocalError):
     entry = _entry(
         "NLC-110",
         "no bootstrap answers",
-        "Check the address and that the peer is up and reachable; give several --bootstrap addresses.",
+        "Check the address, and whether that peer is up and reachable. Give several --bootstrap addresses.",
     )
 
 
 class NoDonorError(LocalError):
-    entry = _entry("NLC-111", "no peer gave weights", "Wait for a peer that trains, or try other --bootstrap addresses.")
+    entry = _entry("NLC-111", "no peer gave weights", "Wait until a peer trains, or try other --bootstrap addresses.")
 
 
 class NetworkKeyError(LocalError):
-    entry = _entry(
-        "NLC-112",
-        "network key differs",
-        "Give --network-key the file that the network's nodes share, or leave it out if they have none.",
-    )
+    entry = _entry("NLC-112", "network key differs", "Give the network's key with --network-key, or none if it has none.")
 
 
 class NotInvitedError(LocalError):
@@ -155,43 +146,39 @@ class NotInvitedError(LocalError):
 
 
 class InvitationOverError(LocalError):
-    entry = _entry("NLC-114", "invitation expired or revoked", "Ask the run's owner for a new one; check this machine's clock.")
+    entry = _entry("NLC-114", "invitation expired or revoked", "Ask the run's owner for a new one. Check this machine's clock.")
 
 
 class InvitationError(LocalError):
-    entry = _entry("NLC-115", "invitation not valid", "Copy the whole token again, or ask the run's owner for another.", 2)
+    entry = _entry("NLC-115", "invitation not valid", "Copy the whole token again, or ask the run's owner for a new one.", 2)
 
 
 class NotAllowedError(LocalError):
-    entry = _entry(
-        "NLC-116",
-        "not on the peers' allow list",
-        "Give the peers' owners what `nolocod id` prints, for their allow lists.",
-    )
+    entry = _entry("NLC-116", "not on the peers' allow list", "Send the peers' owners what `nolocod id` prints.")
 
 
 class NoRelayError(LocalError):
     entry = _entry(
         "NLC-117",
-        "no relay to be had",
-        "Forward a port of your router to --listen and give it as --announce, or give a --bootstrap that relays.",
+        "no relay found",
+        "Forward a port of your router to --listen and name it with --announce, or give a --bootstrap that relays.",
     )
 
 
 class RouterError(LocalError):
     entry = _entry(
         "NLC-118",
-        "router gives no port",
-        "None needed where punching works; else turn on UPnP in the router, or forward the port that --listen names.",
+        "router maps no port",
+        "Nothing to do if hole punching works. Else turn on UPnP in the router, or forward the port of --listen.",
     )
 
 
 class DataError(LocalError):
-    entry = _entry("NLC-120", "training data not usable", "Point --data at files with text for this run.")
+    entry = _entry("NLC-120", "training data not usable", "Point --data at text files for this run.")
 
 
 class DiskFullError(LocalError):
-    entry = _entry("NLC-121", "disk full", "Free space in the data directory and start again; the last checkpoint is whole.")
+    entry = _entry("NLC-121", "disk full", "Free space for the data directory and start again. The last checkpoint is intact.")
 
 
 class ModelTooLargeError(LocalError):
@@ -199,15 +186,19 @@ class ModelTooLargeError(LocalError):
 
 
 class CheckpointError(LocalError):
-    entry = _entry("NLC-123", "checkpoint damaged", "None needed if an older one was used; else remove it and join again.")
+    entry = _entry("NLC-123", "checkpoint damaged", "Nothing to do if an older one was used. Else remove it and join again.")
 
 
 class ClockError(LocalError):
-    entry = _entry("NLC-124", "clock far off", "Set this machine's clock (NTP); peers refuse heartbeats from another time.")
+    entry = _entry("NLC-124", "clock far off", "Set this machine's clock (NTP). Peers refuse heartbeats with a wrong time.")
 
 
 class TrainerError(LocalError):
-    entry = _entry("NLC-125", "trainer failed", "Read the trainer's last lines in the log; it restarts from its checkpoint.")
+    entry = _entry(
+        "NLC-125",
+        "trainer failed",
+        "Nothing to do at first: it restarts from its checkpoint. If it fails again, read its last lines in the log.",
+    )
 
 
 class DeviceError(LocalError):
@@ -215,11 +206,11 @@ class DeviceError(LocalError):
 
 
 class PowerUnknownError(LocalError):
-    entry = _entry("NLC-127", "power supply not known", "Leave --pause-on-battery out where the system tells of no battery.")
+    entry = _entry("NLC-127", "power supply not known", "Leave --pause-on-battery out: this system does not report a battery.")
 
 
 class AllowanceError(LocalError):
-    entry = _entry("NLC-128", "allowance too small for this run", "Allow more, or join a run with a smaller model.")
+    entry = _entry("NLC-128", "limit too low for this run", "Raise the limit, or join a run with a smaller model.")
 
 
 class NotRunningError(LocalError):
@@ -231,25 +222,25 @@ class NothingToUseError(LocalError):
 
 
 class ReceiptError(LocalError):
-    entry = _entry("NLC-132", "receipt does not verify", "It proves nothing: get the file again from whoever showed it.")
+    entry = _entry("NLC-132", "receipt does not verify", "The receipt proves nothing. Ask for the file again.")
 
 
 class BackupError(LocalError):
-    entry = _entry("NLC-133", "identity backup not usable", "Check the file and its passphrase; nothing was changed.")
+    entry = _entry("NLC-133", "identity backup not usable", "Check the file and its passphrase. Nothing was changed.")
 
 
 class ClonedIdentityError(LocalError):
-    """Another node speaks with our key: a copied data directory. Peers cannot tell the two apart."""
+    """Another node uses our key, from a copied data directory. Peers cannot tell the two apart."""
 
     entry = _entry(
         "NLC-134",
         "identity in use elsewhere",
-        "Stop the other node, or remove identity.key here to become a new peer; keep one node per identity.",
+        "Stop the other node, or remove identity.key here: this node is then a new peer.",
     )
 
 
 class SoakError(LocalError):
-    entry = _entry("NLC-135", "soak broke a promise", "Run it again with the same --seed and --keep, and report it.")
+    entry = _entry("NLC-135", "soak found a broken promise", "Run it again with the same --seed and --keep, and report it.")
 
 
 class SimulationError(LocalError):
@@ -257,106 +248,94 @@ class SimulationError(LocalError):
 
 
 class LostStepsError(LocalError):
-    """Outer steps that partners took with us, and that our last checkpoint does not hold."""
+    """Outer steps that we took with partners, and that our last checkpoint does not hold."""
 
-    entry = _entry(
-        "NLC-143",
-        "outer steps lost with the process",
-        "None needed: training goes on from the checkpoint; --checkpoint-every with fewer seconds loses less.",
-    )
+    entry = _entry("NLC-143", "outer steps lost in a crash", "Nothing to do. A shorter --checkpoint-every loses less.")
 
 
 class UnacknowledgedError(LocalError):
-    """We applied an exchange, and never heard that the partner learnt of the decision."""
+    """We applied an exchange, and do not know whether the partner did."""
 
-    entry = _entry(
-        "NLC-144",
-        "commit not acknowledged",
-        "None needed: the partner may have taken this step alone, or not at all; the next exchange brings both together.",
-    )
+    entry = _entry("NLC-144", "commit not acknowledged", "Nothing to do: the next exchange brings both together again.")
 
 
 class HttpTokenError(LocalError):
-    entry = _entry(
-        "NLC-145",
-        "pages need a token",
-        "Use a token file that you can read: --http-token FILE, or http.token in the data directory.",
-    )
+    entry = _entry("NLC-145", "pages need a token", "Use --http-token with a token file that you can read.")
 
 
 # --- what a peer did -------------------------------------------------------------------------------
 
 
 class RemoteError(NolocodError):
-    """The fault lies with a peer, or with the way to it: the stream ends, and this node goes on."""
+    """The fault lies with a peer, or with the network on the way to it: the stream ends, and this node goes on."""
 
-    entry = _entry("NLC-200", "peer failed", "None needed: another partner is tried.")
+    entry = _entry("NLC-200", "peer failed", "Nothing to do: this node tries another partner.")
 
 
 class PeerUnavailableError(RemoteError):
-    entry = _entry("NLC-201", "peer not reachable", "None needed: another partner is tried.")
+    entry = _entry("NLC-201", "peer not reachable", "Nothing to do: this node tries another partner.")
 
 
 class PeerTooSlowError(RemoteError):
-    entry = _entry("NLC-202", "peer made no progress", "None needed: another partner is tried.")
+    entry = _entry("NLC-202", "peer made no progress", "Nothing to do: this node tries another partner.")
 
 
 class ProtocolError(RemoteError):
     """A peer sent bytes that our protocol does not allow."""
 
-    entry = _entry("NLC-203", "peer broke the protocol", "None needed; if it is your own node, update it.")
+    entry = _entry("NLC-203", "peer broke the protocol", "Nothing to do. If it is your own node, update it.")
 
 
 class SignatureError(ProtocolError):
-    entry = _entry("NLC-204", "signature does not fit", "None needed: the message was dropped.")
+    entry = _entry("NLC-204", "signature not valid", "Nothing to do: the message was dropped.")
 
 
 class AlteredBytesError(ProtocolError):
-    entry = _entry("NLC-205", "bytes do not fit their signed hash", "None needed: the bytes were dropped.")
+    entry = _entry("NLC-205", "bytes do not match their signed hash", "Nothing to do: the bytes were dropped.")
 
 
 class RefusedError(RemoteError):
-    """A peer said no, with a reason of its own."""
+    """A peer refused, and gave its reason."""
 
-    entry = _entry("NLC-206", "peer refused", "Read the peer's reason.")
+    entry = _entry("NLC-206", "peer refused", "Read the reason that the peer gave.")
 
 
 class OtherRunError(RefusedError):
-    """A peer belongs to another run; the code is the one that its user knows from the start command."""
+    """A peer belongs to another run; its user knows the same code."""
 
     entry = WrongRunError.entry
 
 
 class RejectedTensorError(RemoteError):
-    """A partner's tensor is none of this run, or holds what is not finite: no honest node sends such a thing."""
+    """A partner's tensor has the wrong shape for this run, or values that are not finite: no honest node sends that."""
 
-    entry = _entry("NLC-207", "partner's tensor rejected", "None needed: nothing was applied.")
+    entry = _entry("NLC-207", "partner's tensor rejected", "Nothing to do: nothing was applied.")
 
 
 class MisdirectedTensorError(RejectedTensorError):
-    """A partner's change points against our own by more than the run allows; chance alone may do that, rarely."""
+    """A partner's change points against ours by more than the run allows. Rarely, chance alone does that."""
 
-    entry = _entry("NLC-216", "partner's change points the wrong way", "None needed: nothing was applied.")
+    entry = _entry("NLC-216", "partner's change points the wrong way", "Nothing to do: nothing was applied.")
 
 
 class HarmfulTensorError(RejectedTensorError):
-    """With a partner's tensor our held-out loss would be worse than without it; chance alone may do that, rarely."""
+    """A partner's tensor would make our held-out loss worse. Rarely, chance alone does that."""
 
-    entry = _entry("NLC-217", "partner's tensor does harm", "None needed: nothing was applied.")
+    entry = _entry("NLC-217", "partner's tensor makes the loss worse", "Nothing to do: nothing was applied.")
 
 
 class FarWeightsError(RemoteError):
-    """A newcomer's donor and other donors disagree; only where loss too speaks against one is it judged."""
+    """A newcomer's donor and other donors disagree. A donor is penalised only if its loss is worse too."""
 
     entry = _entry(
         "NLC-218",
         "donor's weights far from other donors'",
-        "None needed: another donor's weights are tried, and those with the lower loss on our own text are kept.",
+        "Nothing to do: this node tries another donor, and keeps the weights with the lower loss on its own text.",
     )
 
 
 class PeerBusyError(RemoteError):
-    entry = _entry("NLC-208", "peer busy", "None needed: it is asked again later.")
+    entry = _entry("NLC-208", "peer busy", "Nothing to do: this node asks again later.")
 
     def __init__(self, cause: str, *, retry_after: float) -> None:
         super().__init__(cause)
@@ -364,47 +343,47 @@ class PeerBusyError(RemoteError):
 
 
 class PeerVersionError(RemoteError):
-    entry = _entry("NLC-209", "peer speaks another protocol version", "One of the two needs the other's major version.")
+    entry = _entry("NLC-209", "peer speaks another protocol version", "Install the same major version on both nodes.")
 
 
 class PeerNetworkKeyError(RemoteError):
-    entry = _entry("NLC-210", "peer has another network key", "None needed; if it is your own node, give both the same key.")
+    entry = _entry("NLC-210", "peer has another network key", "Nothing to do. If it is your own node, give both the same key.")
 
 
 class PeerNotAllowedError(RemoteError):
-    """One of the two is not on the other's allow list."""
+    """We are not on the peer's allow list, or it is not on ours."""
 
-    entry = _entry("NLC-211", "peer not on the allow list", "Add its peer id to the file of --allow, or ask it to add ours.")
+    entry = _entry("NLC-211", "peer not on the allow list", "Add its peer id to your --allow file, or ask it to add yours.")
 
 
 class AdmissionError(RefusedError):
-    """A peer shows an admission that nobody could have given it: forged, or another's."""
+    """A peer shows an admission that is forged, or another peer's."""
 
-    entry = _entry("NLC-212", "peer's admission not valid", "None needed; if it is your own node, join with a new invitation.")
+    entry = _entry("NLC-212", "peer's admission not valid", "Nothing to do. If it is your own node, invite it again.")
 
 
 class PeerNotInvitedError(RefusedError):
-    """A peer shows no admission; the code is the one that its user knows."""
+    """A peer shows no admission; its user knows the same code."""
 
     entry = NotInvitedError.entry
 
 
 class PeerInvitationOverError(RefusedError):
-    """A peer's invitation has expired or was revoked; the code is the one that its user knows."""
+    """A peer's invitation has expired or was revoked; its user knows the same code."""
 
     entry = InvitationOverError.entry
 
 
 class RelayBudgetError(RefusedError):
-    """Only a relay reaches the peer, and it carries less than is to be sent."""
+    """We reach the peer only through a relay, and the relay carries less than we have to send."""
 
-    entry = _entry("NLC-213", "more than the relay carries", "None needed: partners that are reached straight are preferred.")
+    entry = _entry("NLC-213", "too much for the relay", "Nothing to do: this node prefers partners with a direct connection.")
 
 
 class BannedError(RefusedError):
-    """A peer misbehaved too often, by our count or by its own of us."""
+    """We banned the peer for misbehaviour, or it banned us."""
 
-    entry = _entry("NLC-214", "banned for misbehaviour", "None needed: bans expire; if it is your own node, read its log.")
+    entry = _entry("NLC-214", "banned for misbehaviour", "Nothing to do: bans expire. If it is your own node, read its log.")
 
 
 SHUT_OUT: dict[type[RemoteError], type[LocalError]] = {
@@ -413,4 +392,4 @@ SHUT_OUT: dict[type[RemoteError], type[LocalError]] = {
     PeerNotInvitedError: NotInvitedError,
     PeerInvitationOverError: InvitationOverError,
 }
-"""What a peer that keeps us out says, and what that is on our side, where the remedy is ours too."""
+"""Why a peer keeps us out, and the same as our own error, whose remedy our user can follow."""

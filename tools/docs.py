@@ -52,7 +52,7 @@ one stream, and this node goes on.
 _RUN_FILE_HEAD = """\
 # The run file
 
-Made by `python tools/docs.py` from `nolocod/manifest.py`; do not edit.
+Made by `python tools/docs.py` from `nolocod/run/manifest.py`; do not edit.
 
 A run is described by a TOML file, which `nolocod start` signs and hands to everybody who joins. Keys
 outside a table come first. A key that is misspelt, or a value out of bounds, is refused with its line.
@@ -82,7 +82,7 @@ A code never changes its meaning.
 _METRICS_HEAD = """\
 # Metrics
 
-Made by `python tools/docs.py` from `nolocod/metrics.py`; do not edit.
+Made by `python tools/docs.py` from `nolocod/observe/metrics.py`; do not edit.
 
 Every node serves these at `/metrics` in Prometheus' text format. A label's values are few and fixed: no peer's id and no
 text that a peer chose is ever one. Counters begin at 0 with the process. Beside these are the Python client's own:

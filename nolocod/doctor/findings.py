@@ -232,5 +232,5 @@ def fail(code: str, found: str, remedy: str = "", about: str = "", error: str = 
 def failed(code: str, error: NolocodError, about: str = "") -> Finding:
     """An error of ours as the finding of a check, in the error's words where it has a remedy for the user."""
     kind = SHUT_OUT.get(type(error)) if isinstance(error, RemoteError) else None
-    remedy = kind.entry.remedy if kind else "" if error.remedy.startswith("None needed") else error.remedy
+    remedy = kind.entry.remedy if kind else "" if error.remedy.startswith("Nothing to do") else error.remedy
     return fail(code, error.cause, remedy, about, error.code)
