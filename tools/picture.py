@@ -23,7 +23,7 @@ from nolocod.studies import testnet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
 
 DOCS = Path(__file__).parent.parent / "docs"
 _MOST_BYTES = 250_000

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
     from nolocod.run.paths import DataDir
     from nolocod.studies.testnet import Summary
 

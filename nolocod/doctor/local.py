@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from nolocod.identity import Identity
     from nolocod.node.data_directory import Running
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
     from nolocod.p2p.settings import MeshSettings
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nolocod.doctor.network import Told
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event, NatClass
-    from nolocod.observe.status.state import ReachReport
+    from nolocod.observe.status.report import ReachReport
     from nolocod.p2p.host import Host
     from nolocod.p2p.settings import MeshSettings
 

@@ -27,7 +27,7 @@ from nolocod.run.paths import DataDir
 from nolocod.studies import processes
 
 if TYPE_CHECKING:
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
     from nolocod.run.manifest import Sealed
 
 _START_SECONDS = 60.0

@@ -34,7 +34,7 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity, load_or_create
 from nolocod.node import data_directory
-from nolocod.observe.status.state import ReachReport, RelayRow
+from nolocod.observe.status.report import ReachReport, RelayRow
 from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.transport.throughput import SampleLimits, Sampler
 from nolocod.run import invitations
@@ -93,7 +93,7 @@ def test_a_finding_that_is_not_all_right_says_what_to_do() -> None:
     error = IdentityError("it is short.")
     assert failed("D07", error) == fail("D07", "it is short.", error.remedy, "", "NLC-106")
     assert failed("D22", PeerUnavailableError("gone.")).remedy == CHECKS["D22"].remedy, "not that none is needed"
-    assert "allow lists" in failed("D22", PeerNotAllowedError("no.")).remedy, "the remedy of the one who is kept out"
+    assert "nolocod id" in failed("D22", PeerNotAllowedError("no.")).remedy, "the remedy of the one who is kept out"
 
 
 def test_a_report_fails_with_any_failure_and_only_then() -> None:

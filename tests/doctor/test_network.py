@@ -186,7 +186,7 @@ async def test_another_network_key_and_an_allow_list() -> None:
     async with a_host(gate=ConnectionGater(allowed=frozenset())) as host:
         unknown = await visited(host.addresses[0])
     refused = next(one for one in unknown.findings if one.status == "fail")
-    assert (refused.error, "allow lists" in refused.remedy) == ("NLC-211", True)
+    assert (refused.error, "nolocod id" in refused.remedy) == ("NLC-211", True)
     beside_a_node = network.tempered([unknown], in_passing=True)
     assert {one.status for one in beside_a_node} == {"ok", "skipped"}
 

@@ -31,7 +31,7 @@ from tests.lab.topology import LabError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.observe.status.state import PeerRow, StatusReport
+    from nolocod.observe.status.report import PeerRow, StatusReport
     from tests.lab.topology import Place
 
 PORT = 4001

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nolocod.observe.status.state import ExchangeRow
+    from nolocod.observe.status.report import ExchangeRow
     from tests.lab.nodes import Node, Swarm
     from tests.lab.topology import Home, Internet, Kind
 

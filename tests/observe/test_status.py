@@ -55,8 +55,9 @@ from nolocod.observe.events import (
 )
 from nolocod.observe.logs import duration
 from nolocod.observe.metrics import Metrics
+from nolocod.observe.status.report import StatusReport
 from nolocod.observe.status.server import Pages, serve_http
-from nolocod.observe.status.state import StatusReport, StatusState
+from nolocod.observe.status.state import StatusState
 from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
 from nolocod.units import Address
 

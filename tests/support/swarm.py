@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""

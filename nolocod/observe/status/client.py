@@ -10,7 +10,7 @@ import msgspec
 
 from nolocod.errors import HttpTokenError, NotRunningError
 from nolocod.observe.status.access import read_token
-from nolocod.observe.status.state import StatusReport
+from nolocod.observe.status.report import StatusReport
 
 if TYPE_CHECKING:
     from nolocod.node.data_directory import Running

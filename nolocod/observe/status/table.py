@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from nolocod.observe.status.state import AllowanceReport, CurveReport, ExchangeRow, PeerRow, ReachReport, StatusReport
+    from nolocod.observe.status.report import AllowanceReport, CurveReport, ExchangeRow, PeerRow, ReachReport, StatusReport
 
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -40,7 +40,7 @@ from nolocod.studies.benchmarks.parties import python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
     from nolocod.run.manifest import Manifest
     from nolocod.studies.benchmarks.base import Options
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nolocod.observe.status.state import StatusReport
+    from nolocod.observe.status.report import StatusReport
 
 _STOP_SECONDS = 60.0
 _INNER_STEPS = 20

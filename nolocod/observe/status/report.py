@@ -1,0 +1,163 @@
+"""The status report: the structs that are the whole of /status.json.
+
+The rule: the report has no clock times, only ages in seconds, so that a reader's clock does not matter;
+and no number in it is NaN or infinite (`None` instead), so that it is JSON everywhere.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from nolocod.observe.events import NatClass, Reach, Relaying
+
+
+class ExchangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One ended exchange. `age` is seconds since its end; `spread` is there once it was applied."""
+
+    partner: str
+    role: str
+    outcome: str
+    sent: int
+    received: int
+    seconds: float
+    spread: float | None
+    error: str
+    reason: str
+    age: float
+
+
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer. `age` is seconds since what it says changed; a peer that is connected but not (yet) a
+    live member has an empty `state`."""
+
+    peer_id: str
+    round: int | None
+    tokens: int | None
+    loss: float | None
+    state: str
+    reach: Reach | None
+    """How it is connected now, if it is."""
+    nat: NatClass | None
+    """How others reach it, by its own word."""
+    age: float
+    reputation: float | None
+    """From 0 to 1; None for a peer that did nothing yet that it could be judged by."""
+    banned_for: float | None
+    """Seconds, while it is banned."""
+
+
+class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`title` and `remedy` are the catalogue's."""
+
+    code: str
+    message: str
+    age: float
+    title: str = ""
+    remedy: str = ""
+
+
+class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Losses by inner steps of this process, oldest first; each point may be the mean of several."""
+
+    training: tuple[tuple[int, float], ...] = ()
+    validation: tuple[tuple[int, float], ...] = ()
+
+
+class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node uses of its owner's line and day, and what it may. Bytes, bytes per second; None for no limit."""
+
+    sent: int = 0
+    """All bytes on the connections to peers, heartbeats and all, by this process."""
+    received: int = 0
+    sending: float = 0.0
+    receiving: float = 0.0
+    max_upload: int | None = None
+    max_download: int | None = None
+    month: str = ""
+    """Like "2025-06", UTC."""
+    month_used: int = 0
+    """Sent and received, over restarts."""
+    monthly_budget: int | None = None
+    hours: tuple[str, ...] = ()
+    """Local time; empty for all hours."""
+    pause_on_battery: bool = False
+    paused: str = ""
+    """ "hours", "battery" or "budget" while the node is paused."""
+    paused_why: str = ""
+    resumes_in: float | None = None
+    """Seconds, where only time has to pass."""
+
+
+class RelayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A relay that keeps a place for this node, for `seconds` more unless it is renewed."""
+
+    peer_id: str
+    seconds: float
+
+
+class ReachReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How others reach this node."""
+
+    kind: NatClass | None = None
+    """None while it is not known."""
+    why: str = ""
+    """What was seen, and what the owner can do about it."""
+    addresses: tuple[str, ...] = ()
+    """What peers are told, best first."""
+    relays: tuple[RelayRow, ...] = ()
+    punches: int = 0
+    """Tries to replace a relayed connection by a straight one."""
+    punched: int = 0
+    """Those that succeeded."""
+    healed: int = 0
+    """Times that another part of the run was found again."""
+    carried: Relaying = Relaying(0, 0, 0, 0)
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a node tells about itself. Bytes, seconds, nats per token.
+
+    Counts are those of this process: a restart begins them anew, while `round` goes on.
+    """
+
+    version: str
+    peer_id: str
+    run_id: str
+    run_name: str
+    addresses: tuple[str, ...]
+    http: str
+    pid: int
+    uptime: float
+    state: str
+    waiting_for: str
+    since: float
+    """Seconds in this state."""
+    round: int
+    inner_steps: int
+    tokens: int
+    tokens_per_second: float
+    """Mean of the last minute."""
+    loss: float | None
+    validation_loss_first: float | None
+    validation_loss: float | None
+    learning_rate: float | None
+    outer_paired: int
+    outer_solo: int
+    exchanging_with: str | None
+    exchanges_by_outcome: dict[str, int]
+    exchanges: tuple[ExchangeRow, ...]
+    """The last 20, newest first."""
+    checkpoint_round: int | None
+    checkpoint_age: float | None
+    peers: tuple[PeerRow, ...]
+    errors: tuple[ErrorRow, ...]
+    """The last 20, newest first."""
+    sent: int
+    received: int
+    utilisation: float
+    """Share of the uptime spent in training steps."""
+    tasks: int
+    """Of the network process, all at this moment: a count that only grows is a leak."""
+    allowance: AllowanceReport
+    reach: ReachReport
+    curve: CurveReport = CurveReport()
