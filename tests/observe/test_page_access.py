@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 TOKEN = "a-token-of-a-good-length"
 
 
-def status_of(guard: PageAccess, path: str, query: str = "", **headers: str) -> int:
-    """What the guard of an open address answers; 200 for who may go on."""
+def status_of(access: PageAccess, path: str, query: str = "", **headers: str) -> int:
+    """What an open address answers; 200 for who may go on."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    reply = guard.judge(Request("GET", path, query, "node.example:80", named), only_local=False, port=80)
+    reply = access.judge(Request("GET", path, query, "node.example:80", named), only_local=False, port=80)
     return 200 if reply is None else reply.status
 
 
 def test_an_open_address_asks_for_the_token() -> None:
-    guard = PageAccess(TOKEN)
+    access = PageAccess(TOKEN)
     for path in ("/", "/status.json", "/events", "/metrics", "/nothing"):
-        assert status_of(guard, path) == 401, path
-        assert status_of(guard, path, authorization=f"Bearer {TOKEN}") == 200, path
+        assert status_of(access, path) == 401, path
+        assert status_of(access, path, authorization=f"Bearer {TOKEN}") == 200, path
         for wrong in ("", f"Bearer {TOKEN}x", "Bearer ", f"Basic {TOKEN}", "Bearer ÿ"):
-            assert status_of(guard, path, authorization=wrong) == 401, wrong
-        assert status_of(guard, path, "token=wrong") == 401
+            assert status_of(access, path, authorization=wrong) == 401, wrong
+        assert status_of(access, path, "token=wrong") == 401
     for path in ("/healthz", "/readyz"):
-        assert status_of(guard, path) == 200
+        assert status_of(access, path) == 200
 
 
 def test_metrics_may_be_opened_alone() -> None:
-    guard = PageAccess(TOKEN, open_metrics=True)
-    assert status_of(guard, "/metrics") == 200
-    assert status_of(guard, "/status.json") == 401
+    access = PageAccess(TOKEN, open_metrics=True)
+    assert status_of(access, "/metrics") == 200
+    assert status_of(access, "/status.json") == 401
 
 
 def test_an_open_address_without_a_token_lets_nobody_in() -> None:
@@ -60,16 +60,16 @@ def test_an_open_address_without_a_token_lets_nobody_in() -> None:
 
 
 def test_the_token_in_the_address_becomes_a_cookie() -> None:
-    guard = PageAccess(TOKEN)
-    reply = guard.judge(Request("GET", "//evil.example/x", f"token={TOKEN}"), only_local=False, port=80)
+    access = PageAccess(TOKEN)
+    reply = access.judge(Request("GET", "//evil.example/x", f"token={TOKEN}"), only_local=False, port=80)
     assert reply is not None
     headers = dict(reply.headers)
     assert (reply.status, headers["location"]) == (303, "/evil.example/x")
     assert "HttpOnly; SameSite=Strict" in headers["set-cookie"]
     assert TOKEN not in headers["set-cookie"]
     cookie = headers["set-cookie"].partition(";")[0]
-    assert status_of(guard, "/status.json", cookie=f"other=1; {cookie}") == 200
-    assert status_of(guard, "/status.json", cookie=cookie[:-1]) == 401
+    assert status_of(access, "/status.json", cookie=f"other=1; {cookie}") == 200
+    assert status_of(access, "/status.json", cookie=cookie[:-1]) == 401
     assert status_of(PageAccess("another-token-of-a-length"), "/status.json", cookie=cookie) == 401
 
 
@@ -116,8 +116,8 @@ def pages() -> Pages:
 
 async def test_status_reads_an_open_node_by_its_token(nursery: trio.Nursery, tmp_path: Path) -> None:
     path = tmp_path / "http.token"
-    guard = PageAccess(make_token(path))
-    where = await nursery.start(serve_http, Address("0.0.0.0", 0), pages(), guard)
+    access = PageAccess(make_token(path))
+    where = await nursery.start(serve_http, Address("0.0.0.0", 0), pages(), access)
     report = await trio.to_thread.run_sync(client.read, Running(1, where, "", "", (), str(path)))
     assert report.state == "starting"
     path.write_text("another-token-of-a-length\n")

@@ -1,8 +1,8 @@
-"""Who may read the node's pages.
+"""Who may read the node's pages: access by loopback or by token.
 
-The rule: at a loopback address whoever is on this machine, as long as the request names a loopback host, so that
-a web page elsewhere cannot read them by DNS rebinding; at any other address whoever holds the token. Whether the node
-lives and is ready anyone may ask, and the metrics where the owner opened them. Tokens are compared in constant time.
+The rule: a loopback address answers everybody on this machine, but only requests that name a loopback host, so that a web
+page from elsewhere cannot read it by DNS rebinding. Any other address answers whoever holds the token. /healthz and /readyz
+are open to all, and so is /metrics where the owner opened it. Tokens are compared in constant time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-import msgspec
-
 from nolocod.disk import write_private
 from nolocod.errors import HttpTokenError
-from nolocod.observe.status.http import Reply, Request
+from nolocod.observe.status.http import Reply, Request, refusal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,13 +31,13 @@ _LONGEST = 1024
 
 @dataclass(frozen=True)
 class PageAccess:
-    """Judges requests. `token` is None where none is needed; an open address without one lets nobody in."""
+    """Judges requests. Without a `token` only a loopback address lets anybody in."""
 
     token: str | None = None
     open_metrics: bool = False
 
     def judge(self, request: Request, *, only_local: bool, port: int) -> Reply | None:
-        """None for who may go on, else the answer: a refusal, or the cookie for who showed the token in the address."""
+        """None if the request may pass. Else the answer: a refusal, or the cookie for a token shown in the URL."""
         if only_local and not is_loopback(_host_of(request.host)):
             return refusal(403, "this address answers only to localhost")
         if request.path in _FREE or (self.open_metrics and request.path == "/metrics"):
@@ -54,10 +52,11 @@ class PageAccess:
             return None
         if _same(_cookie(request, port), self._cookie_value()):
             return None
-        return refusal(401, "this page needs a token: Authorization: Bearer TOKEN, or once ?token=TOKEN", challenge=True)
+        challenge = ("www-authenticate", 'Bearer realm="nolocod"')
+        return refusal(401, "this page needs a token: Authorization: Bearer TOKEN, or once ?token=TOKEN", challenge)
 
     def _welcome(self, request: Request, port: int) -> Reply:
-        """Send a browser on to the same page without the token, which so stays in no history and no log."""
+        """Redirect a browser to the same page without the token, so that no history and no log keeps the token."""
         cookie = f"{_cookie_name(port)}={self._cookie_value()}; HttpOnly; SameSite=Strict; Path=/"
         # one slash: two would name another host
         target = quote("/" + request.path.lstrip("/"))
@@ -67,14 +66,8 @@ class PageAccess:
         return hmac.digest((self.token or "").encode(), b"nolocod pages", hashlib.sha256).hex()
 
 
-def refusal(status: int, text: str, *, challenge: bool = False) -> Reply:
-    """An error as JSON."""
-    headers = (("www-authenticate", 'Bearer realm="nolocod"'),) if challenge else ()
-    return Reply(status, msgspec.json.encode({"error": text}), headers=headers)
-
-
 def is_loopback(host: str) -> bool:
-    """Whether `host`, as somebody wrote it, is this machine's loopback without asking anybody."""
+    """Whether `host`, as somebody wrote it, is loopback; no name is looked up."""
     if host.lower() in _LOOPBACK_HOSTS:
         return True
     try:
@@ -84,22 +77,21 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """The token that `path` holds; HttpTokenError if it cannot be read, or is none."""
+    """The token in the file `path`. Raises HttpTokenError."""
     try:
         with path.open("rb") as file:
             raw = file.read(_LONGEST + 2)
     except OSError as error:
         raise HttpTokenError(f"{path}: {error.strerror}.") from error
     token = raw.decode("ascii", "replace").strip()
-    fits = _SHORTEST <= len(token) <= _LONGEST and all("!" <= char <= "~" for char in token)
-    if not fits:
+    if not (_SHORTEST <= len(token) <= _LONGEST and all("!" <= char <= "~" for char in token)):
         remedy = "Put one line there, like the output of `openssl rand -hex 32`."
         raise HttpTokenError(f"{path} holds no token of {_SHORTEST} or more visible characters.", remedy=remedy)
     return token
 
 
 def make_token(path: Path) -> str:
-    """The token that `path` holds; a new one, readable by its owner alone, if there is no such file.
+    """The token in the file `path`; makes one, readable by its owner alone, if there is no such file.
 
     Raises HttpTokenError, DiskFullError or DataDirError.
     """

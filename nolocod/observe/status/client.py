@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _TIMEOUT = 5.0
 """Seconds; a daemon answers in milliseconds, unless its machine is overloaded."""
 _MOST_BYTES = 8 << 20
-"""What answers at a daemon's old address may be anything, and may never end."""
+"""At a daemon's old address anything may answer, and without end."""
 
 
 def read(running: Running) -> StatusReport:
-    """Ask the daemon for its report; NotRunningError if nothing, or somebody else, answers there,
-    HttpTokenError if its token cannot be read or is refused."""
+    """The report of the daemon. Raises NotRunningError if nothing answers there, or another program; HttpTokenError if
+    the token cannot be read or is refused."""
     headers = {"Host": "localhost"}
     if running.http_token:
         headers["Authorization"] = f"Bearer {read_token(Path(running.http_token))}"
@@ -46,10 +46,10 @@ def read(running: Running) -> StatusReport:
 
 
 def decode(raw: bytes) -> StatusReport:
-    """What /status.json said; NotRunningError if no node of this release can have said it."""
+    """The report in /status.json. Raises NotRunningError if it is not from a node of this release."""
     try:
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")
         return msgspec.json.decode(raw, type=StatusReport)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise NotRunningError(f"what answers there is no node of this release ({error}).") from error
+        raise NotRunningError(f"the program that answers there is not a node of this release ({error}).") from error

@@ -1,7 +1,7 @@
 """HTTP/1.1 for a few readers: one request per connection, answered whole or as a stream of server-sent events.
 
-The rule: nobody can hold more than a share. Connections are counted, and one too many is closed at once; a request must
-come within seconds; a reader that does not take what it is sent within seconds loses its connection. h11 reads the bytes.
+The rule: connections are limited in number, in all and per address; one too many is closed at once. A request must arrive
+within seconds, and a reader that does not take the answer within seconds loses its connection. h11 parses the bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import h11
+import msgspec
 import trio
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 CONNECTIONS = 64
 """At once."""
 PER_ADDRESS = 48
-"""Of them from one address, so that one reader leaves room for others (Prometheus, a health check)."""
+"""At once from one address, so that one reader leaves room for others (Prometheus, a health check)."""
 _REQUEST_SECONDS = 10.0
 _WRITE_SECONDS = 10.0
 _REQUEST_BYTES = 16 << 10
@@ -49,6 +50,11 @@ class Reply:
     feed: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
 
 
+def refusal(status: int, text: str, *headers: tuple[str, str]) -> Reply:
+    """An error as JSON."""
+    return Reply(status, msgspec.json.encode({"error": text}), headers=headers)
+
+
 async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply]) -> None:
     """Answer requests until cancelled."""
     open_from: Counter[str] = Counter()
@@ -57,9 +63,8 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
         try:
             address = stream.socket.getpeername()[0]
         except OSError:  # gone again
-            await trio.aclose_forcefully(stream)
-            return
-        if open_from.total() >= CONNECTIONS or open_from[address] >= PER_ADDRESS:
+            address = None
+        if address is None or open_from.total() >= CONNECTIONS or open_from[address] >= PER_ADDRESS:
             await trio.aclose_forcefully(stream)
             return
         open_from[address] += 1
@@ -85,7 +90,7 @@ class _Connection:
             with trio.fail_after(_REQUEST_SECONDS):
                 request = await self._request()
         except h11.RemoteProtocolError as error:
-            await self._send(Reply(error.error_status_hint, b'{"error":"not a request that is understood"}'), with_body=True)
+            await self._send(refusal(error.error_status_hint, "this is not an HTTP request"), with_body=True)
             return
         if request is not None:
             await self._send(answer(request), with_body=request.method != "HEAD")
@@ -119,12 +124,8 @@ class _Connection:
             if reply.feed is not None:
                 await reply.feed(self._data)
         await self._write(h11.EndOfMessage())
-        with suppress(trio.TooSlowError):  # what it has not read yet would be lost by closing at once
-            await self._linger()
-
-    async def _linger(self) -> None:
         await self._stream.send_eof()
-        with trio.fail_after(1):
+        with trio.move_on_after(1):  # closing at once would lose what the reader has not read yet
             while await self._stream.receive_some(_PIECE):
                 pass
 

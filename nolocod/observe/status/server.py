@@ -1,7 +1,7 @@
 """The node's HTTP pages: the status page at /, /status.json, /events, /metrics, /healthz, /readyz.
 
-The rule: read only. What is served are this package's own files and the node's own report; `guard` says to whom, and
-`http` how much of it at once. The status page may load nothing from anywhere but this node.
+The rule: read only. The pages are this package's own files and the node's own report; `access` decides who may read
+them, `http` how much at once. The status page may load nothing from anywhere but this node.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import errno
 import socket
 from importlib import resources
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from nolocod.errors import PortTakenError, UsageError
-from nolocod.observe.status.access import PageAccess, refusal
-from nolocod.observe.status.http import Reply, Request, serve
+from nolocod.observe.status.access import PageAccess, is_loopback
+from nolocod.observe.status.http import Reply, Request, refusal, serve
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -46,9 +45,9 @@ _POLICY = (
 READERS = 16
 """Of /events, at once."""
 _EVERY = 1.0
-"""Seconds between two reports where nothing happens."""
+"""Seconds between two reports while nothing happens."""
 _LOOKS = 5
-"""In that time, at whether something did."""
+"""How often it looks in that time whether something happened."""
 
 
 class Pages:
@@ -60,76 +59,69 @@ class Pages:
         self._readers = 0
 
     def answer(self, method: str, path: str) -> Reply:
-        """The reply to one request of somebody who may ask."""
+        """The reply to one request, whose sender may read the pages."""
         match path:
             case _ if method not in ("GET", "HEAD"):
-                return _not_allowed(method)
+                return refusal(405, f"{method} is not allowed: every page is read with GET", ("allow", "GET"))
             case "/metrics":
                 return Reply(200, self._metrics.render(), self._metrics.content_type)
             case "/status.json":
                 return Reply(200, self._report())
             case "/events":
                 if self._readers >= READERS:
-                    return refusal(503, f"{READERS} others watch already")
+                    return refusal(503, f"{READERS} readers watch already")
                 return Reply(200, b"retry: 2000\n\n", "text/event-stream", feed=self._feed)
             case "/healthz":
                 return Reply(200, b'{"alive":true}')
             case "/readyz":
                 report = self._status.snapshot(self._status.clock())
                 ready = report.state in ("training", "finished")
-                # no more than that: anybody may ask, and what it waits for can name peers
-                body = {"ready": ready, "state": report.state}
+                body = {"ready": ready, "state": report.state}  # no more: anybody may ask, and `waiting_for` can name peers
                 return Reply(200 if ready else 503, msgspec.json.encode(body))
             case _ if path in _PAGE_FILES:
                 name, kind = _PAGE_FILES[path]
                 return Reply(200, resources.files("nolocod.observe.status").joinpath("page", name).read_bytes(), kind, _POLICY)
             case _:
-                return refusal(404, "no such page; there are /, /status.json, /events, /metrics, /healthz and /readyz")
+                return refusal(404, "no such page; the pages are /, /status.json, /events, /metrics, /healthz and /readyz")
 
     def _report(self) -> bytes:
         return msgspec.json.encode(self._status.snapshot(self._status.clock()))
 
     async def _feed(self, send: Send) -> None:
-        """Whole reports: as soon as something happened, else once a second. Who reads too slowly is cut off by `http`."""
+        """Send whole reports: as soon as something happens, else once a second. `http` cuts off slow readers."""
         if self._readers >= READERS:  # since it was answered
             return
         self._readers += 1
         try:
             while True:
-                told = self._status.news
+                sent = self._status.news
                 await send(b"data: " + self._report() + b"\n\n")
                 for _ in range(_LOOKS):
                     await trio.sleep(_EVERY / _LOOKS)
-                    if self._status.news != told:
+                    if self._status.news != sent:
                         break
         finally:
             self._readers -= 1
 
 
-def _not_allowed(method: str) -> Reply:
-    text = f"{method} is not allowed: every page is read with GET"
-    return Reply(405, msgspec.json.encode({"error": text}), headers=(("allow", "GET"),))
-
-
 async def serve_http(
     address: Address,
     pages: Pages,
-    guard: PageAccess | None = None,
+    access: PageAccess | None = None,
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the pages until cancelled; `task_status` is given the bound "host:port". Without a `guard` they are this
-    machine's alone.
+    """Serve the pages until cancelled; `task_status` is given the bound "host:port". Without `access`, only this machine
+    may read them.
 
-    Raises PortTakenError if the port is in use or not ours to take, UsageError if this machine has no
-    such host.
+    Raises PortTakenError if the port is in use or needs more rights, UsageError if this machine has no such host.
     """
-    guard = guard or PageAccess()
+    access = access or PageAccess()
     listener = await _bind(address)
     host, port = listener.getsockname()[:2]
-    only_local = ip_address(host).is_loopback
+    only_local = is_loopback(host)
 
     def answer(request: Request) -> Reply:
-        refused = guard.judge(request, only_local=only_local, port=port)
+        refused = access.judge(request, only_local=only_local, port=port)
         return pages.answer(request.method, request.path) if refused is None else refused
 
     async with trio.open_nursery() as nursery:
