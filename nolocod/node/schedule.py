@@ -105,8 +105,8 @@ def month_spent(spent: Callable[[], bool], seconds_left: Callable[[], float]) ->
     return check
 
 
-class TrainingHours:
-    """Open when no check speaks against training; `pause` says which one does. `run` keeps it up to date."""
+class PausePolicy:
+    """`pause` says what speaks against training now, None if nothing does. `run` keeps it up to date."""
 
     def __init__(self, checks: Sequence[Check], emit: Emit) -> None:
         self._checks = checks
@@ -143,6 +143,6 @@ class TrainingHours:
         while self.pause is None:
             await self._changed.wait()
 
-    async def wait_open(self) -> None:
+    async def wait_resumed(self) -> None:
         while self.pause is not None:
             await self._changed.wait()

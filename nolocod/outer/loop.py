@@ -148,7 +148,7 @@ def nobody(peer: PeerId) -> bool:
 
 
 class Rounds:
-    """Drives outer steps for one trainer, as offerer (`run`) and as answerer (terms.Reception)."""
+    """Drives outer steps for one trainer, as offerer (`run`) and as answerer (types.Answerer)."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class Rounds:
         self._emit(StateChanged("training"))
         self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
 
-    # --- the answering side (terms.Reception) -----------------------------------------------------
+    # --- the answering side (types.Answerer) -----------------------------------------------------
 
     def decide(self, offer: Offer) -> Answer:
         """Answer another node's offer; after Accept this node is engaged until `ended`."""

@@ -219,7 +219,7 @@ class Applied:
     """What the partner's difference counted for (Inspection.weight)."""
 
 
-class Reception(Protocol):
+class Answerer(Protocol):
     """How a node answers exchanges that others begin; `rounds` supplies it."""
 
     def decide(self, offer: Offer) -> Answer:

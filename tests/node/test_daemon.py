@@ -15,7 +15,8 @@ from nolocod.errors import ClockError, ClonedIdentityError, DataError, DiskFullE
 from nolocod.identity import Identity, PeerId
 from nolocod.node import daemon
 from nolocod.node.config import NodeConfig
-from nolocod.node.daemon import MeshSwarm, Node, Reception
+from nolocod.node.daemon import Node
+from nolocod.node.peers import CurrentRounds, Peers
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
 from nolocod.outer.loop import Pace, Rounds
 from nolocod.p2p.settings import Allowance, MeshSettings
@@ -73,6 +74,8 @@ class StandInMesh:
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> None:
         return None
+
+    def suspect(self, peer: PeerId) -> None: ...
 
     async def leave(self) -> None:
         self.left = True
@@ -294,7 +297,7 @@ async def test_a_full_disk_costs_an_exchange_of_ours_and_not_the_node() -> None:
             raise DiskFullError("no space.")
 
     events: list[Event] = []
-    swarm = MeshSwarm(cast("Any", StandInMesh()), cast("Any", Full()), cast("Any", None), events.append)
+    swarm = Peers(cast("Any", StandInMesh()), cast("Any", Full()), cast("Any", None), events.append)
     ended = await swarm.offer(PEER, Standing(0, 0, 1.0), Subject(), cast("Any", None))
     assert (ended.outcome, ended.error) == ("aborted", "NLC-121")
     assert events == [Troubled("NLC-121", "no space.")]
@@ -309,20 +312,20 @@ async def test_one_snapshot_lies_on_the_disk_however_many_newcomers_went_away(sc
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.run, 10 * PHASE)
         with pytest.raises(PeerBusyError):
-            await scene.node._snapshot()
+            await scene.node._snapshot.get()
         await trio.sleep(0.1)
         scene.trainers[0].dump = dump  # type: ignore[attr-defined]
         for _ in range(3):
             with trio.move_on_after(0.5):
-                await scene.node._snapshot()
+                await scene.node._snapshot.get()
             await trio.sleep(PHASE)
-        served = await scene.node._snapshot()
-        assert served is await scene.node._snapshot(), "one for all newcomers of a round"
+        served = await scene.node._snapshot.get()
+        assert served is await scene.node._snapshot.get(), "one for all newcomers of a round"
         assert list(scene.config.paths.serving.iterdir()) == [served.path]
         nursery.cancel_scope.cancel()
 
 
-# --- reception ----------------------------------------------------------------------------------------
+# --- answering ----------------------------------------------------------------------------------------
 
 
 def rounds_of(trainer: StandInTrainer) -> Rounds:
@@ -332,26 +335,26 @@ def rounds_of(trainer: StandInTrainer) -> Rounds:
 
 
 async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autojump_clock: object) -> None:
-    reception, offer = Reception(), Offer(PEER, b"s", Standing(0, 0, 1.0))
-    answer = reception.decide(offer)
+    answerer, offer = CurrentRounds(), Offer(PEER, b"s", Standing(0, 0, 1.0))
+    answer = answerer.decide(offer)
     assert isinstance(answer, Busy)
     assert answer.reason == "not ready"
 
     dead = StandInTrainer([].append)
-    reception.rounds = rounds_of(dead)
-    assert isinstance(reception.decide(offer), Accept)
-    await reception.local_side.snapshot(Subject())
+    answerer.rounds = rounds_of(dead)
+    assert isinstance(answerer.decide(offer), Accept)
+    await answerer.local_side.snapshot(Subject())
     dead.die()
-    reception.rounds = None
-    assert isinstance(reception.decide(offer), Busy)
-    reception.rounds = rounds_of(StandInTrainer([].append))
-    assert isinstance(reception.decide(offer), Busy), "until the old exchange has ended"
+    answerer.rounds = None
+    assert isinstance(answerer.decide(offer), Busy)
+    answerer.rounds = rounds_of(StandInTrainer([].append))
+    assert isinstance(answerer.decide(offer), Busy), "until the old exchange has ended"
     with pytest.raises(TrainerError):
-        await reception.ended(Ended("aborted", PEER, b"s"))
-    assert isinstance(reception.decide(offer), Accept)
-    await reception.ended(Ended("aborted", PEER, b"s"))
+        await answerer.ended(Ended("aborted", PEER, b"s"))
+    assert isinstance(answerer.decide(offer), Accept)
+    await answerer.ended(Ended("aborted", PEER, b"s"))
     with pytest.raises(AssertionError, match="no exchange"):
-        _ = reception.local_side
+        _ = answerer.local_side
 
 
 # --- what the owner allows ----------------------------------------------------------------------------
@@ -369,20 +372,20 @@ async def test_a_node_whose_month_is_spent_stays_in_the_mesh_and_serves_nobody(s
         await allowance_of(scene, nursery, allowance=Allowance(monthly=1_000_000))
         nursery.start_soon(scene.run, 10 * PHASE)
         await trio.sleep(PHASE + 1)
-        assert scene.node._says()[1] == "training"
+        assert scene.node._own_state()[1] == "training"
 
         async def upload(*_: object) -> None:
             await scene.node._budget.up(990_000)
             await trio.sleep_forever()
 
         stream = StandInStream()
-        handle = scene.node._unless_paused(upload)
+        handle = scene.node._pausable.guard(upload)
         with trio.fail_after(3):
             await handle(stream)  # type: ignore[arg-type]  # all of it that is used
         assert stream.was_reset, "the upload under way is broken off"
         await trio.sleep(1)
-        assert scene.node._says()[1] == "paused"
-        assert isinstance(scene.node._reception.decide(Offer(PEER, b"s", Standing(1, 0, 1.0))), Busy)
+        assert scene.node._own_state()[1] == "paused"
+        assert isinstance(scene.node._answerer.decide(Offer(PEER, b"s", Standing(1, 0, 1.0))), Busy)
         second = StandInStream()
         await handle(second)  # type: ignore[arg-type]  # all of it that is used
         assert second.was_reset
@@ -408,11 +411,11 @@ async def test_a_node_outside_of_its_hours_loads_nothing_until_they_begin(
         nursery.start_soon(scene.run, 1000 + PHASE)
         await trio.sleep(500)
         assert scene.trainers[0].calls == []
-        assert scene.node._says()[1] == "paused"
+        assert scene.node._own_state()[1] == "paused"
         is_open = True
         await trio.sleep(500)
         assert scene.trainers[0].calls[:2] == ["load", "train"]
-        assert scene.node._says()[1] == "training"
+        assert scene.node._own_state()[1] == "training"
         assert len(scene.told(Resumed)) == 1
         await trio.sleep(100)
         nursery.cancel_scope.cancel()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import trio
 
-from nolocod.node.schedule import TrainingHours, month_spent, on_battery, open_at, opens_in, outside_hours, plugged_in
+from nolocod.node.schedule import PausePolicy, month_spent, on_battery, open_at, opens_in, outside_hours, plugged_in
 from nolocod.observe.events import Event, Paused, Resumed, Troubled
 from nolocod.units import Hours
 
@@ -134,76 +134,76 @@ def test_a_month_that_is_spent_pauses_until_its_end() -> None:
     assert "--monthly-budget" in pause.why
 
 
-# --- the gate -----------------------------------------------------------------------------------------
+# --- the policy ---------------------------------------------------------------------------------------
 
 
 class Scene:
-    """A gate with two reasons that the test sets."""
+    """A policy with two reasons that the test sets."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.first: Paused | None = None
         self.second: Paused | None = None
-        self.gate = TrainingHours([lambda: self.first, lambda: self.second], self.events.append)
+        self.policy = PausePolicy([lambda: self.first, lambda: self.second], self.events.append)
 
 
 HOURS = Paused("hours", "outside", 3600.0)
 BATTERY = Paused("battery", "unplugged", None)
 
 
-async def test_a_gate_closes_and_opens_by_itself(autojump_clock: object) -> None:
+async def test_a_pause_begins_and_ends_by_itself(autojump_clock: object) -> None:
     scene = Scene()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(scene.gate.run)
-        await scene.gate.wait_open()
+        nursery.start_soon(scene.policy.run)
+        await scene.policy.wait_resumed()
         began = trio.current_time()
         scene.first = HOURS
-        await scene.gate.wait_paused()
+        await scene.policy.wait_paused()
         assert trio.current_time() - began <= 1.0
-        assert scene.gate.pause == HOURS
+        assert scene.policy.pause == HOURS
         scene.first = None
-        await scene.gate.wait_open()
+        await scene.policy.wait_resumed()
         assert trio.current_time() - began <= 2.0
         nursery.cancel_scope.cancel()
     assert scene.events == [HOURS, Resumed()]
 
 
-async def test_the_first_reason_counts_and_another_one_keeps_the_gate_closed(autojump_clock: object) -> None:
+async def test_the_first_reason_counts_and_another_one_keeps_it_paused(autojump_clock: object) -> None:
     scene = Scene()
     scene.first, scene.second = HOURS, BATTERY
-    scene.gate.look()
+    scene.policy.look()
     scene.first = None
-    scene.gate.look()
-    assert scene.gate.pause == BATTERY
+    scene.policy.look()
+    assert scene.policy.pause == BATTERY
     scene.second = None
-    scene.gate.look()
+    scene.policy.look()
     assert scene.events == [HOURS, BATTERY, Resumed()]
 
 
-async def test_a_closed_gate_still_hears_what_its_other_checks_have_to_tell(autojump_clock: object) -> None:
+async def test_a_paused_node_still_hears_what_its_other_checks_have_to_tell(autojump_clock: object) -> None:
     events: list[Event] = []
-    gate = TrainingHours([lambda: HOURS, on_battery(events.append, lambda: None)], events.append)
-    gate.look()
+    policy = PausePolicy([lambda: HOURS, on_battery(events.append, lambda: None)], events.append)
+    policy.look()
     assert [type(event) for event in events] == [Troubled, Paused]
 
 
 async def test_a_pause_is_told_again_only_if_its_end_moved(autojump_clock: object) -> None:
     scene = Scene()
     scene.first = HOURS
-    scene.gate.look()
+    scene.policy.look()
     await trio.sleep(100)
     scene.first = Paused("hours", "outside", 3500.0)
-    scene.gate.look()
+    scene.policy.look()
     assert scene.events == [HOURS]
     scene.first = Paused("hours", "outside", 7200.0)  # somebody set the clock
-    scene.gate.look()
+    scene.policy.look()
     assert scene.events == [HOURS, scene.first]
 
 
-def test_a_gate_without_checks_is_open() -> None:
+def test_without_checks_nothing_pauses() -> None:
     async def main() -> None:
-        gate = TrainingHours([], pytest.fail)
-        gate.look()
-        await gate.wait_open()
+        policy = PausePolicy([], pytest.fail)
+        policy.look()
+        await policy.wait_resumed()
 
     trio.run(main)

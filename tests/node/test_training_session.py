@@ -18,10 +18,10 @@ from nolocod.errors import (
     RejectedTensorError,
     TrainerError,
 )
-from nolocod.identity import Identity, PeerId
-from nolocod.node.config import NodeConfig
-from nolocod.node.schedule import TrainingHours
-from nolocod.node.training_session import Part, TrainingSession
+from nolocod.identity import PeerId
+from nolocod.node.schedule import PausePolicy
+from nolocod.node.training_session import TrainingSession
+from nolocod.node.weights import SessionSettings
 from nolocod.observe.events import (
     Checkpointed,
     Emit,
@@ -35,22 +35,23 @@ from nolocod.observe.events import (
     WeightsLoaded,
 )
 from nolocod.p2p.membership.peer_selection import choose
-from nolocod.p2p.settings import MeshSettings
 from nolocod.proto.types import Applied, Busy, Description, Ended, Inspection, Member, Offer, Sampled, Standing, Subject
-from nolocod.run.manifest import Inner, Manifest, Outer, seal
-from nolocod.trainer.pipe import Loaded
+from nolocod.run.manifest import Inner, Manifest, Outer
+from nolocod.run.paths import DataDir
+from nolocod.trainer.pipe import Loaded, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from nolocod.node.training_session import Swarm
+    from nolocod.node.peers import Peers
     from nolocod.proto.types import LocalSide
-    from nolocod.trainer.process import Setup, TrainerProcess
+    from nolocod.trainer.process import TrainerProcess
 
 PHASE = 4.0
 """Seconds between boundaries: four inner steps of a second each."""
 OWN = PeerId("own")
+GRACE = 3.0
 
 
 class StandInTrainer:
@@ -70,7 +71,7 @@ class StandInTrainer:
         self.losses: dict[bytes, float] = {}
         """Held-out, by whose weights they are."""
         self.far: set[bytes] = set()
-        """Whose weights are far from the witnesses'."""
+        """Whose weights are far from the other donors'."""
         self.load_seconds = self.exchange_seconds = 0.0
         self.full_disk = 0
         self.death: TrainerError | None = None
@@ -196,6 +197,9 @@ class StandInSwarm:
 
     def suspect(self, peer: PeerId) -> None: ...
 
+    def probation(self, peer: PeerId) -> bool:
+        return False
+
     def doubt(self, donor: PeerId) -> None:
         self.doubted.append(donor)
 
@@ -231,20 +235,25 @@ class Scene:
         self.swarm = StandInSwarm()
         self.trainer = StandInTrainer(self.emit, cast('Literal["seed", "checkpoint"]', source), rounds)
         manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4), outer=Outer(rounds=goal))
-        sealed = seal(manifest, Identity.from_secret(b"o" * 32))
-        self.config = NodeConfig(MeshSettings(folder), checkpoint_every=10.0, grace=3.0)
-        for path in (self.config.paths.incoming, self.config.paths.checkpoints):
+        paths = DataDir(folder)
+        self.incoming = paths.incoming
+        for path in (paths.incoming, paths.checkpoints):
             path.mkdir(exist_ok=True)
-        self.gate = TrainingHours([lambda: self.reason], self.emit)
+        self.pause_policy = PausePolicy([lambda: self.reason], self.emit)
         self.reason: Paused | None = None
-        part = Part(OWN, sealed, self.config, cast("Swarm", self.swarm), may_seed, self.gate)
-        self.training_session = TrainingSession(part, cast("TrainerProcess", self.trainer), self.emit)
+        setup = Setup(
+            manifest=b"", peer_id=OWN, data=None, device="cpu", threads=1, checkpoints=paths.checkpoints, cache=paths.cache
+        )
+        settings = SessionSettings(setup, manifest, paths.incoming, may_seed, checkpoint_every=10.0, grace=GRACE)
+        trainer, peers = cast("TrainerProcess", self.trainer), cast("Peers", self.swarm)
+        self.session = TrainingSession(settings, trainer, peers, self.pause_policy, self.emit)
+        self.weights = self.session.weights
         self.stop = trio.Event()
         self.began = trio.current_time()
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
-        self.training_session.follow(event)
+        self.session.follow(event)
 
     def told(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -258,7 +267,7 @@ class Scene:
         reason: list[str] = []
 
         async def train() -> None:
-            reason.append(await self.training_session.train(self.stop))
+            reason.append(await self.session.train(self.stop))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(train)
@@ -274,7 +283,7 @@ async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_cloc
     scene = Scene(tmp_path, source="checkpoint", rounds=5)
     scene.trainer.trouble = ("round-6 does not fit its hash",)
     scene.swarm.add("peer", 8)
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == []
     assert scene.codes == [CheckpointError.entry.code]
     assert scene.events[-1] == WeightsLoaded(5, "checkpoint")
@@ -283,15 +292,15 @@ async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_cloc
 async def test_before_the_weights_are_there_a_node_tells_its_checkpoints_round(tmp_path: Path, autojump_clock: object) -> None:
     (tmp_path / "checkpoints" / "round-00000007").mkdir(parents=True)
     scene = Scene(tmp_path, source="checkpoint", rounds=6)
-    assert (scene.training_session.standing.round, scene.training_session.state) == (7, "joining")
-    await scene.training_session.load()
-    assert scene.training_session.standing.round == 6
+    assert (scene.weights.standing.round, scene.session.state) == (7, "joining")
+    await scene.weights.load()
+    assert scene.weights.standing.round == 6
 
 
 async def test_a_checkpoint_that_is_too_old_gives_way_to_a_donors_weights(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, source="checkpoint", rounds=4)
     scene.swarm.add("peer", 8)
-    await scene.training_session.load()
+    await scene.weights.load()
     assert [standing.round for standing in scene.trainer.adopted] == [8]
     assert scene.events[-1] == WeightsLoaded(8, "donor")
 
@@ -299,7 +308,7 @@ async def test_a_checkpoint_that_is_too_old_gives_way_to_a_donors_weights(tmp_pa
 async def test_an_old_checkpoint_is_used_at_once_where_no_donor_gives(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, source="checkpoint", rounds=4)
     scene.swarm.unreachable.add(scene.swarm.add("peer", 8))
-    await scene.training_session.load()
+    await scene.weights.load()
     assert trio.current_time() - scene.began < 2
     assert scene.codes == [NoDonorError.entry.code]
     assert scene.events[-1] == WeightsLoaded(4, "checkpoint")
@@ -311,7 +320,7 @@ async def test_newcomers_begin_with_the_seed_while_nobody_took_an_outer_step(
 ) -> None:
     scene = Scene(tmp_path)
     scene.swarm.add("peer", 0, state)
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == []
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
@@ -322,9 +331,9 @@ async def test_the_furthest_donor_is_asked_first_and_who_joins_is_none(tmp_path:
     scene.swarm.add("fast", 5)
     scene.swarm.add("done", 4, "finished")
     scene.swarm.add("new", 9, "joining")
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["fast", "done", "slow"]]
-    assert not any(scene.config.paths.incoming.iterdir())
+    assert not any(scene.incoming.iterdir())
 
 
 async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_clock: object) -> None:
@@ -332,11 +341,11 @@ async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_cloc
     scene.swarm.add("misfit", 5)
     scene.swarm.add("good", 3)
     scene.trainer.misfits.add(b"misfit")
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["misfit", "good"], ["good"]]
     assert scene.codes == [RejectedTensorError.entry.code]
     assert scene.trainer.round == 3
-    assert not any(scene.config.paths.incoming.iterdir())
+    assert not any(scene.incoming.iterdir())
 
 
 @pytest.mark.parametrize("loss", [9.0, 5.7, math.inf, math.nan])
@@ -349,7 +358,7 @@ async def test_a_donor_whose_weights_are_far_worse_than_members_tell_is_left_and
     scene.swarm.add("good", 4)
     scene.swarm.add("other", 3)
     scene.trainer.losses[b"liar"] = loss
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["liar", "good", "other"], ["good", "other"]]
     assert scene.codes == [HarmfulTensorError.entry.code]
     assert scene.trainer.weights == b"good"
@@ -363,7 +372,7 @@ async def test_where_all_weights_are_bad_on_our_text_the_best_are_taken_and_nobo
     for name, round_number, loss in (("one", 5, 4.0), ("two", 4, 6.0), ("three", 3, 3.0)):
         scene.swarm.add(name, round_number)
         scene.trainer.losses[name.encode()] = loss
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["one", "two", "three"], ["two", "three"], ["one"]], (
         "as many as the run says, and the best again"
     )
@@ -380,12 +389,12 @@ async def test_a_donor_that_is_far_from_the_others_is_left_and_not_blamed_for_th
         scene.swarm.add(name, round_number)
     scene.trainer.far.add(b"far")
     scene.trainer.losses[b"far"] = loss
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["far", "good", "other"], ["good", "other"]]
     assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 2", "compare with 1"]
     assert scene.codes == [FarWeightsError.entry.code]
     assert (scene.trainer.weights, scene.swarm.doubted) == (b"good", [])
-    assert not any(scene.config.paths.incoming.iterdir())
+    assert not any(scene.incoming.iterdir())
 
 
 async def test_a_majority_whose_weights_are_worse_on_our_text_is_not_followed(tmp_path: Path, autojump_clock: object) -> None:
@@ -394,7 +403,7 @@ async def test_a_majority_whose_weights_are_worse_on_our_text_is_not_followed(tm
         scene.swarm.add(name, round_number)
     scene.trainer.far.add(b"honest")
     scene.trainer.losses |= {b"liar": 1.2, b"accomplice": 1.2}
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["honest", "liar", "accomplice"], ["liar", "accomplice"], ["honest"]]
     assert scene.codes == [FarWeightsError.entry.code, HarmfulTensorError.entry.code]
     assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
@@ -406,7 +415,7 @@ async def test_of_two_donors_that_disagree_the_better_on_our_text_is_taken(tmp_p
         scene.swarm.add(name, round_number)
     scene.trainer.far |= {b"liar", b"honest"}
     scene.trainer.losses |= {b"liar": 1.8, b"honest": 1.1}
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["liar", "honest"], ["honest"]]
     assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 1"], "nobody is left to compare with"
     assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
@@ -417,7 +426,7 @@ async def test_where_no_other_donor_gives_a_sample_loss_alone_decides(tmp_path: 
     scene.swarm.add("first", 5)
     scene.swarm.unreachable.add(scene.swarm.add("silent", 4))
     scene.trainer.far.add(b"first")
-    await scene.training_session.load()
+    await scene.weights.load()
     assert (scene.trainer.weights, scene.codes) == (b"first", [])
 
 
@@ -428,7 +437,7 @@ async def test_the_only_donors_weights_are_taken_as_they_are_and_not_fetched_twi
     scene = Scene(tmp_path)
     scene.swarm.add("only", 5)
     scene.trainer.losses[b"only"] = 4.0
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["only"]]
     assert (scene.trainer.weights, scene.trainer.round, scene.swarm.doubted) == (b"only", 5, [])
     assert scene.events[-1] == WeightsLoaded(5, "donor")
@@ -441,7 +450,7 @@ async def test_weights_that_were_refused_are_not_kept_where_the_next_donor_is_go
     scene.swarm.add("liar", 8)
     scene.swarm.unreachable.add(scene.swarm.add("gone", 7))
     scene.trainer.losses[b"liar"] = 9.0
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["liar", "gone"], ["gone"]]
     assert scene.codes == [HarmfulTensorError.entry.code, NoDonorError.entry.code]
     assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
@@ -463,7 +472,7 @@ async def test_weights_that_were_refused_give_way_to_the_seed_where_nobody_else_
         return found
 
     scene.swarm.fetch_weights = fetch_and_leave  # type: ignore[method-assign]
-    await scene.training_session.load()
+    await scene.weights.load()
     assert (scene.trainer.weights, scene.trainer.round) == (b"", 0)
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
@@ -473,19 +482,19 @@ async def test_weights_that_are_only_tried_are_not_told_as_this_nodes(tmp_path: 
     scene.swarm.add("liar", 5)
     scene.swarm.add("good", 4)
     scene.trainer.losses[b"liar"] = 9.0
-    await scene.training_session.load()
+    await scene.weights.load()
     assert [call for call in scene.trainer.calls if call in ("try", "evaluate")] == ["try", "try"]
 
 
 async def test_who_pauses_or_is_finished_does_not_say_that_it_stops(tmp_path: Path, autojump_clock: object) -> None:
     """systemd ends a process that says so and then does not end."""
     scene = Scene(tmp_path, may_seed=True, goal=1)
-    await scene.training_session.load()
+    await scene.weights.load()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE / 2, PHASE)
-        assert await scene.training_session.train(scene.stop) == "paused"
-        assert await scene.training_session.rest(scene.stop)
-    assert await scene.training_session.train(scene.stop) == "finished"
+        assert await scene.session.train(scene.stop) == "paused"
+        assert await scene.session.rest(scene.stop)
+    assert await scene.session.train(scene.stop) == "finished"
     assert "stopping" not in [event.state for event in scene.told(StateChanged)]
 
 
@@ -493,7 +502,7 @@ async def test_a_harder_text_is_no_reason_for_doubt(tmp_path: Path, autojump_clo
     scene = Scene(tmp_path)
     scene.swarm.add("good", 5)
     scene.trainer.losses[b"good"] = 1.9  # where members tell of 1.0
-    await scene.training_session.load()
+    await scene.weights.load()
     assert (len(scene.swarm.asked), scene.codes) == (1, [])
 
 
@@ -503,7 +512,7 @@ async def test_a_donors_word_is_no_reason_to_run_ahead_of_the_others(tmp_path: P
     for name in ("one", "two", "three"):
         scene.swarm.add(name, 5)
     scene.swarm.unreachable = {PeerId("one"), PeerId("two"), PeerId("three")}
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == [["one", "two", "three", liar]], "who tells of such a round is asked last"
     assert scene.trainer.round == 5 + 3
 
@@ -519,7 +528,7 @@ async def test_a_newcomer_asks_again_when_its_only_donor_is_down_for_a_while(tmp
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comes_back)
-        await scene.training_session.load()
+        await scene.weights.load()
     assert scene.trainer.round == 5
     assert set(scene.codes) == {NoDonorError.entry.code}
 
@@ -532,13 +541,13 @@ async def test_a_newcomer_without_weights_gives_up_after_a_while(
     if unreachable:
         scene.swarm.unreachable.add(scene.swarm.add("peer", 5))
     with pytest.raises(NoDonorError):
-        await scene.training_session.load()
+        await scene.weights.load()
     assert 120 <= trio.current_time() - scene.began < 130
 
 
 async def test_who_may_seed_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     assert trio.current_time() == scene.began
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
@@ -548,9 +557,9 @@ async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp
     for name, round_number in (("a", 20), ("b", 21), ("c", 24), ("d", 21)):
         scene.swarm.add(name, round_number)
     scene.swarm.standings[PeerId("c")] = Standing(10, 77, 2.0)  # what its file says
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.trainer.adopted == [Standing(21 - 3, 77, 2.0)]
-    assert not scene.training_session.is_behind()
+    assert not scene.weights.is_behind()
 
 
 # --- training -----------------------------------------------------------------------------------------
@@ -558,22 +567,22 @@ async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp
 
 async def test_stop_writes_a_last_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     assert await scene.train_until_stopped(PHASE + 1) == "stopped"
     assert scene.trainer.calls == ["load", "train", "evaluate", "solo", "pause", "checkpoint"]
 
 
 async def test_the_goal_ends_training_with_a_measurement_and_a_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True, goal=2)
-    await scene.training_session.load()
-    assert await scene.training_session.train(scene.stop) == "finished"
+    await scene.weights.load()
+    assert await scene.session.train(scene.stop) == "finished"
     assert scene.trainer.calls[-5:] == ["solo", "solo", "pause", "evaluate", "checkpoint"]
-    assert scene.training_session.state == "finished"
+    assert scene.session.state == "finished"
 
 
 async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
         await local_side.snapshot(Subject())
@@ -588,7 +597,7 @@ async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_cl
 
 async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
         await local_side.snapshot(Subject())
@@ -597,14 +606,14 @@ async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, 
 
     scene.swarm.offered = exchange
     assert await scene.train_until_stopped(PHASE + 1) == "stopped"
-    assert trio.current_time() - scene.began == pytest.approx(PHASE + 1 + scene.config.grace)
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 1 + GRACE)
     assert scene.trainer.calls[-4:] == ["snapshot", "discard", "pause", "checkpoint"]
     assert [event.outcome for event in scene.told(ExchangeEnded)] == ["aborted"]
 
 
 async def test_checkpoints_follow_outer_steps_once_enough_time_has_passed(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     await scene.train_until_stopped(6 * PHASE + 1)
     assert [event.round for event in scene.told(Checkpointed)] == [3, 6, 6], "every 12 s, and the last one"
 
@@ -612,7 +621,7 @@ async def test_checkpoints_follow_outer_steps_once_enough_time_has_passed(tmp_pa
 async def test_a_full_disk_costs_a_periodic_checkpoint_only(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1
-    await scene.training_session.load()
+    await scene.weights.load()
     await scene.train_until_stopped(4 * PHASE + 1)
     assert scene.codes == [DiskFullError.entry.code]
     assert [event.round for event in scene.told(Checkpointed)] == [4, 4], "the next outer step tried again"
@@ -621,44 +630,44 @@ async def test_a_full_disk_costs_a_periodic_checkpoint_only(tmp_path: Path, auto
 async def test_a_full_disk_at_the_last_checkpoint_is_an_error(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1
-    await scene.training_session.load()
+    await scene.weights.load()
     scene.stop.set()
     with pytest.raises(DiskFullError):
-        await scene.training_session.train(scene.stop)
+        await scene.session.train(scene.stop)
 
 
 async def test_a_node_that_falls_behind_fetches_afresh_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     scene.swarm.add("peer", 9)
-    assert await scene.training_session.train(scene.stop) == "behind"
+    assert await scene.session.train(scene.stop) == "behind"
     assert "stopping" not in [event.state for event in scene.told(StateChanged)]
     assert scene.trainer.calls[-1] == "pause", "old weights are not worth a checkpoint"
-    assert isinstance(scene.training_session.rounds.decide(Offer(PeerId("peer"), b"s", scene.training_session.standing)), Busy)
-    await scene.training_session.refresh()
-    assert (scene.training_session.state, scene.training_session.standing.round) == ("joining", 9)
+    assert isinstance(scene.session.rounds.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
+    await scene.session.refresh()
+    assert (scene.session.state, scene.weights.standing.round) == ("joining", 9)
     assert await scene.train_until_stopped(PHASE + 1) == "stopped"
     assert [event.round for event in scene.told(OuterStep)] == [10]
 
 
 async def test_a_node_that_stays_behind_fetches_once_a_minute_only(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     scene.swarm.unreachable.add(scene.swarm.add("peer", 1000))
-    assert await scene.training_session.train(scene.stop) == "behind"
+    assert await scene.session.train(scene.stop) == "behind"
     began = trio.current_time()
-    await scene.training_session.refresh()
+    await scene.session.refresh()
     assert scene.codes == [NoDonorError.entry.code]
-    assert await scene.training_session.train(scene.stop) == "behind"
+    assert await scene.session.train(scene.stop) == "behind"
     assert 60 <= trio.current_time() - began < 70
     assert scene.trainer.calls.count("solo") >= 10, "training goes on meanwhile"
 
 
 async def test_with_all_others_gone_a_refresh_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, source="checkpoint")
-    await scene.training_session.load()
+    await scene.weights.load()
     began = trio.current_time()
-    await scene.training_session.refresh()
+    await scene.session.refresh()
     assert trio.current_time() == began
 
 
@@ -666,7 +675,7 @@ async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops
     tmp_path: Path, autojump_clock: object
 ) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
         await local_side.snapshot(Subject())
@@ -687,16 +696,16 @@ PAUSE = Paused("hours", "outside", 3600.0)
 async def pause_at(scene: Scene, seconds: float, until: float | None = None) -> None:
     await trio.sleep_until(scene.began + seconds)
     scene.reason = PAUSE
-    scene.gate.look()
+    scene.pause_policy.look()
     if until is not None:
         await trio.sleep_until(scene.began + until)
         scene.reason = None
-        scene.gate.look()
+        scene.pause_policy.look()
 
 
 async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
         await local_side.snapshot(Subject())
@@ -706,16 +715,16 @@ async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(t
     scene.swarm.offered = exchange
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE + 1)
-        assert await scene.training_session.train(scene.stop) == "paused"
+        assert await scene.session.train(scene.stop) == "paused"
     assert trio.current_time() - scene.began == pytest.approx(PHASE + 200)
     assert scene.trainer.calls[-2:] == ["pause", "checkpoint"]
     assert "apply" in scene.trainer.calls
-    assert isinstance(scene.training_session.rounds.decide(Offer(PeerId("peer"), b"s", scene.training_session.standing)), Busy)
+    assert isinstance(scene.session.rounds.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
 
 
 async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
         await local_side.snapshot(Subject())
@@ -726,16 +735,16 @@ async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE + 1)
         assert await scene.train_until_stopped(PHASE + 5) == "stopped"
-    assert trio.current_time() - scene.began == pytest.approx(PHASE + 5 + scene.config.grace)
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 5 + GRACE)
 
 
-async def test_a_node_rests_until_the_gate_opens_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_node_rests_until_the_pause_ends_and_trains_on(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pause_at, scene, PHASE + 1, 1000)
-        assert await scene.training_session.train(scene.stop) == "paused"
-        assert await scene.training_session.rest(scene.stop)
+        assert await scene.session.train(scene.stop) == "paused"
+        assert await scene.session.rest(scene.stop)
         assert trio.current_time() - scene.began == pytest.approx(1000)
     assert [event.state for event in scene.told(StateChanged)][-1] == "paused"
     assert scene.trainer.calls.count("train") == 1
@@ -745,9 +754,9 @@ async def test_a_node_rests_until_the_gate_opens_and_trains_on(tmp_path: Path, a
 
 async def test_a_rest_ends_with_a_stop_or_the_trainers_death(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
     scene.reason = PAUSE
-    scene.gate.look()
+    scene.pause_policy.look()
 
     async def later(do: Callable[[], None]) -> None:
         await trio.sleep(10)
@@ -756,21 +765,21 @@ async def test_a_rest_ends_with_a_stop_or_the_trainers_death(tmp_path: Path, aut
     async with trio.open_nursery() as nursery:
         nursery.start_soon(later, scene.trainer.die)
         with pytest.RaisesGroup(TrainerError, flatten_subgroups=True):
-            await scene.training_session.rest(scene.stop)
+            await scene.session.rest(scene.stop)
         nursery.start_soon(later, scene.stop.set)
         scene.trainer.dead = trio.Event()
-        assert not await scene.training_session.rest(scene.stop)
+        assert not await scene.session.rest(scene.stop)
     assert trio.current_time() - scene.began == pytest.approx(20)
-    assert not await scene.training_session.rest(scene.stop), "and at once, if told before"
+    assert not await scene.session.rest(scene.stop), "and at once, if told before"
 
 
 async def test_a_full_disk_at_a_pause_is_told_and_outlived(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1
-    await scene.training_session.load()
+    await scene.weights.load()
     scene.reason = PAUSE
-    scene.gate.look()
-    assert await scene.training_session.train(scene.stop) == "paused"
+    scene.pause_policy.look()
+    assert await scene.session.train(scene.stop) == "paused"
     assert scene.codes == [DiskFullError.entry.code]
 
 
@@ -778,18 +787,18 @@ async def test_who_rests_is_no_partner_no_donor_and_no_measure_of_the_pace(tmp_p
     scene = Scene(tmp_path, may_seed=True)
     scene.swarm.add("resting", 50, "paused")
     scene.swarm.add("of a later release", 60, "dreaming")
-    await scene.training_session.load()
+    await scene.weights.load()
     assert scene.swarm.asked == []
-    assert not scene.training_session.is_behind()
+    assert not scene.weights.is_behind()
     members = scene.swarm.live()
     assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) is None
     scene.swarm.add("training", 50)
     assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) == "training"
 
 
-async def test_a_dead_trainer_ends_the_stint_at_once(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_dead_trainer_ends_the_session_at_once(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
-    await scene.training_session.load()
+    await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
         await local_side.snapshot(Subject())
@@ -799,6 +808,6 @@ async def test_a_dead_trainer_ends_the_stint_at_once(tmp_path: Path, autojump_cl
 
     scene.swarm.offered = exchange
     with pytest.RaisesGroup(TrainerError, TrainerError, flatten_subgroups=True):  # of the watch, and of the discard
-        await scene.training_session.train(scene.stop)
+        await scene.session.train(scene.stop)
     assert trio.current_time() - scene.began == pytest.approx(PHASE)
     assert [event.outcome for event in scene.told(ExchangeEnded)] == ["aborted"]

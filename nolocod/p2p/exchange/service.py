@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.receipts import ReceiptStore
     from nolocod.p2p.transport.stream import Dial, Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.proto.types import LocalSide, Reception, Standing, Subject
+    from nolocod.proto.types import Answerer, LocalSide, Standing, Subject
 
 GLARE = "glare"
 """The reason of a Busy between two nodes that offered to each other at once."""
@@ -68,14 +68,14 @@ class ExchangeService:
         self,
         context: Context,
         dial: Dial,
-        reception: Reception,
+        answerer: Answerer,
         receipts: ReceiptStore,
         judge: Callable[[PeerId, Conduct], None] = lambda _, __: None,
         emit: Emit = lambda _: None,
     ) -> None:
         self._context = context
         self._dial = dial
-        self._reception = reception
+        self._answerer = answerer
         self._receipts = receipts
         self._judge = judge
         self._emit = emit
@@ -232,7 +232,7 @@ class ExchangeService:
                 await self._accepted(channel, machine, answer)
 
     def _decide(self, machine: Exchange) -> Answer:
-        """Ask `reception`, unless our own offer to the same partner stands."""
+        """Ask `answerer`, unless our own offer to the same partner stands."""
         partner, standing = machine.partner, machine.partner_standing
         if standing is None:
             raise AssertionError("an offer without a standing")
@@ -241,15 +241,15 @@ class ExchangeService:
             return Busy(0.0, GLARE)
         if any(peer == partner for peer, _ in self._running):
             return Busy(_GLARE_SECONDS, "in an exchange with you")
-        answer = self._reception.decide(Offer(partner, machine.session, standing, machine.subject))
+        answer = self._answerer.decide(Offer(partner, machine.session, standing, machine.subject))
         if ours is not None and isinstance(answer, Accept):
             ours.cancel()
         self._remember((partner, machine.session))
         return answer
 
     async def _accepted(self, channel: Channel, machine: Exchange, accept: Accept) -> None:
-        """Reception is engaged: from here on it must be told the end, come what may."""
-        session = Session(self._context, machine, self._reception.local_side, self._receipts, self._dial)
+        """The answerer is engaged: from here on it must be told the end, come what may."""
+        session = Session(self._context, machine, self._answerer.local_side, self._receipts, self._dial)
         try:
             try:
                 await channel.send_envelope(machine.accept(accept.standing, dense=accept.dense))
@@ -260,7 +260,7 @@ class ExchangeService:
             await self._run(session, channel)
         finally:
             with trio.CancelScope(shield=True):
-                await self._reception.ended(session.ended())
+                await self._answerer.ended(session.ended())
 
     async def _resume(self, channel: Channel, body: pb.Body) -> None:
         name = (channel.remote, body.session)

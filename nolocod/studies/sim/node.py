@@ -219,7 +219,7 @@ class SimNode:
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         try:
             ended = await self.exchange_service.offer(partner, standing, subject, local_side)
-        except (DiskFullError, DataDirError) as error:  # as daemon.MeshSwarm
+        except (DiskFullError, DataDirError) as error:  # as node.peers.Peers
             self.emit(Troubled(error.code, error.cause))
             ended = Ended("aborted", partner, b"", error=error.code, reason=error.cause)
         self._note(ended)
@@ -240,7 +240,7 @@ class SimNode:
         self._table.trust(peer)
         return stream
 
-    # --- terms.Reception: rounds answers, and the oracle hears of every snapshot and step -----------------
+    # --- types.Answerer: rounds answers, and the oracle hears of every snapshot and step -----------------
 
     def decide(self, offer: Offer) -> Answer:
         if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):

@@ -15,9 +15,8 @@ import trio
 
 from nolocod.errors import FarWeightsError
 from nolocod.identity import Identity, PeerId, short
-from nolocod.node.daemon import MeshSwarm
-from nolocod.node.schedule import TrainingHours
-from nolocod.node.training_session import Part, TrainingSession
+from nolocod.node.peers import Peers
+from nolocod.node.weights import SessionSettings, Weights
 from nolocod.observe.events import Event, Troubled, WeightsServed
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.mesh import Mesh, open_mesh
@@ -27,7 +26,7 @@ from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto.types import Standing
 from nolocod.trainer.checkpoint import read_tensors
-from nolocod.trainer.pipe import Loaded
+from nolocod.trainer.pipe import Loaded, Setup
 from nolocod.units import Address
 from tests.support.trainer_parts import make_replica, sealed_run
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.service import ExchangeService
     from nolocod.proto.types import Sampled
     from nolocod.run.manifest import Sealed
-    from nolocod.trainer.process import Setup, TrainerProcess
+    from nolocod.trainer.process import TrainerProcess
     from nolocod.trainer.replica import Replica
 
 QUICK = Timing(heartbeat=0.3, live=30.0, search=0.5, widen=5.0)
@@ -137,11 +136,21 @@ class Trainer:
 async def load_as_newcomer(newcomer: Node, emit: Callable[[Event], None]) -> dict[str, torch.Tensor]:
     """What a daemon does first; the weights that it came to hold."""
     assert newcomer.mesh is not None
-    swarm = MeshSwarm(newcomer.mesh, cast("ExchangeService", None), newcomer.context, emit)
-    newcomer.config.paths.incoming.mkdir(exist_ok=True)
-    part = Part(newcomer.identity.peer_id, newcomer.run, newcomer.config, swarm, may_seed=False, gate=TrainingHours([], emit))
+    peers = Peers(newcomer.mesh, cast("ExchangeService", None), newcomer.context, emit)
+    paths, run = newcomer.config.paths, newcomer.run
+    paths.incoming.mkdir(exist_ok=True)
+    setup = Setup(
+        manifest=run.to_bytes(),
+        peer_id=newcomer.identity.peer_id,
+        data=None,
+        device="cpu",
+        threads=1,
+        checkpoints=paths.checkpoints,
+        cache=paths.cache,
+    )
+    settings = SessionSettings(setup, run.manifest, paths.incoming, may_seed=False, checkpoint_every=60.0, grace=1.0)
     trainer = Trainer(make_replica(newcomer.run, newcomer.folder, "newcomer"))
-    await TrainingSession(part, cast("TrainerProcess", trainer), emit).load()
+    await Weights(settings, cast("TrainerProcess", trainer), peers, emit).load()
     return {name: tensor.clone() for name, tensor in trainer.replica.layout.split(trainer.replica.phi)}
 
 

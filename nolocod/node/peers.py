@@ -1,0 +1,196 @@
+"""A node among the peers of its run: what training asks of them, and how this node serves them.
+
+The rule: no peer's wish may end this node, and one that pauses serves nobody: its peers ask another one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError
+from nolocod.observe.events import Troubled
+from nolocod.p2p.membership.peer_scoring import Conduct
+from nolocod.p2p.snapshots.cross_check import sample_snapshots
+from nolocod.p2p.snapshots.server import ServedSnapshot, fetch_snapshot
+from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Emit
+    from nolocod.outer.loop import Rounds
+    from nolocod.p2p.exchange.context import Context
+    from nolocod.p2p.exchange.service import ExchangeService
+    from nolocod.p2p.mesh import Mesh
+    from nolocod.p2p.transport.stream import Handler, Stream
+    from nolocod.proto.types import Sampled
+    from nolocod.trainer.process import TrainerProcess
+
+_LOADING_SECONDS = 5.0
+"""What a peer is told when this node's trainer is not up."""
+
+
+class Peers:
+    """The members of the run, as training sees them. Its disk's failures cost an exchange or a sample, not the training."""
+
+    def __init__(self, mesh: Mesh, exchange_service: ExchangeService, context: Context, emit: Emit) -> None:
+        self._mesh = mesh
+        self._exchange_service = exchange_service
+        self._context = context
+        self._emit = emit
+        self.live = mesh.live
+        self.partner = mesh.partner
+        self.suspect = mesh.suspect
+        self.probation = mesh.probation
+
+    def expect(self, size: int) -> float:
+        """Exchanges are of `size` bytes each way; the seconds that one may take."""
+        self._exchange_service.box_size = size
+        self._mesh.expect(size)
+        return self._exchange_service.patience
+
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+        """Run a whole exchange as the one who offers; faults of the partner are outcomes, not exceptions."""
+        try:
+            return await self._exchange_service.offer(partner, standing, subject, local_side)
+        except (DiskFullError, DataDirError) as error:  # no receipt, no exchange
+            self._emit(Troubled(error.code, error.cause))
+            return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
+
+    async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+        """Fetch the slow weights of one of `donors` into a file; NoDonorError if none gave them.
+
+        Returns the donor and its standing when it wrote them.
+        """
+        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit, self._mesh.blame)
+        return fetched.donor, fetched.standing
+
+    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[Sampled, ...]:
+        """Fetch into `folder` samples of the weights of the first `donors` that give one.
+
+        `wanted`: how many at most, and the bytes of whole weights.
+        """
+        try:
+            return tuple(await sample_snapshots(self._context, self._mesh.dial, donors, wanted, folder, self._mesh.blame))
+        except (DiskFullError, DataDirError) as error:
+            self._emit(Troubled(error.code, error.cause))
+            return ()
+
+    def doubt(self, donor: PeerId) -> None:
+        """The weights that `donor` gave were worse than another donor's by more than can be."""
+        self._mesh.judge(donor, Conduct.FALSE_WEIGHTS)
+
+
+class CurrentRounds:
+    """Answers offers by the rounds of the trainer that is up (types.Answerer).
+
+    An accepted exchange stays with the rounds that accepted it, also when their trainer has died; until
+    it has ended no other offer is accepted.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: Rounds | None = None
+        self._engaged: Rounds | None = None
+
+    def decide(self, offer: Offer) -> Answer:
+        if self.rounds is None or self._engaged not in (None, self.rounds):
+            return Busy(_LOADING_SECONDS, "not ready")
+        answer = self.rounds.decide(offer)
+        if isinstance(answer, Accept):
+            self._engaged = self.rounds
+        return answer
+
+    @property
+    def local_side(self) -> LocalSide:
+        return self._accepted().local_side
+
+    async def ended(self, ended: Ended) -> None:
+        rounds = self._accepted()
+        try:
+            await rounds.ended(ended)
+        finally:
+            self._engaged = None
+
+    def _accepted(self) -> Rounds:
+        if self._engaged is None:
+            raise AssertionError("no exchange was accepted")
+        return self._engaged
+
+
+class OwnSnapshot:
+    """This node's slow weights as a file for newcomers; a fresh one once they have moved on by a round."""
+
+    def __init__(self, folder: Path, ready: Callable[[], TrainerProcess | None]) -> None:
+        """`ready` gives the trainer once its weights may be given on."""
+        self._folder = folder
+        self._ready = ready
+        self._served: ServedSnapshot | None = None
+        self._writing = trio.Lock()
+
+    async def get(self) -> ServedSnapshot:
+        """PeerBusyError while there are no weights."""
+        trainer = self._ready()
+        if trainer is None:
+            raise PeerBusyError("no weights here yet.", retry_after=_LOADING_SECONDS)
+        async with self._writing:
+            if self._served is None or self._served.standing.round < trainer.standing.round:
+                path = self._folder / f"round-{trainer.standing.round:08d}.safetensors"
+                dumped = await trainer.dump(path)
+                for old in set(self._folder.iterdir()) - {path}:  # also those that nobody waited for to the end
+                    old.unlink(missing_ok=True)  # uploads under way keep theirs open
+                self._served = ServedSnapshot(path, dumped.standing, dumped.description)
+            return self._served
+
+
+class PausableServices:
+    """Services to peers that are broken off while this node is paused; `paused` says whether it is now."""
+
+    def __init__(self, paused: Callable[[], bool]) -> None:
+        self._paused = paused
+        self._scopes: set[trio.CancelScope] = set()
+
+    def break_off(self) -> None:
+        for scope in self._scopes:
+            scope.cancel()
+
+    def guard(self, handle: Handler) -> Handler:
+        """Such a service; a peer whose stream is reset asks another node, and resumes there."""
+
+        async def guarded(stream: Stream) -> None:
+            scope = trio.CancelScope()
+            self._scopes.add(scope)
+            if self._paused():
+                scope.cancel()
+            try:
+                with scope:
+                    await handle(stream)
+            finally:
+                self._scopes.discard(scope)
+            if scope.cancelled_caught:
+                await stream.reset()
+
+        return guarded
+
+
+def outliving(handle: Handler, emit: Emit) -> Handler:
+    """A service to peers whose failures here are told and cost the stream. A dead trainer is the daemon's business."""
+
+    async def guarded(stream: Stream) -> None:
+        try:
+            await handle(stream)
+        except* LocalError as errors:
+            error = first_error(errors)
+            emit(Troubled(error.code, error.cause))
+            await stream.reset()
+
+    return guarded
+
+
+def first_error(group: BaseExceptionGroup[NolocodError]) -> NolocodError:
+    """The first error in a group of whatever depth."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

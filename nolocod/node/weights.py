@@ -1,0 +1,236 @@
+"""Where a node's weights come from: its last checkpoint, a donor that trains, or the run's seed.
+
+The rule: what a donor gives is tried on this node's own held-out text, and compared with samples of other donors'
+weights, before it is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError, NoDonorError, RejectedTensorError
+from nolocod.identity import short
+from nolocod.observe.events import Emit, StateChanged, Troubled, WeightsLoaded
+from nolocod.proto.types import Standing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.errors import RemoteError
+    from nolocod.identity import PeerId
+    from nolocod.node.peers import Peers
+    from nolocod.proto.types import Member
+    from nolocod.run.manifest import Manifest
+    from nolocod.trainer.process import Setup, TrainerProcess
+
+_DONOR_PATIENCE = 120.0
+"""Seconds that a newcomer waits for a peer with weights."""
+_LOOK_SECONDS = 0.5
+_ASK_AGAIN = 5.0
+"""Between two rounds of asking donors of whom none gave its weights: the dead among them leave the list."""
+_HARDER, _MORE = 1.5, 0.5
+"""How much more than the members' median loss, times and plus, is taken for a harder text and not for bad weights."""
+_WORSE = 0.1
+"""By how many nats per token the loss of weights may be above that of others that were far off: those are more likely
+the text's own, and the donors that agree are wrong together."""
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What is the same for all trainers of this node, one after another. Times in seconds."""
+
+    setup: Setup
+    manifest: Manifest
+    incoming: Path
+    """The folder for what donors give."""
+    may_seed: bool
+    """Begin from the run's initial weights when nobody has others."""
+    checkpoint_every: float
+    """At the first outer step after this."""
+    grace: float
+    """How long a stop waits for an exchange under way."""
+
+
+class Weights:
+    """The weights of one trainer, which it may have to fetch."""
+
+    def __init__(self, settings: SessionSettings, trainer: TrainerProcess, peers: Peers, emit: Emit) -> None:
+        self._settings = settings
+        self._trainer = trainer
+        self._peers = peers
+        self._emit = emit
+        self.refreshed_at = -math.inf
+        """When a donor was last asked to replace our own."""
+        self._loaded = self._adopted = False
+        self._rejected: PeerId | None = None
+        """Whose weights the trainer holds although they were found too bad."""
+        self._saved_round = _newest_round(settings.setup.checkpoints)
+        self._staleness = settings.manifest.outer.staleness
+
+    @property
+    def standing(self) -> Standing:
+        """Before the weights are loaded: the round of the checkpoint that they will come from."""
+        return self._trainer.standing if self._loaded else Standing(self._saved_round, 0, 0.0)
+
+    def is_behind(self) -> bool:
+        """Whether the others would refuse us as too far behind."""
+        return self._median_round() - self.standing.round > self._staleness
+
+    async def load(self) -> int:
+        """Have the trainer build model and data, and bring in the weights to begin with.
+
+        Those of the last checkpoint; else a donor's; else, if nobody has taken an outer step, the seed's. A donor's are
+        fetched last, so that they are old by the transfer and not by the loading too. Returns the checkpoint's round, or 0.
+        """
+        self._emit(StateChanged("loading", "the trainer: model and data"))
+        loaded = await self._trainer.load(self._settings.setup)
+        for trouble in loaded.trouble:
+            self._emit(Troubled(CheckpointError.entry.code, trouble))
+        self._loaded = loaded.source == "checkpoint"  # an older one than the newest by name, if that is damaged
+        if loaded.source == "seed":
+            await self._fetch(_DONOR_PATIENCE)
+        elif self.is_behind():
+            await self.refresh()
+        self._loaded = True
+        self._emit(WeightsLoaded(self.standing.round, "donor" if self._adopted else loaded.source))
+        return loaded.standing.round
+
+    async def refresh(self) -> None:
+        """Take a donor's weights in place of our own, if one gives them: old ones are better than waiting for others."""
+        try:
+            await self._fetch(0.0)
+        except NoDonorError as error:
+            self._emit(Troubled(error.code, f"{error.cause} Training goes on with our own."))
+            await self._restore()
+        self.refreshed_at = trio.current_time()
+
+    async def _restore(self) -> None:
+        """Rejected weights took the place of ours: bring back those of the last checkpoint, or the seed's."""
+        if self._rejected is not None:
+            await self._trainer.load(self._settings.setup)
+            self._rejected = None
+
+    async def _fetch(self, patience: float) -> None:
+        """Have the weights of a donor, or the seed's where they are the same; NoDonorError after `patience`."""
+        misfits: set[PeerId] = set()
+        doubted: dict[PeerId, float] = {}  # those whose weights were too bad or far off, by their loss on our own text
+        most = self._settings.manifest.trust.donors
+        most = most if most > 1 else 0  # of one alone there is nothing to choose
+        deadline = trio.current_time() + patience
+        while True:
+            members = self._peers.live()
+            if members and not any(member.standing.round for member in members):
+                await self._restore()
+                return  # nobody took an outer step yet: the seed makes the very same weights here
+            choosing = len(doubted) < most
+            donors = [donor for donor in self._donors(members) if donor not in misfits and donor not in doubted]
+            if doubted and not (donors and choosing):
+                donors, choosing = [min(doubted, key=lambda donor: doubted[donor])], False
+                if donors == [self._rejected]:  # the last that was tried
+                    self._keep()
+                    return
+            if donors:
+                try:
+                    donor, size = await self._adopt(donors)
+                except NoDonorError as error:
+                    for donor in donors:
+                        doubted.pop(donor, None)  # the best of them has gone
+                    if trio.current_time() >= deadline:
+                        raise
+                    self._emit(Troubled(error.code, f"{error.cause} They are asked again."))
+                    await trio.sleep(_ASK_AGAIN)
+                    continue
+                if size is None:
+                    misfits.add(donor)
+                    continue
+                others = [other for other in donors if other != donor]
+                loss, objection = await self._examine(donor, size, others, doubted) if choosing else (0.0, None)
+                if objection is None:
+                    self._keep()
+                    for liar in doubted:
+                        if choosing and doubted[liar] > _plausible_loss(members):
+                            self._peers.doubt(liar)
+                    return
+                self._emit(Troubled(objection.code, objection.cause))
+                self._rejected, doubted[donor] = donor, loss
+            elif self._settings.may_seed:
+                return
+            elif trio.current_time() >= deadline:
+                raise NoDonorError(f"in {patience:.0f} s no peer with fitting weights was seen.")
+            else:
+                self._emit(StateChanged("fetching", "a peer that trains"))
+                await trio.sleep(_LOOK_SECONDS)
+
+    def _keep(self) -> None:
+        self._adopted, self._rejected = True, None
+
+    async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, int | None]:
+        """Fetch and take over the weights of one donor; which, and their bytes. None where they do not fit the run's model."""
+        self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
+        path = self._settings.incoming / "weights.safetensors"
+        donor, donated = await self._peers.fetch_weights(donors, path)
+        # Where a transfer takes longer than the staleness limit allows, fetching again would take as long
+        # again: such a newcomer enters at the edge of the window. A donor's word is no reason to run ahead of it.
+        median = math.ceil(self._median_round())
+        taken = max(min(donated.round, median + self._staleness) if median else donated.round, median - self._staleness)
+        try:
+            await self._trainer.adopt(path, replace(donated, round=taken))
+            return donor, path.stat().st_size
+        except RejectedTensorError as error:
+            self._emit(Troubled(error.code, f"weights of {short(donor)}: {error.cause}"))
+            return donor, None
+        finally:
+            path.unlink()
+
+    async def _examine(
+        self, donor: PeerId, size: int, others: list[PeerId], doubted: dict[PeerId, float]
+    ) -> tuple[float, RemoteError | None]:
+        """The loss of the weights just taken over on our held-out text, and what speaks against them: that loss, or that
+        they are far from those of `others`."""
+        # not told: weights that are rejected are not this node's, and those that are kept are measured as training begins
+        loss = await self._trainer.evaluate(told=False)
+        loss = loss if math.isfinite(loss) else sys.float_info.max
+        limit = min(_plausible_loss(self._peers.live()), *(one + _WORSE for one in doubted.values()), sys.float_info.max)
+        if loss >= limit:
+            due = f"our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
+            return loss, HarmfulTensorError(f"with the weights of {short(donor)} {due}")
+        wanted = self._settings.manifest.trust.donors, size
+        samples = await self._peers.sample_weights(others, wanted, self._settings.incoming)
+        try:
+            why = await self._trainer.compare(samples) if samples else ""
+        finally:
+            for sample in samples:
+                sample.path.unlink(missing_ok=True)
+        return loss, FarWeightsError(f"weights of {short(donor)}: {why}.") if why else None
+
+    def _donors(self, members: list[Member]) -> list[PeerId]:
+        """Those with weights, the furthest first; who tells of a round that no partner would follow comes last."""
+        having = [member for member in members if member.state in ("training", "finished")]
+        edge = statistics.median(member.standing.round for member in having) + self._staleness if having else 0.0
+        having.sort(key=lambda member: (member.standing.round > edge, -member.standing.round))
+        return [member.peer_id for member in having]
+
+    def _median_round(self) -> float:
+        """Of the members that train; 0 without any."""
+        rounds = [member.standing.round for member in self._peers.live() if member.state == "training"]
+        return statistics.median(rounds) if rounds else 0.0
+
+
+def _plausible_loss(members: list[Member]) -> float:
+    """What the held-out loss of good weights stays below, by what members tell of their training losses: our own text may be
+    harder than theirs, but not by half. Infinity where nobody tells."""
+    told = [member.standing.loss for member in members if member.state in ("training", "finished")]
+    told = [loss for loss in told if 0 < loss < math.inf]
+    return _HARDER * statistics.median(told) + _MORE if told else math.inf
+
+
+def _newest_round(checkpoints: Path) -> int:
+    """The round in the name of the newest checkpoint; 0 if there is none."""
+    numbers = [path.name.removeprefix("round-") for path in checkpoints.glob("round-*")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
