@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from nolocod.studies.pages import Place
-from nolocod.studies.sim.scenarios import SCENARIOS
-from nolocod.studies.sim.swarm import Plan, simulate, slowed
+from nolocod.studies.sim.scenarios import SCENARIOS, Plan, slowed
+from nolocod.studies.sim.swarm import simulate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulator.md"
 _ROW = re.compile(r"^(\| ([\d,]+) \| (\d+) \|.*\|)$", re.MULTILINE)

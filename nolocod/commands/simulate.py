@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nolocod.errors import SimulationError, UsageError
-from nolocod.studies import pages
 
 if TYPE_CHECKING:
     import argparse
@@ -35,18 +34,13 @@ def add_to(commands: Commands) -> None:
     add("--train", action="store_true", help="replicas really learn: a tiny model, on real text")
     add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="do the exchanges again that these tell of")
     add("--log", type=Path, metavar="FILE", help="write all events, one JSON object a line")
-    add("--faults", nargs="*", metavar="WORD", help="the fault matrix, or those of its cells that are of all these words")
-    add("--into", type=Path, metavar="FILE", help="put the matrix's table between its markers there")
     add("--json", action="store_true", help="one JSON object")
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    if options.faults is not None:
-        _faults(options)
-        return
     from nolocod.studies.sim import recorded
-    from nolocod.studies.sim.scenarios import SCENARIOS
-    from nolocod.studies.sim.swarm import Plan, paced, simulate
+    from nolocod.studies.sim.scenarios import SCENARIOS, Plan, paced
+    from nolocod.studies.sim.swarm import simulate
 
     settings = SCENARIOS.get(options.scenario)
     if settings is None:
@@ -72,30 +66,6 @@ def _simulate(options: argparse.Namespace) -> None:
     if report.broken:
         cause = f"{report.broken} things do not hold, the first: {report.violations[0]}."
         raise SimulationError(cause, remedy=f"Replay it with `{report.replay} --log FILE`, and report it.")
-
-
-def _faults(options: argparse.Namespace) -> None:
-    from nolocod.studies.sim import matrix
-    from nolocod.studies.sim.faults import FAULTS
-
-    unknown = [word for word in options.faults if not matrix.known(word)]
-    if unknown:
-        raise UsageError(f"{unknown[0]!r} is no side, state or fault.", remedy=f"Faults are {', '.join(FAULTS)}.")
-    if options.into is not None and options.faults:
-        raise UsageError("--into is for the whole matrix.")
-    place = None if options.into is None else pages.Place(options.into, "faults", "Name a page that has the table.")
-    results = []
-    for one in matrix.run(options.faults, options.seed):
-        results.append(one)
-        for violation in one.verdict.violations:
-            print(f"BROKEN  {one.name}: {violation}", flush=True)
-    if place is not None:
-        place.fill(f"{matrix.summary(results)}\n\n{matrix.table(results)}")
-    print(matrix.table(results), matrix.summary(results), sep="\n\n")
-    failed = [one for one in results if one.verdict.violations]
-    if failed:
-        cause = f"{len(failed)} strikes left something broken, the first: {failed[0].name}."
-        raise SimulationError(cause, remedy=f"Replay it with `{failed[0].replay}`, and report it.")
 
 
 def _opened(path: Path) -> BufferedWriter:

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from state_changes import side_of, state_changes
+
 from nolocod import cli
-from nolocod.studies.sim.taps import side_of, tapped
 
 if TYPE_CHECKING:
     import enum
@@ -45,7 +46,7 @@ def main() -> None:
                 remove(order)
                 return
 
-    with tapped(entered):
+    with state_changes(entered):
         cli.main(sys.argv[2:])
 
 

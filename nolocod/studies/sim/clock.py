@@ -2,7 +2,7 @@
 
 The rule: nothing in a simulation asks the machine for the time, for chance, or for a thread. trio runs ready tasks in
 a random order on purpose; here that order comes from the seed as well. What the simulation itself waits for, as bytes on
-their way, goes by `sleep` and `Bell`, which cost a third of what trio's own sleep does.
+their way, goes by `sleep` and `Wakeup`, which cost a third of what trio's own sleep does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Nap:
+class _Sleeper:
     """A task that sleeps; None once it is woken or cancelled."""
 
     __slots__ = ("task",)
@@ -43,14 +43,14 @@ class _Nap:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class _Naps:
+class _Sleepers:
     """All that sleep, and the clock that they go by: it jumps to whatever is due next, theirs or one of trio's deadlines."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.clock = trio.testing.MockClock(autojump_threshold=0)
         vars(self.clock).update(_autojump=self._jump, current_time=lambda: self.now)  # for it may not be derived
-        self._waiting: list[tuple[float, int, _Nap]] = []
+        self._waiting: list[tuple[float, int, _Sleeper]] = []
         self._numbers = count()
 
     def _jump(self) -> None:
@@ -66,27 +66,27 @@ class _Naps:
         while waiting and waiting[0][0] <= due:
             heapq.heappop(waiting)[2].end()
 
-    async def take(self, nap: _Nap, until: float) -> None:
-        heapq.heappush(self._waiting, (until, next(self._numbers), nap))
-        await trio.lowlevel.wait_task_rescheduled(nap.abort)
+    async def take(self, sleeper: _Sleeper, until: float) -> None:
+        heapq.heappush(self._waiting, (until, next(self._numbers), sleeper))
+        await trio.lowlevel.wait_task_rescheduled(sleeper.abort)
 
 
-_NAPS: trio.lowlevel.RunVar[_Naps] = trio.lowlevel.RunVar("naps")
+_SLEEPERS: trio.lowlevel.RunVar[_Sleepers] = trio.lowlevel.RunVar("sleepers")
 
 
-class Bell:
+class Wakeup:
     """Wakes the one task that waits for it."""
 
     def __init__(self) -> None:
-        self._nap = _Nap(None)
+        self._sleeper = _Sleeper(None)
 
     async def wait(self, until: float) -> None:
         """Until it rings, at most until the time `until`, which is yet to come."""
-        self._nap = _Nap(trio.lowlevel.current_task())
-        await _NAPS.get().take(self._nap, until)
+        self._sleeper = _Sleeper(trio.lowlevel.current_task())
+        await _SLEEPERS.get().take(self._sleeper, until)
 
-    def ring(self) -> None:
-        self._nap.end()
+    def wake(self) -> None:
+        self._sleeper.end()
 
 
 async def sleep_until(when: float) -> None:
@@ -94,13 +94,13 @@ async def sleep_until(when: float) -> None:
     if when <= trio.current_time():
         await trio.lowlevel.checkpoint()
     else:
-        await Bell().wait(when)
+        await Wakeup().wait(when)
 
 
 async def past(when: float) -> None:
     """Wait for `when` where it is yet to come: else there is not even a checkpoint, which is most of the cost."""
     if when > trio.current_time():
-        await Bell().wait(when)
+        await Wakeup().wait(when)
 
 
 async def sleep(seconds: float) -> None:
@@ -110,14 +110,14 @@ async def sleep(seconds: float) -> None:
 
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """Run `main` on a clock that jumps to whatever is due next."""
-    naps = _Naps()
+    sleepers = _Sleepers()
 
     async def begun() -> T:
-        _NAPS.set(naps)
+        _SLEEPERS.set(sleepers)
         return await main()
 
     with _scheduled_by(random.Random(seed)), _collecting_rarely():
-        return trio.run(begun, clock=naps.clock)
+        return trio.run(begun, clock=sleepers.clock)
 
 
 @contextmanager

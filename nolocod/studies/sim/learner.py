@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from nolocod.proto.types import Applied, Description, Inspection, Subject
     from nolocod.run.manifest import Manifest
-    from nolocod.studies.sim.replica import Course
+    from nolocod.studies.sim.replica import OuterSettings
 
 
 class LearningSetup:
@@ -42,10 +42,10 @@ class LearningSetup:
     room = 1e-5
     """By how much float32 may differ from the oracle's numbers."""
 
-    def __init__(self, course: Course, rounds: int, seed: int, cache: Path) -> None:
-        self._course = course
+    def __init__(self, outer: OuterSettings, rounds: int, seed: int, cache: Path) -> None:
+        self._outer = outer
         self._cache = cache
-        self._sealed = seal(_run(course, rounds, seed), Identity.generate())
+        self._sealed = seal(_run(outer, rounds, seed), Identity.generate())
         self._tokenizer = make_tokenizer(self._sealed.manifest.data)
         torch.set_num_threads(1)  # more would add up in another order
 
@@ -53,7 +53,7 @@ class LearningSetup:
         manifest = self._sealed.manifest
         source = open_source(manifest, self._tokenizer, f"replica {number}", None, self._cache)
         replica = Replica(self._sealed, self._tokenizer.vocabulary, source, "cpu")
-        return Learner(self._course, speed, rng, replica)
+        return Learner(self._outer, speed, rng, replica)
 
     @staticmethod
     def loss(replicas: list[SimReplica]) -> float:
@@ -62,20 +62,20 @@ class LearningSetup:
 
 
 @contextmanager
-def school(course: Course, rounds: int, seed: int) -> Iterator[LearningSetup]:
+def learning(outer: OuterSettings, rounds: int, seed: int) -> Iterator[LearningSetup]:
     with tempfile.TemporaryDirectory(prefix="nolocod-sim-") as cache:
-        yield LearningSetup(course, rounds, seed, Path(cache))
+        yield LearningSetup(outer, rounds, seed, Path(cache))
 
 
-def _run(course: Course, rounds: int, seed: int) -> Manifest:
+def _run(outer: OuterSettings, rounds: int, seed: int) -> Manifest:
     run = presets.local_run(
-        presets.llama(16, 1, 2, 44), rounds=rounds, inner_steps=course.inner_steps, seed=seed, own_text=False
+        presets.llama(16, 1, 2, 44), rounds=rounds, inner_steps=outer.inner_steps, seed=seed, own_text=False
     )
     change = msgspec.structs.replace
     return change(
         run,
         inner=change(run.inner, batch=2, sequence=32, learning_rate=1e-2),
-        outer=change(run.outer, alpha=course.alpha, beta=course.beta, gamma=course.gamma),
+        outer=change(run.outer, alpha=outer.alpha, beta=outer.beta, gamma=outer.gamma),
         trust=presets.UNDEFENDED,
         codec="float32",  # the oracle knows nothing of what a codec rounds
     )
@@ -84,8 +84,8 @@ def _run(course: Course, rounds: int, seed: int) -> Manifest:
 class Learner(SimReplica):
     """rounds.Trainer around a real replica."""
 
-    def __init__(self, course: Course, speed: float, rng: random.Random, replica: Replica) -> None:
-        super().__init__(course, speed, rng, size=0)
+    def __init__(self, outer: OuterSettings, speed: float, rng: random.Random, replica: Replica) -> None:
+        super().__init__(outer, speed, rng, size=0)
         self.codec = replica.manifest.codec
         self.outbox, self.inbox = MemoryBox(replica.plan.box_size), MemoryBox(replica.plan.box_size)
         self._replica = replica

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from nolocod.errors import PeerTooSlowError, PeerUnavailableError, RemoteError
-from nolocod.studies.sim.clock import Bell, past, sleep
+from nolocod.studies.sim.clock import Wakeup, past, sleep
 
 if TYPE_CHECKING:
     import random
@@ -116,7 +116,7 @@ class End:
         """All that was written from here, where somebody wants to say it again."""
         self._queue: deque[tuple[float, bytes | int]] = deque()  # (when it arrives, bytes or how it ends)
         self._rest = memoryview(b"")
-        self._news = Bell()
+        self._news = Wakeup()
         self._closed = False
         self._broken = False
         self._deaf = False  # nothing that is written from here arrives any more
@@ -191,9 +191,9 @@ class End:
         for piece, late in self._befall(bytes(data)):
             self._arrive(piece, sent + late)
         self._own.sent += len(data)
-        if sent - now > _WINDOW / self._network.weather.up:
+        if sent - now > _WINDOW / self._network.line.up:
             with trio.move_on_after(PROGRESS) as scope:
-                await trio.sleep_until(sent - _WINDOW / self._network.weather.up)
+                await trio.sleep_until(sent - _WINDOW / self._network.line.up)
             if scope.cancelled_caught:
                 raise PeerTooSlowError("nothing was taken.")
         if self._broken:
@@ -233,7 +233,7 @@ class End:
         self._last_arrival = max(self._last_arrival, arrival)  # in order
         end = self.peer_end
         end._queue.append((self._last_arrival, what))
-        end._news.ring()
+        end._news.wake()
 
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -247,7 +247,7 @@ class End:
         if not self._broken:
             self._arrive(_RESET, trio.current_time())
         self._closed = self._broken = True
-        self._news.ring()
+        self._news.wake()
         self._let_go()
 
     def cut(self) -> None:
@@ -256,7 +256,7 @@ class End:
             if not end._broken:
                 end._queue.append((trio.current_time(), _RESET))
                 end._deaf = end._closed = True
-                end._news.ring()
+                end._news.wake()
                 end._let_go()
 
     def _let_go(self) -> None:
@@ -268,8 +268,8 @@ class End:
 class Network:
     """All ports, and the lines between them. `rng` is its own."""
 
-    def __init__(self, weather: LineModel, rng: random.Random) -> None:
-        self.weather = weather
+    def __init__(self, line: LineModel, rng: random.Random) -> None:
+        self.line = line
         self.ports: dict[PeerId, Port] = {}
         self.dialled: Callable[[End], None] = lambda _end: None
         """Told every new stream before a byte is written: where faults are hung in, on it and on its `peer_end`."""
@@ -293,18 +293,18 @@ class Network:
             return True
         pair = min(one.number, other.number), max(one.number, other.number)
         if pair not in self._punches:
-            self._punches[pair] = self._rng.random() < self.weather.punched
+            self._punches[pair] = self._rng.random() < self.line.punched
         return not self._punches[pair]
 
     def delay(self, size: int, *, relayed: bool) -> float:
-        way = self.weather.delay(self._rng, size)
-        return way + self.weather.delay(self._rng, size) if relayed else way
+        way = self.line.delay(self._rng, size)
+        return way + self.line.delay(self._rng, size) if relayed else way
 
     def occupy(self, one: Port, other: Port, size: int, now: float, *, relayed: bool) -> float:
         """When the last of `size` bytes is through both lines, each of which carries one thing after another."""
-        up, down = self.weather.up, self.weather.down
+        up, down = self.line.up, self.line.down
         if relayed:
-            up, down = min(up, self.weather.relayed), min(down, self.weather.relayed)
+            up, down = min(up, self.line.relayed), min(down, self.line.relayed)
         one.sending_until = max(one.sending_until, now) + size / up
         other.receiving_until = max(other.receiving_until, now) + size / down
         return max(one.sending_until, other.receiving_until)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import ExchangeEnded
-    from nolocod.studies.sim.replica import Course, State
+    from nolocod.studies.sim.replica import OuterSettings, State
 
 _NOTED = 20
 """Violations that are told in words; the rest is counted."""
@@ -33,7 +33,7 @@ class Exchange:
 class Oracle:
     """Told by all nodes; `violations` are sentences about what should not be."""
 
-    def __init__(self, course: Course, room: float = 1e-9) -> None:
+    def __init__(self, outer: OuterSettings, room: float = 1e-9) -> None:
         """`room`: by how much a number may differ, absolutely or relatively."""
         self.violations: list[str] = []
         self.broken = 0
@@ -41,7 +41,7 @@ class Oracle:
         """Paired outer steps that were compared with the paper's form on both sides."""
         self.half = 0
         """Exchanges that one side applied, and the other is in doubt about or was killed in."""
-        self._course = course
+        self._outer = outer
         self._room = room
         self._open: dict[str, Exchange] = {}
         self._ended: set[PeerId] = set()
@@ -78,11 +78,11 @@ class Oracle:
         exchange.snapshots[peer] = before
 
     def _compare(self, what: str, before: State, group: tuple[State, ...], after: State) -> None:
-        course, count = self._course, len(group)
+        outer, count = self._outer, len(group)
         for index, (phi, delta) in enumerate(zip(before.phi, before.delta, strict=True)):
             moved = math.fsum(one.theta[index] - one.phi[index] for one in group) / count
             middle = math.fsum(one.phi[index] for one in group) / count
-            momentum = course.alpha * delta + course.beta * moved + course.gamma * (middle - phi)
+            momentum = outer.alpha * delta + outer.beta * moved + outer.gamma * (middle - phi)
             for name, found, expected in (
                 ("momentum", after.delta[index], momentum),
                 ("slow weights", after.phi[index], phi + momentum),

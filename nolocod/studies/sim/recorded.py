@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from nolocod.errors import ReceiptError
 from nolocod.p2p.exchange import receipt_audit
 from nolocod.p2p.exchange.receipt_audit import stored
-from nolocod.studies.sim.swarm import Plan, Report, simulate
+from nolocod.studies.sim.scenarios import Plan
+from nolocod.studies.sim.swarm import Report, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.proto.receipt import Receipt
-    from nolocod.studies.sim.swarm import Settings, Swarm
+    from nolocod.studies.sim.scenarios import Scenario
+    from nolocod.studies.sim.swarm import Swarm
 
 
 @dataclass(frozen=True, order=True)
@@ -86,7 +88,7 @@ def _pair(receipt: Receipt, numbers: dict[PeerId, int]) -> Pair:
     return Pair(offerer.standing.round, answerer.standing.round, *peers)
 
 
-def replay(schedule: Schedule, settings: Settings, seed: int, log: IO[bytes] | None = None) -> tuple[Report, tuple[Pair, ...]]:
+def replay(schedule: Schedule, scenario: Scenario, seed: int, log: IO[bytes] | None = None) -> tuple[Report, tuple[Pair, ...]]:
     """Simulate the same exchanges; also returns those of the schedule that did not come about, which should be none."""
     swarms: list[Swarm] = []
 
@@ -97,7 +99,7 @@ def replay(schedule: Schedule, settings: Settings, seed: int, log: IO[bytes] | N
             node.follow_script({number: (swarm.nodes[other].peer_id, offers) for number, (other, offers) in script.items()})
 
     plan = Plan("replay", schedule.nodes, schedule.rounds, seed)
-    patient = replace(settings, staleness=1 << 30, patience=1e9)
+    patient = replace(scenario, staleness=1 << 30, patience=1e9)
     report = simulate(plan, patient, log, prepare)
     numbers = {node.peer_id: node.number for node in swarms[0].nodes}
     kept = {receipt.session: receipt for node in swarms[0].nodes for receipt in node.receipts.kept.values()}

@@ -30,7 +30,7 @@ SIZE = 8
 
 
 @dataclass(frozen=True)
-class Course:
+class OuterSettings:
     """The outer step's settings (manifest: `[outer]`), and how long inner steps take."""
 
     alpha: float = 0.5
@@ -73,9 +73,11 @@ class SimReplica:
 
     codec = "float64/1"
 
-    def __init__(self, course: Course, speed: float, rng: random.Random, size: int = SIZE, chunk: int = CHUNK_SIZE) -> None:
+    def __init__(
+        self, outer: OuterSettings, speed: float, rng: random.Random, size: int = SIZE, chunk: int = CHUNK_SIZE
+    ) -> None:
         """`speed`: seconds of an inner step, of this node."""
-        self.course = course
+        self.outer = outer
         self.speed = speed
         self.phi = [0.0] * size
         self.delta = [0.0] * size
@@ -109,8 +111,8 @@ class SimReplica:
 
     async def wait_boundary(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self.steps_since_outer < self.course.inner_steps or self.waits():
-            await sleep_until(max(self._began + self.course.inner_steps * self.speed, trio.current_time() + self.speed))
+        while self.steps_since_outer < self.outer.inner_steps or self.waits():
+            await sleep_until(max(self._began + self.outer.inner_steps * self.speed, trio.current_time() + self.speed))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
@@ -168,8 +170,8 @@ class SimReplica:
             return describe(content, self._chunk)
 
     def _message(self, state: State) -> tuple[float, ...]:
-        course = self.course
-        return tuple(course.beta * (t - p) + course.gamma * p for t, p in zip(state.theta, state.phi, strict=True))
+        outer = self.outer
+        return tuple(outer.beta * (t - p) + outer.gamma * p for t, p in zip(state.theta, state.phi, strict=True))
 
     async def inspect(self, *, probation: bool) -> Inspection:
         async with self._commands:
@@ -185,7 +187,7 @@ class SimReplica:
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
         self._inspected = found
-        return Inspection(math.dist(self._message(state), found) / self.course.gamma)
+        return Inspection(math.dist(self._message(state), found) / self.outer.gamma)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         await self._heard()
@@ -209,7 +211,7 @@ class SimReplica:
             raise AssertionError("applied without an inspected message")
         self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
         self.round = max(self.round + 1, partner_round)
-        return Applied(self.round, 0, math.dist(own, message) / self.course.gamma, 0.0)
+        return Applied(self.round, 0, math.dist(own, message) / self.outer.gamma, 0.0)
 
     def _alone(self, before: State) -> Applied:
         self._step(before, list(self._message(before)))
@@ -217,8 +219,8 @@ class SimReplica:
         return Applied(self.round, 0, None, 0.0)
 
     def _step(self, before: State, mean: list[float]) -> None:
-        course = self.course
-        self.delta = [course.alpha * d + m - course.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True)]
+        outer = self.outer
+        self.delta = [outer.alpha * d + m - outer.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True)]
         self.phi = [p + d for p, d in zip(before.phi, self.delta, strict=True)]
         since = [now - then for now, then in zip(self.theta, before.theta, strict=True)]
         self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]

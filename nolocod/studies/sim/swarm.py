@@ -12,79 +12,30 @@ import statistics
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-import blake3
 import trio
 
 from nolocod.observe.events import ExchangeEnded, OuterStep, PartitionHealed, PeerBanned, PeerLost, PeerSeen
-from nolocod.p2p.timing import Timing
-from nolocod.proto.limits import Limits
 from nolocod.proto.types import CHUNK_SIZE
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.journal import Journal
-from nolocod.studies.sim.network import LineModel, Network
+from nolocod.studies.sim.member import World
 from nolocod.studies.sim.node import SimNode
 from nolocod.studies.sim.oracle import Oracle
-from nolocod.studies.sim.replica import Course, SimReplica
-from nolocod.studies.sim.signing import REAL_UP_TO, Signing
+from nolocod.studies.sim.replica import SimReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from nolocod.identity import PeerId
     from nolocod.observe.events import Event, NatClass
     from nolocod.studies.sim.learner import LearningSetup
+    from nolocod.studies.sim.member import SimMember
+    from nolocod.studies.sim.scenarios import Partition, Plan, Scenario
 
 _NATS: tuple[NatClass, ...] = ("public", "cone", "symmetric")
-
-
-@dataclass(frozen=True)
-class Churn:
-    """`share` of the nodes end without a word, and as many new ones join, spread evenly over the run."""
-
-    share: float = 0.0
-
-
-@dataclass(frozen=True)
-class Split:
-    """From `begin` to `end`, in shares of the run's expected length, a `share` of the nodes is cut off from the rest."""
-
-    begin: float
-    end: float
-    share: float = 0.5
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a scenario is made of. `unlike`: the standard deviation of the nodes' speeds over their mean (lognormal);
-    `nats`: shares of public nodes, of those behind cone and behind symmetric NATs."""
-
-    course: Course = field(default_factory=Course)
-    weather: LineModel = field(default_factory=LineModel)
-    timing: Timing = field(default_factory=Timing)
-    unlike: float = 0.1
-    nats: tuple[float, float, float] = (1.0, 0.0, 0.0)
-    churn: Churn = field(default_factory=Churn)
-    split: Split | None = None
-    staleness: int = 3
-    patience: float = 60.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that decides what happens. `probation`: manifest.Trust. `cheap`: signatures (signing.py); None lets
-    the number of nodes decide. `train`: replicas really learn (learner.py)."""
-
-    scenario: str = "calm"
-    nodes: int = 16
-    rounds: int = 20
-    seed: int = 0
-    probation: int = 0
-    cheap: bool | None = None
-    train: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,26 +76,18 @@ class Report:
         return f"nolocod simulate {plan.scenario} --nodes {plan.nodes} --rounds {plan.rounds} --seed {plan.seed}{extra}"
 
 
-class Swarm:
-    """The nodes of one simulation, and everything that they share."""
+class Swarm(World):
+    """Nodes that train; what happens to them is counted. `learning`: of replicas that really learn."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, nursery: trio.Nursery, journal: Journal, school: LearningSetup | None = None
+        self, plan: Plan, scenario: Scenario, nursery: trio.Nursery, journal: Journal, learning: LearningSetup | None = None
     ) -> None:
-        """`school`: of replicas that really learn."""
-        self.plan = plan
-        self.settings = settings
-        self.nursery = nursery
+        super().__init__(plan, scenario, nursery)
         self.journal = journal
-        self.limits = Limits()
-        self.run_id = blake3.blake3(f"simulated run {plan.seed}".encode()).hexdigest()
-        self.signing = Signing(plan.seed, cheap=plan.nodes > REAL_UP_TO if plan.cheap is None else plan.cheap)
-        self.rng = random.Random(f"{plan.seed} swarm")
-        self.network = Network(settings.weather, random.Random(f"{plan.seed} network"))
-        self.oracle = Oracle(settings.course) if school is None else Oracle(settings.course, school.room)
-        self._school = school
+        if learning is not None:
+            self.oracle = Oracle(scenario.outer, learning.room)
+        self._learning = learning
         self.nodes: list[SimNode] = []
-        self.by_peer: dict[PeerId, SimNode] = {}
         self.outcomes: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
         self.others: Counter[type] = Counter()
@@ -154,21 +97,20 @@ class Swarm:
 
     def add(self, donor: SimNode | None = None) -> SimNode:
         """A new node, that is not running yet, with the weights of `donor`."""
-        number, settings = len(self.nodes), self.settings
+        number, scenario = len(self.nodes), self.scenario
         rng = random.Random(f"{self.plan.seed} replica {number}")
-        variance = math.log1p(settings.unlike**2)
-        speed = settings.course.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
-        nat = "public" if number == 0 else self.rng.choices(_NATS, settings.nats)[0]
+        variance = math.log1p(scenario.unlike**2)
+        speed = scenario.outer.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
+        nat = "public" if number == 0 else self.rng.choices(_NATS, scenario.nats)[0]
         port = self.network.add(self.signing.identity(number).peer_id, nat)
-        if self._school is not None:
-            replica: SimReplica = self._school.learner(number, speed, rng)
+        if self._learning is not None:
+            replica: SimReplica = self._learning.learner(number, speed, rng)
         else:
-            replica = SimReplica(settings.course, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
+            replica = SimReplica(scenario.outer, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
         if donor is not None:
             replica.take_over(donor.replica)
         node = SimNode(self, number, port, replica, self.plan.rounds)
         self.nodes.append(node)
-        self.by_peer[node.peer_id] = node
         self._left.add(number)
         return node
 
@@ -190,9 +132,9 @@ class Swarm:
         node.kill()
         self.finished(node)
 
-    def finished(self, node: SimNode) -> None:
-        """`node` reached the goal, or will not."""
-        self._left.discard(node.number)
+    def finished(self, member: SimMember) -> None:
+        """`member` reached the goal, or will not."""
+        self._left.discard(member.number)
         if not self._left:
             self.done.set()
 
@@ -201,14 +143,13 @@ class Swarm:
         while self.oracle.waits or not all(node.idle for node in self.live()):  # noqa: ASYNC110 - asked of hundreds of parts
             await trio.sleep(1.0)
 
-    def told(self, node: SimNode, event: Event) -> None:
-        """Every event of every node."""
-        self.journal.note(trio.current_time(), node.number, event)
+    def told(self, member: SimMember, event: Event) -> None:
+        self.journal.note(trio.current_time(), member.number, event)
         match event:
             case PeerSeen() | PeerLost():  # most are
                 pass
             case ExchangeEnded():
-                self.oracle.follow(node.peer_id, event)
+                self.oracle.follow(member.peer_id, event)
                 self.outcomes[event.outcome] += event.initiator
                 if event.outcome == "committed" and event.initiator:
                     self.durations.append(event.seconds)
@@ -222,11 +163,11 @@ class Swarm:
     @property
     def expected_seconds(self) -> float:
         """About how long the run takes."""
-        course = self.settings.course
-        return self.plan.rounds * course.inner_steps * course.step_seconds
+        outer = self.scenario.outer
+        return self.plan.rounds * outer.inner_steps * outer.step_seconds
 
     async def churn(self) -> None:
-        count = round(self.settings.churn.share * self.plan.nodes)
+        count = round(self.scenario.churn * self.plan.nodes)
         for _ in range(count):
             await trio.sleep(self.expected_seconds / (count + 1))
             candidates = [node for node in self.live()[1:] if node.state == "training"]
@@ -234,11 +175,11 @@ class Swarm:
                 self.kill(self.rng.choice(candidates))
             self.begin(self.add(max(self.live(), key=lambda node: node.replica.round)))
 
-    async def split(self, split: Split) -> None:
-        await trio.sleep(split.begin * self.expected_seconds)
-        for node in self.rng.sample(self.nodes, round(split.share * len(self.nodes))):
+    async def partition(self, partition: Partition) -> None:
+        await trio.sleep(partition.begin * self.expected_seconds)
+        for node in self.rng.sample(self.nodes, round(partition.share * len(self.nodes))):
             node.port.side = 1
-        await trio.sleep((split.end - split.begin) * self.expected_seconds)
+        await trio.sleep((partition.end - partition.begin) * self.expected_seconds)
         for node in self.nodes:
             node.port.side = 0
 
@@ -264,33 +205,33 @@ class Swarm:
             busy=busy,
             violations=tuple(self.oracle.violations),
             broken=self.oracle.broken,
-            loss=None if self._school is None else self._school.loss([node.replica for node in self.live()]),
+            loss=None if self._learning is None else self._learning.loss([node.replica for node in self.live()]),
         )
 
 
 def simulate(
-    plan: Plan, settings: Settings, log: IO[bytes] | None = None, prepare: Callable[[Swarm], None] = lambda _swarm: None
+    plan: Plan, scenario: Scenario, log: IO[bytes] | None = None, prepare: Callable[[Swarm], None] = lambda _swarm: None
 ) -> Report:
     """Run `plan`; the report has `violations` if something did not hold. `prepare` is given all nodes before they begin."""
-    return clock.run(lambda: _simulated(plan, settings, Journal(log), prepare), plan.seed)
+    return clock.run(lambda: _simulated(plan, scenario, Journal(log), prepare), plan.seed)
 
 
-async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: Callable[[Swarm], None]) -> Report:
+async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: Callable[[Swarm], None]) -> Report:
     began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
         with ExitStack() as stack:
-            school = stack.enter_context(_school(plan, settings)) if plan.train else None
-            swarm = Swarm(plan, settings, nursery, journal, school)
+            learning = stack.enter_context(_learning(plan, scenario)) if plan.train else None
+            swarm = Swarm(plan, scenario, nursery, journal, learning)
             stack.enter_context(swarm.signing.checked())
             for _ in range(plan.nodes):
                 swarm.add()
             prepare(swarm)
             for node in swarm.nodes:
                 swarm.begin(node)
-            if settings.churn.share:
+            if scenario.churn:
                 nursery.start_soon(swarm.churn)
-            if settings.split is not None:
-                nursery.start_soon(swarm.split, settings.split)
+            if scenario.partition is not None:
+                nursery.start_soon(swarm.partition, scenario.partition)
             with trio.move_on_after(10 * swarm.expected_seconds + 3600) as scope:
                 await swarm.done.wait()
             if scope.cancelled_caught:
@@ -303,19 +244,7 @@ async def _simulated(plan: Plan, settings: Settings, journal: Journal, prepare: 
     return report
 
 
-def _school(plan: Plan, settings: Settings) -> AbstractContextManager[LearningSetup]:
-    from nolocod.studies.sim.learner import school  # torch: a simulation without learners does without it
+def _learning(plan: Plan, scenario: Scenario) -> AbstractContextManager[LearningSetup]:
+    from nolocod.studies.sim.learner import learning  # torch: a simulation without learners does without it
 
-    return school(settings.course, plan.rounds, plan.seed)
-
-
-def paced(settings: Settings, nodes: int) -> Settings:
-    """With gossip as slow as `nodes` on one machine need it."""
-    return settings if nodes <= REAL_UP_TO else slowed(settings)
-
-
-def slowed(settings: Settings) -> Settings:
-    """With the gossip of large simulations: a beat per inner phase, and members believed for ten."""
-    phase = settings.course.inner_steps * settings.course.step_seconds
-    timing = replace(settings.timing, heartbeat=phase, calm=phase, live=10 * phase, lasting=10 * phase)
-    return replace(settings, timing=timing)
+    return learning(scenario.outer, plan.rounds, plan.seed)

@@ -23,13 +23,13 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.studies.sim import recorded
-from nolocod.studies.sim.clock import Bell, run, sleep, sleep_until
+from nolocod.studies.sim.clock import Wakeup, run, sleep, sleep_until
 from nolocod.studies.sim.network import PROGRESS, End, Fault, LineModel, Network
 from nolocod.studies.sim.oracle import Oracle
-from nolocod.studies.sim.replica import Course, SimReplica, State
-from nolocod.studies.sim.scenarios import SCENARIOS
+from nolocod.studies.sim.replica import OuterSettings, SimReplica, State
+from nolocod.studies.sim.scenarios import SCENARIOS, Plan, paced
 from nolocod.studies.sim.signing import Signing
-from nolocod.studies.sim.swarm import Churn, Plan, Swarm, paced, simulate
+from nolocod.studies.sim.swarm import Swarm, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -116,8 +116,8 @@ def test_a_run_is_done_again_from_its_receipts() -> None:
 
 def test_replicas_that_really_learn_do_so_and_again() -> None:
     plan = Plan("churn", nodes=4, rounds=4, train=True)
-    settings = replace(SCENARIOS["churn"], churn=Churn(0.25), course=Course(inner_steps=10))
-    one, again = (simulate(plan, settings) for _ in range(2))
+    scenario = replace(SCENARIOS["churn"], churn=0.25, outer=OuterSettings(inner_steps=10))
+    one, again = (simulate(plan, scenario) for _ in range(2))
     assert (one.digest, one.loss) == (again.digest, again.loss)
     assert one.violations == ()
     assert one.checked > 5, "the paper's form holds for the product's own replicas"
@@ -130,7 +130,7 @@ def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.
     honest = SimReplica.apply
 
     async def bent(self: SimReplica, partner_round: int, skipped: bytes) -> Applied:
-        self.course = replace(self.course, alpha=0.6)
+        self.outer = replace(self.outer, alpha=0.6)
         return await honest(self, partner_round, skipped)
 
     monkeypatch.setattr(SimReplica, "apply", bent)
@@ -141,7 +141,7 @@ def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.
 
 def test_what_one_side_alone_applied_is_found_out() -> None:
     before, after = State((0.0,), (0.0,), (1.0,)), State((0.7,), (0.7,), (0.7,))
-    oracle = Oracle(Course())
+    oracle = Oracle(OuterSettings())
     oracle.snapshot("s" * 32, _peer("alice"), before)
     oracle.paired("s" * 32, _peer("bob"), before, after)
     oracle.follow(_peer("alice"), _ended("bob", "aborted"))
@@ -192,14 +192,14 @@ def test_a_heartbeat_is_read_once_for_all_who_hear_it() -> None:
 def test_naps_end_in_their_order_and_together_with_trio_s_own_deadlines() -> None:
     ends: list[tuple[str, float]] = []
 
-    async def nap(name: str, until: float) -> None:
+    async def sleeper(name: str, until: float) -> None:
         await sleep_until(until)
         ends.append((name, trio.current_time()))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             for name, until in (("late", 3.0), ("early", 1.0), ("past", -1.0)):
-                nursery.start_soon(nap, name, until)
+                nursery.start_soon(sleeper, name, until)
             await trio.sleep_until(2.0)
             ends.append(("trio", trio.current_time()))
 
@@ -209,14 +209,14 @@ def test_naps_end_in_their_order_and_together_with_trio_s_own_deadlines() -> Non
 
 def test_who_is_woken_or_cancelled_does_not_hold_the_clock() -> None:
     async def main() -> None:
-        bell = Bell()
+        wakeup = Wakeup()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bell.wait, 100.0)
+            nursery.start_soon(wakeup.wait, 100.0)
             await sleep(1.0)
-            bell.ring()
-            bell.ring()  # to nobody
+            wakeup.wake()
+            wakeup.wake()  # to nobody
         with trio.move_on_after(1.0):
-            await bell.wait(100.0)
+            await wakeup.wait(100.0)
         assert trio.current_time() == 2.0
         await sleep(3.0)
         assert trio.current_time() == 5.0
@@ -374,6 +374,6 @@ def test_the_command_tells_what_came_of_it_and_writes_the_log(tmp_path: Path, ca
 
 
 def test_thousands_have_gossip_at_the_pace_of_rounds() -> None:
-    settings = paced(SCENARIOS["calm"], 1000)
-    assert settings.timing.pace(100) == settings.course.inner_steps * settings.course.step_seconds
+    scenario = paced(SCENARIOS["calm"], 1000)
+    assert scenario.timing.pace(100) == scenario.outer.inner_steps * scenario.outer.step_seconds
     assert paced(SCENARIOS["calm"], 16) is SCENARIOS["calm"]

@@ -1,13 +1,13 @@
 """Simulated nodes that faults are tried on: they can be stopped, filled up, cut off, killed, and started again.
 
-The rule: what survives a kill is what was on the disk: receipts, and a checkpoint after each outer step. What a killed
-process still does while its tasks end reaches nobody and nothing.
+What survives a kill is what was on the disk: receipts, and a checkpoint after each outer step. What a killed process still
+does while its tasks end reaches nobody and nothing.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.swarm import Swarm
 
-
 _WRITING = ("_store", "_finish")
-"""What a newcomer does to its disk (fetch.py)."""
+"""What a newcomer does to its disk (p2p/snapshots/client.py)."""
 
 
 @dataclass
@@ -41,8 +40,8 @@ class Disk:
     tokens: int = 0
 
 
-class Choosy(SimReplica):
-    """Finds fault with the next message if told to."""
+class RejectingReplica(SimReplica):
+    """Rejects the next message if told to."""
 
     reject_once = False
 
@@ -54,45 +53,47 @@ class Choosy(SimReplica):
         return inspection
 
 
-class Subject(SimNode):
-    """Keeps account of what its exchanges came to, by session. `lost` are steps that a restart found missing."""
+class NodeUnderTest(SimNode):
+    """Keeps account of what its exchanges came to, by session."""
 
-    def __init__(self, swarm: Swarm, number: int, port: Port, replica: Choosy, disk: Disk, life: int) -> None:
+    replica: RejectingReplica
+
+    def __init__(self, swarm: Swarm, number: int, port: Port, replica: RejectingReplica, disk: Disk, life: int) -> None:
         super().__init__(swarm, number, port, replica, goal=0, life=life)
-        self.replica: Choosy = replica
+        self._swarm = swarm
         self.disk = disk
         self.life = life
         self.killed = False
         self.busy_once = False
         """Say Busy to the next offer."""
         self.told: dict[str, ExchangeEnded] = {}
-        """How its exchanges ended, by session."""
+        """How its exchanges ended ..."""
         self.began: dict[str, float] = {}
+        """... and when they began."""
         self.settled: set[str] = set()
         """Exchanges that are in doubt no more."""
         self.steps: dict[str, bytes] = {}
         """Our message of each exchange that was applied."""
         self.troubles: list[str] = []
-        self.receipts.kept = disk.receipts  # type: ignore[assignment]  # the disk's
+        self.receipts.kept = disk.receipts
 
     @classmethod
-    def first(cls, swarm: Swarm, speed: float) -> Subject:
+    def first(cls, swarm: Swarm, speed: float) -> NodeUnderTest:
         """The next node of `swarm`, in its first life."""
         number = len(swarm.nodes)
         port = swarm.network.add(swarm.signing.identity(number).peer_id)
         node = cls(swarm, number, port, _replica(swarm, number, speed), Disk(), 0)
         swarm.nodes.append(node)
-        swarm.by_peer[node.peer_id] = node
         return node
 
-    def again(self) -> Subject:
+    def again(self) -> NodeUnderTest:
         """The same node in its next life, from what is on its disk."""
         swarm, disk = self._swarm, self.disk
         replica = _replica(swarm, self.number, self.replica.speed)
         if disk.weights is not None:
             replica.restore(disk.weights, disk.round, disk.tokens)
         node = type(self)(swarm, self.number, swarm.network.add(self.peer_id), replica, disk, self.life + 1)
-        swarm.nodes[self.number] = swarm.by_peer[self.peer_id] = node
+        swarm.nodes[self.number] = node
         newest_first = reversed(list(node.receipts.kept.values()))
         if lost := sessions_since(newest_first, self.peer_id, disk.round):
             node.emit(Troubled(LostStepsError.entry.code, f"{len(lost)} steps"))
@@ -101,29 +102,31 @@ class Subject(SimNode):
     # --- what can befall it -----------------------------------------------------------------------------
 
     def freeze(self, seconds: float) -> None:
+        """Its network process stands still, as under SIGSTOP; the trainer, another process, goes on."""
         self.port.frozen_until = self.replica.unheard_until = trio.current_time() + seconds
 
     def fill_disk(self, seconds: float) -> None:
         self.receipts.full = True
-        self._swarm.nursery.start_soon(self._empty_disk, seconds)
+        self.world.nursery.start_soon(self._empty_disk, seconds)
 
     async def _empty_disk(self, seconds: float) -> None:
         await trio.sleep(seconds)
         self.receipts.full = False
 
     def cut_off(self, seconds: float) -> None:
+        """Nothing passes between it and the others, who are told nothing."""
         self.port.side = 1
-        self._swarm.nursery.start_soon(self._join_again, seconds)
+        self.world.nursery.start_soon(self._join_again, seconds)
 
     async def _join_again(self, seconds: float) -> None:
         await trio.sleep(seconds)
         self.port.side = 0
-        for other in self._swarm.live():  # those that it remembers, as mesh.py has it
-            if other is not self:
+        for other in self._swarm.nodes:  # those that it remembers, as mesh.py has it
+            if other.port.up and other is not self:
                 await self.swap(other.peer_id)
 
     def kill(self) -> None:
-        self.disk = Disk(dict(self.disk.receipts), self.disk.weights, self.disk.round, self.disk.tokens)
+        self.disk = replace(self.disk, receipts=dict(self.disk.receipts))
         self.killed = True
         super().kill()
 
@@ -174,10 +177,9 @@ class Subject(SimNode):
 
     def left(self) -> dict[str, int]:
         """What an idle node must have none of."""
-        exchange_service = self.exchange_service
         return {
-            "exchanges": len(exchange_service._running),
-            "offers": len(exchange_service._outstanding),
+            "exchanges": len(self.exchange_service._running),
+            "offers": len(self.exchange_service._outstanding),
             "streams": len(self.port.ends),
             "engagements": int(not self.idle),
             "snapshots": int(self.replica.snapshot_out is not None),
@@ -185,10 +187,9 @@ class Subject(SimNode):
 
     def _checkpoint(self) -> None:
         replica = self.replica
-        self.disk.weights = State(tuple(replica.phi), tuple(replica.delta), tuple(replica.theta))
-        self.disk.round, self.disk.tokens = replica.round, replica.tokens
+        self.disk.weights, self.disk.round, self.disk.tokens = replica.state, replica.round, replica.tokens
 
 
-def _replica(swarm: Swarm, number: int, speed: float) -> Choosy:
+def _replica(swarm: Swarm, number: int, speed: float) -> RejectingReplica:
     rng = random.Random(f"{swarm.plan.seed} replica {number} {trio.current_time()}")
-    return Choosy(swarm.settings.course, speed, rng, chunk=swarm.limits.chunk_bytes)
+    return RejectingReplica(swarm.scenario.outer, speed, rng, chunk=swarm.limits.chunk_bytes)

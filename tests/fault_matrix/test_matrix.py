@@ -13,14 +13,14 @@ from nolocod.proto.serving import SERVING
 from nolocod.proto.states import TABLE, State
 from nolocod.proto.types import Ended
 from nolocod.studies.pages import Place
-from nolocod.studies.sim import matrix
-from nolocod.studies.sim.faults import FAULTS, WAYS
+from tests.fault_matrix import matrix
+from tests.fault_matrix.faults import CASES, FAULTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PART = 4
-"""One cell of so many is run here, another one in each row; all are by `nolocod simulate --faults`."""
+"""One cell of so many is run here, another one in each row; all are by `python -m tests.fault_matrix`."""
 
 
 def test_every_state_of_the_product_has_a_row() -> None:
@@ -34,21 +34,21 @@ def test_a_part_of_the_matrix_holds(row: int) -> None:
     side, state = matrix.ROWS[row]
     for column, fault in enumerate(FAULTS):
         if (row + column) % PART == 0:
-            ways = [way for way in WAYS if way.fault == fault]
-            result = matrix.strike(side, state, ways[row % len(ways)])
+            cases = [case for case in CASES if case.fault == fault]
+            result = matrix.strike(side, state, cases[row % len(cases)])
             assert not result.verdict.violations, f"{result.name}: {result.verdict.violations}. Again: {result.replay}"
 
 
 def test_the_same_seed_strikes_the_same_way() -> None:
-    way = next(way for way in WAYS if way.fault == "frozen, thawed")
-    verdicts = [matrix.strike("answerer", "IN_DOUBT", way, seed).verdict for seed in (1, 1, 2)]
+    case = next(case for case in CASES if case.fault == "frozen, thawed")
+    verdicts = [matrix.strike("answerer", "IN_DOUBT", case, seed).verdict for seed in (1, 1, 2)]
     assert verdicts[0] == verdicts[1]
     assert verdicts[0].seconds != verdicts[2].seconds
 
 
 def test_one_side_applied_and_the_other_in_doubt_is_seen() -> None:
-    way = next(way for way in WAYS if (way.fault, way.name) == ("silence", "200 s"))
-    verdict = matrix.strike("offerer", "DECIDED", way).verdict
+    case = next(case for case in CASES if (case.fault, case.name) == ("silence", "200 s"))
+    verdict = matrix.strike("offerer", "DECIDED", case).verdict
     assert (verdict.fate, verdict.violations) == ("doubt", ())
 
 
@@ -62,7 +62,7 @@ def test_a_product_that_applies_in_doubt_fails_the_matrix(monkeypatch: pytest.Mo
         return Ended("committed", ended.partner, ended.session, partner_standing=ended.partner_standing)
 
     monkeypatch.setattr(Session, "ended", hasty)
-    results = [matrix.strike("offerer", "CONFIRMED", way) for way in WAYS if way.fault in ("killed", "silence")]
+    results = [matrix.strike("offerer", "CONFIRMED", case) for case in CASES if case.fault in ("killed", "silence")]
     assert any(result.verdict.violations for result in results)
     assert "**FAILED**" in matrix.table(results)
 
@@ -72,16 +72,16 @@ def test_a_product_that_leaves_a_doubt_fails_the_matrix(monkeypatch: pytest.Monk
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(ExchangeService, "_settle", indifferent)
-    way = next(way for way in WAYS if (way.fault, way.name) == ("silence", "200 s"))
-    verdict = matrix.strike("offerer", "DECIDED", way).verdict
+    case = next(case for case in CASES if (case.fault, case.name) == ("silence", "200 s"))
+    verdict = matrix.strike("offerer", "DECIDED", case).verdict
     assert verdict.fate == "doubt"
     assert "is in doubt still" in verdict.violations[0]
 
 
 def test_the_page_keeps_what_is_around_the_table(tmp_path: Path) -> None:
-    way, page = WAYS[0], tmp_path / "page.md"
+    case, page = CASES[0], tmp_path / "page.md"
     page.write_text("before\n<!-- faults -->\nold\n<!-- end -->\nafter\n")
-    results = [matrix.strike("offerer", "COMMITTED", way)]
+    results = [matrix.strike("offerer", "COMMITTED", case)]
     Place(page, "faults", "Name it.").fill(f"{matrix.summary(results)}\n\n{matrix.table(results)}")
     written = page.read_text()
     assert written.startswith("before\n")

@@ -1,0 +1,156 @@
+"""A simulated node as a member of its swarm: the product's membership table and gossip; and what all nodes share.
+
+A swap of views is the product's question and answer carried over in one piece, without a stream: a thousand nodes swap all
+the time.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import blake3
+import trio
+
+from nolocod.observe.events import StateChanged
+from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat, new_life
+from nolocod.p2p.membership.table import Membership
+from nolocod.proto.limits import Limits
+from nolocod.proto.types import Standing
+from nolocod.studies.sim.clock import sleep
+from nolocod.studies.sim.network import Network
+from nolocod.studies.sim.oracle import Oracle
+from nolocod.studies.sim.signing import REAL_UP_TO, Signing
+
+if TYPE_CHECKING:
+    from nolocod.identity import PeerId
+    from nolocod.observe.events import Event
+    from nolocod.p2p.membership.gossip import Heard
+    from nolocod.studies.sim.network import Port
+    from nolocod.studies.sim.scenarios import Plan, Scenario
+
+WALL = 1_700_000_000.0
+"""The time of day at which every simulation begins."""
+_CONNECTIONS = 64
+"""Peers that a node stays connected to."""
+
+
+class World:
+    """What the nodes of one simulation share. `nursery`: all that happens in it."""
+
+    def __init__(self, plan: Plan, scenario: Scenario, nursery: trio.Nursery) -> None:
+        self.plan = plan
+        self.scenario = scenario
+        self.nursery = nursery
+        self.limits = Limits()
+        self.run_id = blake3.blake3(f"simulated run {plan.seed}".encode()).hexdigest()
+        self.signing = Signing(plan.seed, cheap=plan.nodes > REAL_UP_TO if plan.cheap is None else plan.cheap)
+        self.rng = random.Random(f"{plan.seed} swarm")
+        self.network = Network(scenario.line, random.Random(f"{plan.seed} network"))
+        self.oracle = Oracle(scenario.outer)
+        self.by_peer: dict[PeerId, SimMember] = {}
+
+    def told(self, member: SimMember, event: Event) -> None:
+        """Every event of every node."""
+
+    def finished(self, member: SimMember) -> None:
+        """`member` reached the goal."""
+
+
+class SimMember:
+    """Number `number` of `world`, with its place in the network. `life`: how often it was started again."""
+
+    def __init__(self, world: World, number: int, port: Port, life: int = 0) -> None:
+        self.world = world
+        self.number = number
+        self.port = port
+        self.identity = world.signing.identity(number)
+        self.peer_id: PeerId = self.identity.peer_id
+        self.state = "training"
+        self.clock_ahead = 0.0
+        """Seconds by which this node's time of day is wrong."""
+        self.connected: dict[PeerId, None] = {}
+        self.table = Membership(self.peer_id, world.run_id, world.scenario.timing)
+        self._rng = random.Random(f"{world.plan.seed} node {number}" + (f" life {life}" if life else ""))
+        own_heartbeat = OwnHeartbeat(
+            self.identity,
+            world.run_id,
+            lambda: (self.standing, self.state),
+            lambda: (f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001",),
+            self.wall,
+            reach=lambda: port.nat,
+            life=new_life(self.wall(), self._rng),
+        )
+        self.gossip = Gossip(self.table, own_heartbeat, self._rng)
+        self._nursery: trio.Nursery | None = None  # all that runs for this node
+        world.by_peer[self.peer_id] = self
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(0, 0, 0.0)
+
+    def wall(self) -> float:
+        return WALL + trio.current_time() + self.clock_ahead
+
+    def emit(self, event: Event) -> None:
+        """As the daemon's: told to the log and to the oracle."""
+        if self.port.up and not isinstance(event, StateChanged):
+            self.world.told(self, event)
+
+    async def run(self) -> None:
+        """Gossip until it is killed, whatever else it does."""
+        async with trio.open_nursery() as self._nursery:
+            self.port.spawn = self._nursery.start_soon
+            self._nursery.start_soon(self._gossip_on)
+            await self.take_part()
+
+    async def take_part(self) -> None:
+        """What it does besides gossip."""
+
+    def kill(self) -> None:
+        """End without a word."""
+        self.world.network.kill(self.port)
+        self.world.oracle.killed(self.peer_id)
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    async def _gossip_on(self) -> None:
+        while True:
+            now = trio.current_time()
+            for change in self.gossip.beat(now):
+                self.emit(change)
+            for peer in self.gossip.targets(now, [*self.connected]):
+                await self.swap(peer)
+            await sleep(self.gossip.pause())
+
+    async def swap(self, peer: PeerId) -> bool:
+        """Swap views with `peer`; whether it could be reached."""
+        network, now = self.world.network, trio.current_time
+        other = self.world.by_peer[peer]
+        way = network.delay(1000, relayed=network.relayed(self.port, other.port))
+        await sleep(max(way, self.port.frozen_until - now()))
+        if not network.joined(self.port, other.port) or other.port.frozen_until > now():
+            self.connected.pop(peer, None)
+            self.suspect(peer)
+            return False
+        answer, heard = other.gossip.reply(self.peer_id, self.gossip.question(now()), now())
+        self._take(self.gossip.learn(peer, answer, now()))
+        other._take(heard)
+        self.table.trust(peer)
+        for one, two in ((self, peer), (other, self.peer_id)):
+            one.connected[two] = None
+            while len(one.connected) > _CONNECTIONS:
+                del one.connected[next(iter(one.connected))]
+        return True
+
+    def _take(self, heard: Heard) -> None:
+        for change in heard.changes:
+            self.emit(change)
+        if heard.healed is not None:
+            self.emit(heard.healed)
+        for peer in heard.contact:
+            if self._nursery is not None:
+                self._nursery.start_soon(self.swap, peer)
+
+    def suspect(self, peer: PeerId) -> None:
+        self.table.suspect(peer, trio.current_time())
