@@ -49,8 +49,8 @@ __main__
 """From the ground up. Rooms on one floor do not import each other."""
 
 LIBRARIES = {
-    "libp2p": "p2p studies.benchmarks.carriers",
-    "multiaddr": "p2p studies.benchmarks.carriers",
+    "libp2p": "p2p",
+    "multiaddr": "p2p",
     "noise": "p2p.transport",
     "miniupnpc": "p2p.nat",
     "torch": "outer.step outer.codec trainer studies doctor.training",
@@ -67,7 +67,7 @@ LIBRARIES = {
     "h11": "observe.status",
     "rich": "observe.status commands studies doctor",
     "base58": "identity",
-    "cryptography": "identity proto p2p node.identity_backup studies.benchmarks",
+    "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",
     "msgspec": "proto run trainer observe doctor p2p studies commands cli",
     "psutil": "p2p node trainer doctor studies",

@@ -77,14 +77,13 @@ def _testnet(options: argparse.Namespace) -> None:
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["training", "exchange", "transport", "relay", "node"])
+    add("what", choices=["training", "exchange", "node"])
     add("--model", default="small", metavar="NAME|FILE", help="of training and node")
     add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
     add("--pairs", type=int, default=5, help="how often each is measured, in turn")
     add("--threads", type=int, default=0, help="CPU threads of a trainer (0: torch decides)")
     add("--parameters", default="10m", metavar="N", help="size of the model that is exchanged, such as 100m")
     add("--codec", default="float32", help="by which it is exchanged")
-    add("--megabytes", type=int, default=512, help="of each transfer of transport")
     add("--training", action="store_true", help="exchange while inner steps go on")
     add("--json", action="store_true")
 
@@ -93,8 +92,8 @@ def _bench(options: argparse.Namespace) -> None:
     from nolocod.studies import benchmarks
 
     _end_as_on_ctrl_c()
-    if options.pairs < 1 or options.megabytes < 1 or not options.seconds > 0:
-        raise UsageError("--pairs, --seconds and --megabytes must be positive.")
+    if options.pairs < 1 or not options.seconds > 0:
+        raise UsageError("--pairs and --seconds must be positive.")
     chosen = benchmarks.Options(
         model=options.model,
         seconds=options.seconds,
@@ -102,7 +101,6 @@ def _bench(options: argparse.Namespace) -> None:
         threads=options.threads,
         parameters=benchmarks.parse_parameters(options.parameters),
         codec=options.codec,
-        megabytes=options.megabytes,
         training=options.training,
     )
     result = benchmarks.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import NolocodError
-from nolocod.studies.benchmarks import MEASUREMENTS, Options, parse_parameters
-from tests.bench import contest, report, utilisation, wan
+from nolocod.studies.benchmarks import Options, parse_parameters
+from nolocod.studies.benchmarks.training import training
+from tests.bench import contest, report, transport, utilisation, wan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,23 +48,29 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> None:
     table: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     for part in options.parts or _PARTS:
         table["machine"] = report.machine()
-        match part:
-            case "exchange":
-                only = frozenset(filter(None, options.only.split(",")))
-                found = contest.run(parse_parameters(options.values), options.rounds, only, say)
-                table[part] = found.to_table()
-            case "wan":
-                table[part] = wan.measure(options.rounds, say).to_table()
-            case "utilisation":
-                table[part] = utilisation.measure(
-                    Options(model="10m", codec="bfloat16", pairs=min(3, options.rounds)), say
-                ).to_table()
-            case _:
-                result = MEASUREMENTS[part](Options(pairs=options.rounds, threads=1), say)
-                table[part] = {"text": result.to_text(), "figures": json.loads(result.to_json())}
+        table[part] = _measure(part, options, say)
         options.into.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
         (options.into / "benchmarks.md").write_text(report.to_markdown(table), encoding="utf-8")
+
+
+def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    rounds = options.rounds
+    match part:
+        case "exchange":
+            only = frozenset(filter(None, options.only.split(",")))
+            return contest.run(parse_parameters(options.values), rounds, only, say).to_table()
+        case "transport":
+            return transport.transport(rounds, say).to_table()
+        case "relay":
+            return transport.relay(rounds, say).to_table()
+        case "training":
+            result = training(Options(pairs=rounds, threads=1), say)
+            return {"text": result.to_text(), "figures": json.loads(result.to_json())}
+        case "wan":
+            return wan.measure(rounds, say).to_table()
+        case _:
+            return utilisation.measure(Options(model="10m", codec="bfloat16", pairs=min(3, rounds)), say).to_table()
 
 
 def _say(text: str) -> None:

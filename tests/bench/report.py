@@ -77,11 +77,11 @@ def to_markdown(table: Table) -> str:
     if "exchange" in table:
         parts += [_exchange(table["exchange"]), _goals(table["exchange"])]
     for name, title, command in (
-        ("transport", "One stream, in bulk", "nolocod bench transport"),
-        ("relay", "Through a relay", "nolocod bench relay"),
+        ("transport", "One stream, in bulk", "python -m tests.bench transport"),
+        ("relay", "Through a relay", "python -m tests.bench relay"),
         ("training", "What it costs training", "nolocod bench training"),
-        ("wan", "A long way", "python -m tests.bench.wan"),
-        ("utilisation", "Utilisation over a long way", "python -m tests.bench.utilisation"),
+        ("wan", "A long way", "python -m tests.bench wan"),
+        ("utilisation", "Utilisation over a long way", "python -m tests.bench utilisation"),
     ):
         if name in table:
             parts.append(f"## {title}\n\nAs `{command}` prints it:\n\n```\n{table[name]['text']}\n```\n")

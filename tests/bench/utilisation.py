@@ -1,4 +1,4 @@
-"""`python -m tests.bench.utilisation`: what is left of training while exchanges cross a slow and long way.
+"""`python -m tests.bench utilisation`: what is left of training while exchanges cross a slow and long way.
 
 The rule: the path is as much slower than 100 Mbit/s as the model is smaller than 125 M parameters, so that an exchange
 takes as long as that model's would; the partner's daemon and both network processes have no part of the measured
@@ -8,9 +8,7 @@ takes of the time for inner steps here, times the ratio of the sizes, gives the 
 
 from __future__ import annotations
 
-import signal
 import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nolocod.errors import NolocodError
 from nolocod.run import presets
 from nolocod.studies.benchmarks.base import Options, spread
 from nolocod.studies.benchmarks.parties import enter, python, started
@@ -115,16 +112,3 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
         shares = f"{seen['computing']:.3f} of the time in inner steps ({alone['computing']:.3f} without exchanges)"
         say(f"{number}: {shares}, {outer_steps}; tokens/s {result.ratios[-1]:.3f}")
     return result
-
-
-def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
-    rounds, model, codec = (*sys.argv[1:], *("3", "10m", "bfloat16")[len(sys.argv) - 1 :])
-    try:
-        sys.stdout.write(measure(Options(model=model, pairs=int(rounds), codec=codec), wan.say).to_text() + "\n")
-    except NolocodError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.wan`: one stream over a long way, ours beside stock py-libp2p and a raw TCP socket.
+"""`python -m tests.bench wan`: one stream over a long way, ours beside stock py-libp2p and a raw TCP socket.
 
 The rule: all carriers use the very same path, in turn: two network namespaces with a forwarder of ours between them
 (wan.c: rate, delay, queue and loss in both directions). Linux, root and a C compiler are needed, and said to be.
@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.errors import NolocodError
 from nolocod.studies.benchmarks.base import BenchError, spread
-from nolocod.studies.benchmarks.parties import Pair, enter, private_network, python, started
-from nolocod.studies.benchmarks.transport import connect, rate
+from nolocod.studies.benchmarks.parties import Pair, enter, private_network, started
 from tests.bench import venvs
+from tests.bench.transport import connect, end_command, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,10 +90,7 @@ def measure(
 
 @contextmanager
 def _ends(carrier: str, networks: tuple[int, int]) -> Iterator[Pair]:
-    commands = [
-        [*enter(network), *python("nolocod.studies.benchmarks.transport_end", carrier, str(rank), HOSTS[rank])]
-        for rank, network in enumerate(networks)
-    ]
+    commands = [[*enter(network), *end_command(carrier, rank, HOSTS[rank])] for rank, network in enumerate(networks)]
     with started(commands) as (first, second):
         yield Pair((first, second), networks[0])
 
@@ -150,20 +144,3 @@ def _do(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
     if done.returncode != 0:
         raise BenchError(f"{' '.join(command)}: {done.stderr.strip()}.")
-
-
-def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
-    try:
-        sys.stdout.write(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 5, say).to_text() + "\n")
-    except NolocodError as error:
-        sys.exit(str(error))
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

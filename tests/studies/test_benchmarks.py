@@ -18,8 +18,8 @@ from nolocod.studies.benchmarks.base import BenchError, spread
 from nolocod.studies.benchmarks.exchange import exchange, model_of
 from nolocod.studies.benchmarks.parties import Pair, pair, started
 from nolocod.studies.benchmarks.training import TrainingResult, bound_to
-from nolocod.studies.benchmarks.transport import CARRIERS, TransportResult, transport
 from tests.bench import contest, report, venvs, wan
+from tests.bench.transport import CARRIERS, RelayResult, TransportResult, relay, transport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,14 +200,20 @@ def test_a_wrong_flag_is_told_before_anything_runs(flags: list[str], says: str, 
 
 
 def test_all_carriers_move_bytes_both_ways() -> None:
-    result = transport(Options(pairs=1, megabytes=1), lambda _: None)
+    result = transport(1, lambda _: None, megabytes=1)
     assert all(rate > 0 for rates in (result.one_way, result.both_ways) for (rate,) in rates.values())
-    assert all(f"{carrier}" in json.loads(result.to_json())["one_way"] for carrier in CARRIERS)
+    assert set(result.to_table()["figures"]["one_way"]) == set(CARRIERS)
+
+
+def test_a_relay_carries_bytes() -> None:
+    result = relay(1, lambda _: None, megabytes=1)
+    assert result.to_table()["figures"]["ratio"] == result.relayed[0] / result.direct[0] > 0
 
 
 def test_ratios_are_taken_within_a_repetition() -> None:
     rates = {"tls": [100.0, 10.0, 50.0], "ours": [200.0, 15.0, 90.0]}
     assert TransportResult(rates, rates).ratio(rates, "ours") == 1.8  # of 2.0, 1.5, 1.8
+    assert RelayResult(2, rates["tls"], rates["ours"]).ratio == 1.8
 
 
 # --- training -------------------------------------------------------------------------------------------

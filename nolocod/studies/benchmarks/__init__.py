@@ -1,6 +1,6 @@
 """What `nolocod bench` measures, by name.
 
-Not here: what learning costs (studies.lab).
+Not here: what learning costs (studies.lab), and contests with others (tests/bench).
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from nolocod.studies.benchmarks.base import Options, Result
 from nolocod.studies.benchmarks.exchange import exchange, parse_parameters
 from nolocod.studies.benchmarks.node import node
-from nolocod.studies.benchmarks.relay import relay
 from nolocod.studies.benchmarks.training import training
-from nolocod.studies.benchmarks.transport import transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 MEASUREMENTS: dict[str, Callable[[Options, Callable[[str], None]], Result]] = {
     "training": training,
     "exchange": exchange,
-    "transport": transport,
-    "relay": relay,
     "node": node,
 }
 

@@ -30,8 +30,6 @@ class Options:
     threads: int = 0
     parameters: int = 10_000_000
     codec: str = "float32"
-    megabytes: int = 512
-    """Of each transfer of `transport` (MiB)."""
     training: bool = False
     """Inner steps go on during what is measured."""
 

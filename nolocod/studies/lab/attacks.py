@@ -112,7 +112,8 @@ _PAGE = """# What hostile partners do to learning
 Made by `nolocod lab attacks --into docs`. A quarter of the replicas is hostile, and everything else is the product's own:
 model, messages, judgement, outer step, reputation. Attackers know more than real ones could: they see the victim's message
 before they make theirs, know its clip radius, and act as one. How the defences work, and what goes through them:
-[security.md](security.md).
+[security.md](security.md). The outer step has a testnet's alpha, beta and gamma, 0.2, 1 and 1; a run file's default, 0.5, 0.7
+and 0.7, was not tried.
 
 Defended is a run with {trust}, as runs are by default; undefended one without any. In both, messages of another size are
 refused, and so are values that are not finite: that cannot be switched off. A refused partner costs a try, and another one

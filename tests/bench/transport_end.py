@@ -1,8 +1,7 @@
-"""One process of `nolocod bench transport` and `nolocod bench wan`.
+"""One process of transport.py and wan.py, started as `python -m tests.bench.transport_end CARRIER RANK HOST`.
 
-The rule: the clock of a transfer runs from the writer's first write to the reader's last byte.
-Started as `python -m nolocod.studies.benchmarks.transport_end CARRIER RANK HOST`;
-rank 1 dials, and all goes over that one stream.
+The rule: the clock of a transfer runs from the writer's first write to the reader's last byte. Rank 1 dials, and all goes
+over that one stream.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import trio
 
 from nolocod.studies.benchmarks import talk
 from nolocod.studies.benchmarks.base import BenchError
-from nolocod.studies.benchmarks.carriers import open_end
+from tests.bench.carriers import open_end
 
 if TYPE_CHECKING:
-    from nolocod.studies.benchmarks.carriers import End, Pipe
+    from tests.bench.carriers import End, Pipe
 
 _PIECE = 1 << 20
 _MOST_SECONDS = 300.0
