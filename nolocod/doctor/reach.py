@@ -6,8 +6,8 @@ once. A mapping that the router gives, and a place at a relay, are given back wh
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,13 +16,12 @@ from nolocod.doctor.findings import Finding, ok, skipped, warn
 from nolocod.errors import RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import Punched
-from nolocod.p2p.nat import autonat
 from nolocod.p2p.nat.circuit_relay import RelayClient
-from nolocod.p2p.nat.classify import Seen, Verdict, find
+from nolocod.p2p.nat.classify import DialBack, Evidence, classify
 from nolocod.p2p.nat.hole_punching import HolePuncher
 from nolocod.p2p.nat.port_mapping import PortMapper
-from nolocod.p2p.nat.reachability import candidates, own_hosts, own_port, sightings
-from nolocod.p2p.transport.multiaddrs import endpoint, public, via
+from nolocod.p2p.nat.reachability import ask, observed, own_hosts, own_port
+from nolocod.p2p.transport.multiaddrs import multiaddr_of, public, via
 
 if TYPE_CHECKING:
     import random
@@ -97,7 +96,7 @@ def _judged(kind: NatClass | None, why: str) -> Finding:
 @asynccontextmanager
 async def router(host: Host, config: MeshSettings, rng: random.Random) -> AsyncIterator[Router]:
     """D27; a mapping lasts for as long as the block."""
-    hosts = [found[0] for address in host.local if (found := endpoint(address))]
+    hosts = own_hosts(host)
     port = host.dialler.port("0.0.0.0")
     if not config.upnp or config.announce:
         yield Router(skipped("D27", "not wanted (--no-upnp, or --announce)."))
@@ -110,8 +109,8 @@ async def router(host: Host, config: MeshSettings, rng: random.Random) -> AsyncI
             with trio.move_on_after(_ROUTER):
                 await mapper.asked.wait()
             if mapper.mapping is not None:
-                text = f"the router maps {mapper.mapping.external} to port {port}."
-                yield Router(ok("D27", text), mapper.mapping.address)
+                text = f"the router maps {mapper.mapping} to port {port}."
+                yield Router(ok("D27", text), multiaddr_of(mapper.mapping))
             else:
                 yield Router(warn("D27", f"{mapper.why.rstrip('.')}."), None, mapper.why)
             nursery.cancel_scope.cancel()
@@ -121,35 +120,24 @@ async def reachability(
     host: Host, helpers: Sequence[PeerId], config: MeshSettings, asked: Router
 ) -> tuple[Finding, NatClass | None]:
     """D26: `helpers` are connected, and each is asked to dial us where it sees us."""
-    verdicts: list[Verdict] = []
+    dial_backs: list[DialBack] = []
 
     async def one(helper: PeerId) -> None:
-        try:
+        with suppress(RemoteError):  # nobody need help
             await host.identify(helper)
-            view = host.observed.get(helper)
-            seen = endpoint(view.address) if view else None
-            if seen is None:
-                return
-            wanted = candidates(host, seen[0], config.announce, asked.mapped)
-            if wanted and (back := await autonat.ask(host, helper, wanted)) is not None:
-                verdicts.append(Verdict(back.observer, seen[0], back.dialled))
-        except RemoteError:
-            return  # nobody need help
+            if (found := await ask(host, helper, config.announce, asked.mapped)) is not None:
+                dial_backs.append(found)
 
     async with trio.open_nursery() as nursery:
         for helper in helpers[:_HELPERS]:
             nursery.start_soon(one, helper)
-    if not verdicts and not config.announce:
+    if not dial_backs and not config.announce:
         return skipped("D26", "nobody could be asked to dial back (AutoNAT)."), None
-    near = [one.dialled for one in verdicts if one.dialled]
-    if near and not config.announce and not any(public(one.host) for one in verdicts):
+    near = [one.dialled for one in dial_backs if one.dialled]
+    if near and not config.announce and not any(public(one.host) for one in dial_backs):
         return ok("D26", f"reached by peers in this network, at {near[0]}; nobody outside of it was asked."), "public"
-    seen_by = sightings(host)
-    concluded = find(
-        Seen(
-            own_port(host), own_hosts(host), seen_by, verdicts, announce=config.announce, mapped=asked.mapped, router=asked.why
-        )
-    )
+    evidence = Evidence(own_port(host), own_hosts(host), observed(host), dial_backs)
+    concluded = classify(replace(evidence, announce=config.announce, mapped=asked.mapped, router=asked.why))
     return _judged(concluded.kind, concluded.why), concluded.kind
 
 

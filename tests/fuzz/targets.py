@@ -20,6 +20,7 @@ import trio
 from google.protobuf.message import DecodeError, Message
 from libp2p.host.autonat.pb.autonat_pb2 import Message as AutoNat
 from libp2p.kad_dht.pb.kademlia_pb2 import Message as Kademlia
+from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr import Multiaddr
@@ -48,7 +49,7 @@ from nolocod.p2p.limits.bandwidth import Ledger
 from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat
 from nolocod.p2p.membership.peer_scoring import Records, Reputation
 from nolocod.p2p.membership.table import Membership
-from nolocod.p2p.nat import circuit_messages
+from nolocod.p2p.nat.circuit_relay import read_peer
 from nolocod.p2p.transport import identify, multiaddrs, noise_records, yamux_frames
 from nolocod.p2p.transport.delimited import receive_message
 from nolocod.proto import nolocod_pb2 as pb
@@ -314,7 +315,7 @@ def revocations(raw: bytes) -> None:
 # --- libp2p's protocols -------------------------------------------------------------------------------
 
 ADDRESS = Multiaddr("/ip4/203.0.113.7/tcp/4001").to_bytes()
-PEER = circuit_messages.peer_bytes(BOB.peer_id)
+PEER = ID.from_string(BOB.peer_id).to_bytes()
 
 
 @target(
@@ -325,7 +326,7 @@ def relay_hop(raw: bytes) -> None:
     message = received(raw, HopMessage, 4096)
     if message is not None:
         with suppress(RemoteError):
-            circuit_messages.read_peer(message.peer)
+            read_peer(message.peer)
         _ = [identify.readable(one) for one in message.reservation.addrs]
 
 
@@ -334,7 +335,7 @@ def relay_stop(raw: bytes) -> None:
     message = received(raw, StopMessage, 4096)
     if message is not None:
         with suppress(RemoteError):
-            circuit_messages.read_peer(message.peer)
+            read_peer(message.peer)
 
 
 @target(sent(identify.Identify(agent_version="x", listen_addrs=[ADDRESS], observed_addr=ADDRESS, protocols=["/a/1"])))

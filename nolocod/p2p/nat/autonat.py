@@ -1,14 +1,13 @@
-"""Whether others can dial us: AutoNAT v1, both sides (github.com/libp2p/specs, autonat/autonat-v1.md).
+"""AutoNAT v1, both sides: whether others can dial us (github.com/libp2p/specs, autonat/autonat-v1.md).
 
-The rule: we dial for a peer only where its own straight connection comes from, a few addresses, one question of a
-peer at a time and so many a minute, so that nobody has us knock at a third one's door; and what a helper answers
-counts only for addresses that it was asked about. A NAT that lets in any port of an address that we talked to
-is taken for open: AutoNAT's first version cannot tell.
+The rule: we dial for a peer only where its own straight connection comes from, a few addresses, one question of a peer
+at a time and so many a minute, so that nobody can have us dial a third party. A helper's answer counts only for
+addresses that it was asked about. A NAT that lets in any port of an address that we talked to is taken for open:
+AutoNAT's first version cannot tell.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -18,11 +17,12 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.limits import rate_limits
+from nolocod.p2p.limits.rate_limits import Rate, TokenBuckets, source
+from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.identify import readable
-from nolocod.p2p.transport.multiaddrs import endpoint
+from nolocod.p2p.transport.multiaddrs import host_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,38 +37,25 @@ AUTONAT = "/libp2p/autonat/1.0.0"
 _MOST_BYTES = 8 << 10
 _MOST_TOLD = 32
 """Addresses of one question that are looked at."""
-_MINUTE = 60.0
+_MOST_DIALLED = 4
+"""Addresses that are dialled for one question."""
+_AT_ONCE = 8
+_DIAL = 8.0
+"""Seconds for all dials of one question."""
+_ANSWER = 14.0
+"""Seconds for the answer to a question of ours: the helper dials meanwhile."""
 
 
 @dataclass(frozen=True)
 class AutoNatLimits:
-    """What strangers may have of us, and seconds that things may take."""
+    """How many questions are answered: so many at once, and so many a minute in the long run."""
 
-    addresses: int = 4
-    """Dialled for one question."""
     per_peer: int = 4
-    """Questions a minute."""
     per_address: int = 12
-    """Questions a minute of all peers behind one address."""
+    """Of all peers behind one address."""
     in_all: int = 30
-    """Questions a minute of all peers together."""
-    at_once: int = 8
     question: float = 10.0
-    """Until all of one has come."""
-    dial: float = 8.0
-    answer: float = 14.0
-    """For our own questions: the helper dials meanwhile."""
-
-
-@dataclass(frozen=True)
-class DialBack:
-    """What one helper found: `dialled` is the address at which it got through, None if it was none of those `asked`."""
-
-    helper: PeerId
-    observer: str
-    """The helper's IP address."""
-    asked: tuple[str, ...]
-    dialled: str | None
+    """Seconds until all of one question has come."""
 
 
 class AutoNatServer:
@@ -76,9 +63,10 @@ class AutoNatServer:
 
     def __init__(self, host: Host, limits: AutoNatLimits | None = None) -> None:
         self._host = host
-        self._limits = limits or AutoNatLimits()
+        self._limits = limits = limits or AutoNatLimits()
         self._busy: set[PeerId] = set()
-        self._asked: deque[tuple[float, PeerId, str]] = deque()
+        rates = (limits.per_peer, limits.per_address, limits.in_all)
+        self._buckets = [TokenBuckets(Rate(count / 60, count)) for count in rates]
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -100,35 +88,28 @@ class AutoNatServer:
         peer = stream.remote
         if message.type != Message.DIAL or message.dial.peer.id != ID.from_string(peer).to_bytes():
             return Message.E_BAD_REQUEST, "a question is about the one who asks", None
-        source = endpoint(cast("LibStream", stream).remote_address or "")
-        if source is None:
+        seen_at = host_of(cast("LibStream", stream).remote_address or "")
+        if not seen_at:
             return Message.E_DIAL_REFUSED, "not through a relay", None
         told = [readable(raw) for raw in message.dial.peer.addrs[:_MOST_TOLD]]
-        wanted = [text for text in dict.fromkeys(told) if text and (endpoint(text) or ("",))[0] == source[0]]
+        wanted = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
         if not wanted:
             return Message.E_DIAL_REFUSED, "no address is of the host that asks", None
-        if not self._admit(peer, rate_limits.source(source[0])):
+        if not self._admit(peer, source(seen_at)):
             return Message.E_DIAL_REFUSED, "too many questions", None
         self._busy.add(peer)
         try:
-            found = await self._dial(peer, wanted[: self._limits.addresses])
+            found = await self._dial(peer, wanted[:_MOST_DIALLED])
         finally:
             self._busy.discard(peer)
         return (Message.OK, "", found) if found else (Message.E_DIAL_ERROR, "no address could be dialled", None)
 
-    def _admit(self, peer: PeerId, place: str) -> bool:
-        now = trio.current_time()
-        while self._asked and self._asked[0][0] <= now - _MINUTE:
-            self._asked.popleft()
-        limits = self._limits
-        if peer in self._busy or len(self._busy) >= limits.at_once or len(self._asked) >= limits.in_all:
+    def _admit(self, peer: PeerId, address: str) -> bool:
+        if peer in self._busy or len(self._busy) >= _AT_ONCE:
             return False
-        if sum(asker == peer for _, asker, _ in self._asked) >= limits.per_peer:
-            return False
-        if sum(where == place for _, _, where in self._asked) >= limits.per_address:
-            return False
-        self._asked.append((now, peer, place))
-        return True
+        # the peer's own first: what it asks in vain costs others nothing
+        names, now = (peer, address, ""), trio.current_time()
+        return all(buckets.take(name, now) for buckets, name in zip(self._buckets, names, strict=True))
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
         """The first of `addresses` at which `peer` answers."""
@@ -142,39 +123,35 @@ class AutoNatServer:
             found.append(address)
             nursery.cancel_scope.cancel()
 
-        with trio.move_on_after(self._limits.dial):
+        with trio.move_on_after(_DIAL):
             async with trio.open_nursery() as nursery:
                 for address in addresses:
                     nursery.start_soon(attempt, address)
         return found[0] if found else None
 
 
-async def ask(host: Host, helper: PeerId, addresses: Sequence[str], limits: AutoNatLimits | None = None) -> DialBack | None:
-    """Have a connected `helper` dial us at `addresses` (multiaddrs); it tries those where it sees us.
+async def ask(host: Host, helper: PeerId, addresses: Sequence[str]) -> DialBack | None:
+    """Have a connected `helper` dial us at `addresses`: multiaddrs of the one IP address at which it sees us.
 
     None if it would not, or is connected through a relay only. Raises RemoteError (RefusedError if it knows no AutoNAT).
     """
-    limits = limits or AutoNatLimits()
     stream = await host.open_stream(helper, AUTONAT)
-    source = endpoint(stream.remote_address or "")
-    if source is None:
+    observer = host_of(stream.remote_address or "")
+    if not observer:
         await stream.reset()
         return None
     try:
         message = Message(type=Message.DIAL)
         message.dial.peer.id = ID.from_string(host.own).to_bytes()
         message.dial.peer.addrs.extend(Multiaddr(address).to_bytes() for address in addresses)
-        with deadline(limits.answer, "the answer of one who dials us back"):
+        with deadline(_ANSWER, "the answer of one who dials us back"):
             await send_message(stream, message)
-            answer = await receive_message(stream, Message, _MOST_BYTES)
+            response = (await receive_message(stream, Message, _MOST_BYTES)).dialResponse
         await stream.close()
     except BaseException:
         await stream.reset()
         raise
-    response = answer.dialResponse
-    if response.status == Message.OK:
-        dialled = readable(response.addr)
-        return DialBack(helper, source[0], tuple(addresses), dialled) if dialled in addresses else None
-    if response.status == Message.E_DIAL_ERROR:
-        return DialBack(helper, source[0], tuple(addresses), None)
+    dialled = readable(response.addr) if response.status == Message.OK else None
+    if dialled in addresses or response.status == Message.E_DIAL_ERROR:
+        return DialBack(observer, host_of(addresses[0]), dialled)
     return None

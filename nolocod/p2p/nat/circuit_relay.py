@@ -6,17 +6,20 @@ notices. All together keep to one rate, and take turns. What is carried is seale
 only who speaks with whom, and how much. No clock but our own counts.
 
 libp2p's own relay keys circuits by peer, never frees the reservation of a peer that left, and copies
-64 KiB at a time through a retry loop (3 to 13 MB/s); ours speaks the same protocol.
+64 KiB at a time through a retry loop (3 to 13 MB/s); ours speaks the same protocol
+(github.com/libp2p/specs, relay/circuit-v2.md).
 """
 
 from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import trio
+from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import (
     CONNECTION_FAILED,
     MALFORMED_MESSAGE,
@@ -33,17 +36,17 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import (
 )
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from multiaddr import Multiaddr
 
-from nolocod.errors import PeerTooSlowError, RefusedError, RemoteError
+from nolocod.errors import PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Relaying
 from nolocod.p2p.limits import rate_limits
 from nolocod.p2p.limits.bandwidth import Bucket
-from nolocod.p2p.nat.circuit_messages import HOP, STOP, address_bytes, peer_bytes, read_peer, receive
 from nolocod.p2p.transport.deadlines import deadline
-from nolocod.p2p.transport.delimited import send_message
+from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.exceptions import map_exceptions
-from nolocod.p2p.transport.multiaddrs import endpoint
+from nolocod.p2p.transport.multiaddrs import host_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,13 +56,21 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.libp2p_stream import LibStream
     from nolocod.p2p.transport.stream import Stream
 
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+STOP = "/libp2p/circuit/relay/0.2.0/stop"
+
+_MESSAGE_BYTES = 4096
+"""No message of the protocol comes near this."""
+_ID_BYTES = 64
+_ANSWER = 10.0
+"""Seconds that one end gives the other, or a relay, for a message."""
 _PIECE = 0.05
 """Seconds at the rate that one circuit may take at once: what another one waits behind it."""
 _LEAST_PIECE = 1024
 _TELL_SECONDS = 3.0
 _HALF_LIFE = 10.0
 _IDLE_BYTES = 32 << 10
-"""GossipService and pings on a circuit come to less, an exchange comes to more."""
+"""Gossip and pings on a circuit come to less, an exchange comes to more."""
 _KNOWN = 512
 """Peers of whose circuits the limit is remembered."""
 
@@ -83,17 +94,8 @@ class RelayLimits:
     """The age from which on a circuit that carries next to nothing makes room for another one."""
     rate: float | None = None
     """Bytes per second that are carried, all circuits and both ways together; None: as many as come."""
-    answer_seconds: float = 10.0
+    answer_seconds: float = _ANSWER
     """How long an end may take over one message of the protocol."""
-
-
-@dataclass
-class Carried:
-    """What a relay has carried, for metrics."""
-
-    circuits: int = 0
-    bytes: int = 0
-    refused: int = 0
 
 
 @dataclass(eq=False)
@@ -149,12 +151,11 @@ class Relay:
 
     def __init__(self, host: Host, limits: RelayLimits | None = None, willing: Callable[[], bool] = lambda: True) -> None:
         self.limits = limits or RelayLimits()
-        self.carried = Carried()
         self.willing = willing
+        self.circuits_carried = self.bytes_carried = self.refused = 0
         self._host = host
         self._turns = _Turns(self.limits.rate)
-        self._reservations: dict[PeerId, float] = {}  # until when, in trio's time
-        self._places: dict[PeerId, str] = {}  # from where their holders come
+        self._reservations: dict[PeerId, tuple[float, str]] = {}  # until when (trio's time), and from where the holder comes
         self._circuits: set[_Circuit] = set()
 
     def serve(self) -> None:
@@ -166,7 +167,7 @@ class Relay:
         told = Relaying(0, 0, 0, 0)
         while True:
             self._prune()
-            now = Relaying(len(self._reservations), len(self._circuits), self.carried.circuits, self.carried.bytes)
+            now = Relaying(len(self._reservations), len(self._circuits), self.circuits_carried, self.bytes_carried)
             if now != told:
                 emit(now)
                 told = now
@@ -175,7 +176,7 @@ class Relay:
     async def handle(self, stream: Stream) -> None:
         """One HOP stream: a reservation, or a circuit until it ends. Raises RemoteError for a peer's fault."""
         with deadline(self.limits.answer_seconds, "the request of a relay's client"):
-            request = await receive(stream, HopMessage)
+            request = await receive_message(stream, HopMessage, _MESSAGE_BYTES)
         if not self.willing() or not self._host.straight(stream.remote):  # circuits on circuits would carry everything twice
             await self._refuse(stream, PERMISSION_DENIED)
         elif request.type == HopMessage.RESERVE:
@@ -187,30 +188,26 @@ class Relay:
 
     async def _reserve(self, stream: Stream) -> None:
         self._prune()
-        place = rate_limits.source((endpoint(cast("LibStream", stream).remote_address or "") or ("",))[0])
-        if stream.remote not in self._reservations and not self._has_room(place):
+        address = rate_limits.source(host_of(cast("LibStream", stream).remote_address or ""))
+        others = [place for peer, (_, place) in self._reservations.items() if peer != stream.remote]
+        full = len(others) >= self.limits.reservations or others.count(address) >= self.limits.reservations_per_address
+        if full and stream.remote not in self._reservations:
             await self._refuse(stream, RESERVATION_REFUSED)
             return
-        self._places[stream.remote] = place
-        self._reservations[stream.remote] = trio.current_time() + self.limits.reservation_seconds
-        expire = int(time.time() + self.limits.reservation_seconds)
-        addresses = [address_bytes(address) for address in self._host.addresses]
-        reservation = Reservation(expire=expire, addrs=addresses)
+        seconds = self.limits.reservation_seconds
+        self._reservations[stream.remote] = (trio.current_time() + seconds, address)
+        addresses = [Multiaddr(text).to_bytes() for text in self._host.addresses]
+        reservation = Reservation(expire=int(time.time() + seconds), addrs=addresses)
         await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit()))
-
-    def _has_room(self, place: str) -> bool:
-        """For one reservation more, of one who comes from `place`."""
-        if len(self._reservations) >= self.limits.reservations:
-            return False
-        return sum(other == place for other in self._places.values()) < self.limits.reservations_per_address
 
     def _holds(self, peer: PeerId) -> bool:
         """Whether `peer` has a reservation: it must not have run out, and its holder must still be connected."""
-        return self._reservations.get(peer, 0.0) > trio.current_time() and self._host.straight(peer)
+        until, _ = self._reservations.get(peer, (0.0, ""))
+        return until > trio.current_time() and self._host.straight(peer)
 
     def _prune(self) -> None:
-        self._reservations = {peer: until for peer, until in self._reservations.items() if self.willing() and self._holds(peer)}
-        self._places = {peer: place for peer, place in self._places.items() if peer in self._reservations}
+        kept = self._reservations.items() if self.willing() else ()
+        self._reservations = {peer: held for peer, held in kept if self._holds(peer)}
 
     async def _connect(self, stream: Stream, request: HopMessage) -> None:
         target = read_peer(request.peer)
@@ -229,7 +226,7 @@ class Relay:
                 return
             try:
                 await send_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
-                self.carried.circuits += 1
+                self.circuits_carried += 1
                 await self._carry(circuit, stream, onward)
             finally:
                 await onward.reset()
@@ -247,12 +244,10 @@ class Relay:
     def _end_idle(self, circuits: Iterable[_Circuit]) -> bool:
         """End the one of `circuits` that carried least lately; False if all are young or in use."""
         now = trio.current_time()
-        idle = [
-            other for other in circuits if now - other.since >= self.limits.idle_seconds and other.lately(now) < _IDLE_BYTES
-        ]
-        if not idle:
+        old = (other for other in circuits if now - other.since >= self.limits.idle_seconds)
+        least = min(old, key=lambda other: other.lately(now), default=None)
+        if least is None or least.lately(now) >= _IDLE_BYTES:
             return False
-        least = min(idle, key=lambda other: other.lately(now))
         self._circuits.discard(least)
         least.scope.cancel()
         return True
@@ -261,18 +256,14 @@ class Relay:
         """Ask the target; None if it cannot be reached or does not want."""
         source, target = circuit.ends
         onward: Stream | None = None
-        willing = False
-        try:
-            with deadline(self.limits.answer_seconds, "the answer of a circuit's target"):
-                onward = await self._host.open_stream(target, STOP)
-                request = StopMessage(type=StopMessage.CONNECT, peer=WirePeer(id=peer_bytes(source)), limit=self._limit())
-                await send_message(onward, request)
-                willing = (await receive(onward, StopMessage)).status == OK
-        except RemoteError:
-            willing = False
-        if onward is not None and not willing:
+        with suppress(RemoteError), deadline(self.limits.answer_seconds, "the answer of a circuit's target"):
+            onward = await self._host.open_stream(target, STOP)
+            await send_message(onward, StopMessage(type=StopMessage.CONNECT, peer=_wire_peer(source), limit=self._limit()))
+            if (await receive_message(onward, StopMessage, _MESSAGE_BYTES)).status == OK:
+                return onward
+        if onward is not None:
             await onward.reset()
-        return onward if willing else None
+        return None
 
     async def _carry(self, circuit: _Circuit, one: Stream, other: Stream) -> None:
         """Both ways until both ends have closed, one fails, or a limit is reached; then neither stream is of use."""
@@ -284,11 +275,9 @@ class Relay:
                     await self._turns.pay(circuit, len(data))
                     circuit.count(len(data), trio.current_time())
                     if circuit.left < 0:
-                        raise RefusedError(
-                            f"a circuit between {short(one.remote)} and {short(other.remote)} is over its limit."
-                        )
+                        raise RefusedError("the circuit is over its limit.")
                     await sink.write(memoryview(data))
-                    self.carried.bytes += len(data)
+                    self.bytes_carried += len(data)
                 await sink.close()
             except RemoteError as error:
                 failures.append(error)
@@ -303,7 +292,7 @@ class Relay:
             await one.reset()  # also if this way had ended in order: what the other end did not send is no clean end
 
     async def _refuse(self, stream: Stream, status: Status.ValueType) -> None:
-        self.carried.refused += 1
+        self.refused += 1
         await send_message(stream, HopMessage(type=HopMessage.STATUS, status=status))
 
     def _limit(self) -> Limit:
@@ -313,9 +302,8 @@ class Relay:
 class RelayClient:
     """The ends' side: asks relays for reservations and circuits, and takes circuits that others open to us."""
 
-    def __init__(self, host: Host, limits: RelayLimits | None = None) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._limits = limits or RelayLimits()
         self._carries: dict[PeerId, int] = {}
 
     def serve(self) -> None:
@@ -327,7 +315,7 @@ class RelayClient:
         return self._carries.get(peer) or None
 
     async def reserve(self, relay: PeerId) -> float:
-        """Have a place at `relay`, which we are connected to; returns for how many seconds, by the relay's clock.
+        """Have a reservation at `relay`, which we are connected to; returns for how many seconds, by the relay's clock.
 
         Raises RefusedError if it has none for us, or what the connection raises.
         """
@@ -342,7 +330,7 @@ class RelayClient:
         """Have a connection to `target` through `relay`. Raises RefusedError, or what the connections raise."""
         stream = await self._host.open_stream(relay, HOP)
         try:
-            request = HopMessage(type=HopMessage.CONNECT, peer=WirePeer(id=peer_bytes(target)))
+            request = HopMessage(type=HopMessage.CONNECT, peer=_wire_peer(target))
             self._note(target, (await self._ask(stream, request)).limit)
         except BaseException:
             await stream.reset()
@@ -351,15 +339,15 @@ class RelayClient:
 
     async def handle(self, stream: Stream) -> None:
         """One STOP stream: a circuit to us, until it ends. Raises RemoteError for a peer's fault."""
-        with deadline(self._limits.answer_seconds, "a relay's request"):
-            request = await receive(stream, StopMessage)
+        with deadline(_ANSWER, "a relay's request"):
+            request = await receive_message(stream, StopMessage, _MESSAGE_BYTES)
         if request.type != StopMessage.CONNECT:
             await send_message(stream, StopMessage(type=StopMessage.STATUS, status=MALFORMED_MESSAGE))
             return
-        source = read_peer(request.peer)
+        peer = read_peer(request.peer)
         await send_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
-        self._note(source, request.limit)
-        await self._host.accept_circuit(stream, source)
+        self._note(peer, request.limit)
+        await self._host.accept_circuit(stream, peer)
 
     def _note(self, peer: PeerId, limit: Limit) -> None:
         self._carries.pop(peer, None)
@@ -368,9 +356,9 @@ class RelayClient:
             del self._carries[next(iter(self._carries))]
 
     async def _ask(self, stream: Stream, request: HopMessage) -> HopMessage:
-        with deadline(2 * self._limits.answer_seconds, "the answer of a relay", PeerTooSlowError):
+        with deadline(2 * _ANSWER, "the answer of a relay", PeerTooSlowError):
             await send_message(stream, request)
-            answer = await receive(stream, HopMessage)
+            answer = await receive_message(stream, HopMessage, _MESSAGE_BYTES)
         if answer.status != OK:
             name = Status.Name(answer.status) if answer.status in Status.values() else str(answer.status)
             raise RefusedError(f"relay {short(stream.remote)} answers {name}.")
@@ -390,3 +378,19 @@ async def _arrived(source: Stream, most: int | None) -> bytes | bytearray:
             return await muxed.read_some(most)
         except MuxedStreamEOF:
             return b""
+
+
+def read_peer(wire: WirePeer) -> PeerId:
+    """The peer that a message names; ProtocolError for what is no peer id."""
+    if not 0 < len(wire.id) <= _ID_BYTES:
+        raise ProtocolError("a relay message names no peer.")
+    peer = PeerId(str(ID(wire.id)))
+    try:
+        Multiaddr(f"/p2p/{peer}")
+    except ValueError as error:
+        raise ProtocolError("a relay message names a peer that cannot be.") from error
+    return peer
+
+
+def _wire_peer(peer: PeerId) -> WirePeer:
+    return WirePeer(id=ID.from_string(peer).to_bytes())

@@ -1,8 +1,8 @@
-"""The ways between this node and others: straight, punched, or through relays; and what it gives of these itself.
+"""How this node and others reach each other: puts reachability, hole punching, reservations and the relay together.
 
-The rule: who is reached straight relays for others, if its owner lets it, and holds no places; everybody else holds
-places and gives none. A node that was given --announce, or that has a public address on an interface, counts as
-reached straight until it has learned better; any other waits for a peer that dialled it back.
+The rule: who is reached straight relays for others, if its owner lets it, and holds no reservations; everybody else
+holds some and relays for nobody. A node that was given --announce, or that has a public address on an interface,
+counts as reached straight until it has learned better; any other waits for a peer that dialled it back.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import trio
 from nolocod.errors import RelayBudgetError
 from nolocod.identity import short
 from nolocod.observe.events import Punched
-from nolocod.p2p.nat.circuit_messages import HOP
-from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
+from nolocod.p2p.nat.circuit_relay import HOP, Relay, RelayClient, RelayLimits
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.nat.hole_punching import HolePuncher
-from nolocod.p2p.nat.reachability import Reachability
-from nolocod.p2p.nat.reservations import Candidate, Needs, ReservationKeeper
-from nolocod.p2p.transport.multiaddrs import endpoint, public
+from nolocod.p2p.nat.reachability import Reachability, own_hosts
+from nolocod.p2p.nat.reservations import Candidate, Reservations
+from nolocod.p2p.transport.multiaddrs import public
 
 if TYPE_CHECKING:
     import random
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from nolocod.proto.types import Member
 
 _UNPUNCHED = 300.0
-"""Seconds for which a failed punch counts: NATs change, and so does luck."""
+"""Seconds for which a failed punch counts: NATs change, and the next try may succeed."""
 _KNOWN = 512
 _TOLD = 8
 """Addresses in a heartbeat."""
@@ -48,7 +47,7 @@ _OVERHEAD = 1.05
 class Connectivity:
     """How one node reaches others and is reached. `run` keeps it so; `mesh` asks it about members."""
 
-    def __init__(self, host: Host, config: MeshSettings, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit) -> None:
+    def __init__(self, host: Host, settings: MeshSettings, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit) -> None:
         self.members: Callable[[], Iterable[Member]] = tuple
         """Live members, of whom some relay."""
         self.resting: Callable[[], bool] = lambda: False
@@ -56,62 +55,59 @@ class Connectivity:
         self.bulk = 0
         """Bytes of an exchange, one way; 0 while that is not known."""
         self._host = host
-        self._config = config
+        self._announced = bool(settings.announce)
+        self._relaying = relaying = settings.relaying
         self._bootstrap = dict(bootstrap)
         self._emit = emit
         self._failed: dict[PeerId, float] = {}  # when punching failed, in trio's time
-        relaying = config.relaying
         self._client = RelayClient(host)
-        self._reach = Reachability(host, config, self.follow, rng)
+        self._reachability = Reachability(host, settings, self.follow, rng)
         self._puncher = HolePuncher(host, self.follow)
-        self._keeper = ReservationKeeper(host, self._client, Needs(self._want, self._candidates), self.follow, rng)
-        seconds = RelayLimits.circuit_seconds
-        self._relay = Relay(
-            host,
-            RelayLimits(
-                reservations=relaying.reservations,
-                circuits=relaying.circuits,
-                circuit_bytes=int(relaying.rate * seconds),
-                circuit_seconds=seconds,
-                rate=relaying.rate,
-            ),
-            lambda: self.gives,
+        self._reservations = Reservations(host, self._client, self.follow, rng)
+        self._reservations.want, self._reservations.candidates = self._want, self._candidates
+        limits = RelayLimits(
+            reservations=relaying.reservations,
+            circuits=relaying.circuits,
+            circuit_bytes=int(relaying.rate * RelayLimits.circuit_seconds),
+            rate=relaying.rate,
         )
+        self._relay = Relay(host, limits, lambda: self.gives)
 
     def serve(self, guard: Callable[[Handler], Handler]) -> None:
         """Take circuits and give them, as far as the owner lets us; what is given is broken off by `guard`."""
         self._puncher.serve()
-        if self._config.relaying.use:
+        if self._relaying.use:
             self._client.serve()
             self._host.through = self._client.connect
-        if self._config.relaying.only:
+        if self._relaying.only:
             self._host.straight_to = self._may_connect_straight
-        if self._config.relaying.serve:
+        if self._relaying.serve:
             self._host.serve(HOP, guard(self._relay.handle))
 
     async def run(self) -> None:
-        """Find out how we are reached, keep places at relays, and tell what is given, until cancelled."""
+        """Find out how we are reached, keep reservations, and tell what is relayed, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._reach.run)
-            nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._reachability.run)
+            nursery.start_soon(self._reservations.run)
             nursery.start_soon(self._relay.run, self.follow)
 
     def wake(self) -> None:
         """The network is another one now: what failed is tried again."""
         self._failed.clear()
-        self._keeper.wake()
+        self._reservations.wake()
 
     # --- what we are --------------------------------------------------------------------------------
 
     @property
     def kind(self) -> NatClass | None:
         """How others reach us; None while we do not know."""
-        return self._reach.kind or ("public" if self._declared() else None)
+        declared = self._announced or (not self._relaying.only and any(map(public, own_hosts(self._host))))
+        return self._reachability.kind or ("public" if declared else None)
 
     @property
     def gives(self) -> bool:
-        """Whether we give reservations now."""
-        relaying = self._config.relaying
+        """Whether we relay for others now."""
+        relaying = self._relaying
         return relaying.serve and not relaying.only and self.kind == "public" and not self.resting()
 
     @property
@@ -121,34 +117,20 @@ class Connectivity:
         straight = [address for address in self._host.announced if address not in self._host.circuits]
         return (*straight[: _TOLD - len(circuits)], *circuits)
 
-    def _declared(self) -> bool:
-        """Whether we may take it that we are public until we know better."""
-        if self._config.announce:
-            return True
-        if self._config.relaying.only:
-            return False
-        found = [endpoint(address) for address in self._host.local]
-        return any(public(place[0]) for place in found if place is not None)
-
     def _want(self) -> Want:
-        relaying = self._config.relaying
-        if not relaying.use:
+        if not self._relaying.use:
             return "no"
-        if relaying.only:
+        if self._relaying.only:
             return "yes"
         kind = self.kind
         return "no" if kind == "public" else "perhaps" if kind is None else "yes"
 
     def _candidates(self) -> list[Candidate]:
+        """Members that relay, and the bootstraps, unless they say that they do not."""
         members = {member.peer_id: member for member in self.members()}
-        found = [Candidate(member.peer_id, member.addresses, member.relays) for member in members.values() if member.relays]
-        for peer, addresses in self._bootstrap.items():
-            member = members.get(peer)
-            if member is None:
-                found.append(Candidate(peer, addresses))
-            elif not member.relays:
-                found.append(Candidate(peer, member.addresses, gives=False))
-        return found
+        found = [Candidate(peer, addresses) for peer, addresses in self._bootstrap.items() if peer not in members]
+        known = (member for member in members.values() if member.relays or member.peer_id in self._bootstrap)
+        return [*(Candidate(member.peer_id, member.addresses, member.relays) for member in known), *found]
 
     def _may_connect_straight(self, peer: PeerId) -> bool:
         return peer in self._bootstrap or any(member.peer_id == peer and member.relays for member in self.members())
@@ -157,8 +139,7 @@ class Connectivity:
 
     def carried(self, members: Iterable[Member]) -> set[PeerId]:
         """Those of `members` that only a relay reaches."""
-        kind, since = self.kind, trio.current_time() - _UNPUNCHED
-        failed = {peer for peer, when in self._failed.items() if when > since}
+        kind, failed = self.kind, self._unpunched()
         return {member.peer_id for member in members if needs_relay(member, kind, failed)}
 
     async def straighten(self, peer: PeerId, member: Member | None, seconds: float) -> None:
@@ -183,9 +164,13 @@ class Connectivity:
             )
 
     def _may_punch(self, peer: PeerId, member: Member | None) -> bool:
-        if self._config.relaying.only or trio.current_time() - self._failed.get(peer, -_UNPUNCHED) < _UNPUNCHED:
-            return False
-        return "symmetric" not in (self.kind, member.nat if member else None)
+        may = not self._relaying.only and peer not in self._unpunched()
+        return may and "symmetric" not in (self.kind, member.nat if member else None)
+
+    def _unpunched(self) -> set[PeerId]:
+        """Those with whom a punch failed not long ago."""
+        since = trio.current_time() - _UNPUNCHED
+        return {peer for peer, when in self._failed.items() if when > since}
 
     def follow(self, event: Event) -> None:
         """Take note of how punches end, and pass every event on."""

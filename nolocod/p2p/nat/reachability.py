@@ -1,7 +1,7 @@
-"""How others reach this node: what is asked of whom and when, and what becomes of it.
+"""How others reach this node: who is asked to dial us and when (AutoNAT), and what we conclude from it.
 
 The rule: helpers are asked soon after the start, at once when what they would answer has changed, and then now and
-then; a class that is known is given up only when two rounds of questions in a row say otherwise.
+then. A class that is known is given up only when two rounds of questions in a row say otherwise.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import trio
 
 from nolocod.errors import RefusedError, RemoteError
 from nolocod.observe.events import ReachFound
-from nolocod.p2p.nat.autonat import AutoNatLimits, AutoNatServer, ask
-from nolocod.p2p.nat.classify import Finding, Seen, Sighting, Verdict, find, inside
+from nolocod.p2p.nat import autonat
+from nolocod.p2p.nat.classify import Conclusion, DialBack, Evidence, Observed, classify, inside
 from nolocod.p2p.nat.port_mapping import PortMapper
-from nolocod.p2p.transport.multiaddrs import endpoint, multiaddr_of, public
+from nolocod.p2p.transport.multiaddrs import endpoint, host_of, multiaddr_of, public
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -36,9 +36,15 @@ _HELPERS = 4
 _ADDRESSES = 4
 """Told in one question."""
 _KEPT = 16
-"""Verdicts that are kept."""
+"""Dial-backs that are kept."""
 _STEADY = 2
 """Rounds of questions in a row that must agree to change a class that is known."""
+_ROUTER = 10.0
+"""Seconds that the first questions wait for the router's answer at most."""
+_NO_AUTONAT = 1800.0
+"""Who knows no AutoNAT is not asked for so long."""
+_PATIENCE = 60.0
+"""Seconds without a relay, until it is said that there is none."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +53,11 @@ class ReachTiming:
 
     first: float = 5.0
     """From the start to the first questions, so that there is somebody to ask."""
-    router: float = 10.0
-    """That the first questions wait for the router's answer at most."""
     look: float = 2.0
     """Between two looks at what changed."""
     again: float = 15.0
     """Between rounds of questions while nothing is sure; doubled each time, up to `interval`."""
     interval: float = 300.0
-    deaf: float = 1800.0
-    """Who knows no AutoNAT is not asked for so long."""
-    patience: float = 60.0
-    """Without a relay, until it is said that there is none."""
 
 
 class Reachability:
@@ -67,54 +67,58 @@ class Reachability:
     """
 
     def __init__(
-        self, host: Host, config: MeshSettings, emit: Emit, rng: random.Random, timing: ReachTiming | None = None
+        self, host: Host, settings: MeshSettings, emit: Emit, rng: random.Random, timing: ReachTiming | None = None
     ) -> None:
         self.kind: NatClass | None = None
         self.why = "nobody was asked yet."
         self._host = host
-        self._config = config
+        self._settings = settings
         self._emit = emit
         self._rng = rng
         self._timing = timing or ReachTiming()
-        self._port = own_port(host)
         self._mapper = self._new_mapper()
-        self._verdicts: dict[PeerId, Verdict] = {}
-        self._asked = False
-        self._tried: set[PeerId] = set()
-        """Both since the surroundings changed."""
-        self._deaf: dict[PeerId, float] = {}
+        self._dial_backs: dict[PeerId, DialBack] = {}
+        self._asked: set[PeerId] | None = None
+        """Since the surroundings changed; None before the first round."""
+        self._no_autonat: dict[PeerId, float] = {}  # until when they are not asked
         self._contrary = 0
         self._told: ReachFound | None = None
-        self._alone_since: float | None = None
+        self._relayless_since: float | None = None
         host.dialler.to_be_seen = lambda: self.kind is None
 
     async def run(self) -> None:
         """Find out, and keep finding out, until cancelled."""
-        if not self._config.relaying.only:
-            AutoNatServer(self._host).serve()
+        if not self._settings.relaying.only:
+            autonat.AutoNatServer(self._host).serve()
         async with trio.open_nursery() as nursery:
-            if self._config.upnp:
+            if self._settings.upnp:
                 nursery.start_soon(self._keep_mapping)
             await self._keep_asking()
 
+    # --- the router -------------------------------------------------------------------------------
+
     def _new_mapper(self) -> PortMapper | None:
-        """For the router of the network that we are in, if there is one to ask."""
-        return PortMapper(self._port, self._rng) if self._config.upnp and _behind_router(self._host.local) else None
+        """For the router of the network that we are in; None where a public address needs none."""
+        four = _hosts4(self._host)
+        behind = bool(four) and not any(map(public, four))
+        return PortMapper(own_port(self._host), self._rng) if self._settings.upnp and behind else None
 
     async def _keep_mapping(self) -> None:
         """Ask the router for a port; when our addresses here are gone, or are the first, ask the new network's."""
         while True:
-            network = _hosts4(self._host.local)
+            network = _hosts4(self._host)
             async with trio.open_nursery() as nursery:
                 if self._mapper is not None:
                     nursery.start_soon(self._mapper.run)
-                while True:
+                while (now := _hosts4(self._host)) == network or (self._mapper is not None and now > network):
                     await trio.sleep(self._timing.look)
-                    now = _hosts4(self._host.local)
-                    if not (now == network or (self._mapper is not None and now > network)):
-                        break
                 nursery.cancel_scope.cancel()
             self._mapper = self._new_mapper()
+
+    def _mapped(self) -> str | None:
+        return multiaddr_of(self._mapper.mapping) if self._mapper and self._mapper.mapping else None
+
+    # --- asking -----------------------------------------------------------------------------------
 
     async def _keep_asking(self) -> None:
         timing = self._timing
@@ -122,7 +126,7 @@ class Reachability:
         due = trio.current_time() + timing.first
         self._conclude()
         if self._mapper is not None:
-            with trio.move_on_after(timing.router):
+            with trio.move_on_after(_ROUTER):
                 await self._mapper.asked.wait()
         asked_about = self._surroundings()
         while True:
@@ -130,14 +134,12 @@ class Reachability:
             now = trio.current_time()
             if (surroundings := self._surroundings()) != asked_about:
                 # what was found before was found about another address
-                self._verdicts.clear()
-                self._tried.clear()
-                self._asked = False
+                self._dial_backs.clear()
+                self._asked = None
                 asked_about, pause = surroundings, timing.again
                 due = min(due, now + timing.look)
-            elif now >= due or (self.kind is None and self._host.observed.keys() - self._tried):
+            elif now >= due or (self.kind is None and self._host.observed.keys() - (self._asked or set())):
                 await self._ask_around()
-                self._asked = True
                 sure = self._conclude(after_asking=True)
                 due = trio.current_time() + (timing.interval if sure else pause)
                 pause = timing.again if sure else min(2 * pause, timing.interval)
@@ -148,118 +150,108 @@ class Reachability:
         """What the helpers' answers depend on. Of where we are seen, in each family, what most addresses say, and the
         longest: one peer that tells another tale each time would have us ask for ever."""
         own = own_hosts(self._host)
-        seen = Counter({one.observer: one.host for one in sightings(self._host) if not inside(one.host, own)}.values())
+        seen = Counter({one.observer: one.host for one in observed(self._host) if not inside(one.host, own)}.values())
         families = ([host for host in seen if (":" in host) == six] for six in (False, True))
-        mapping = self._mapper.mapping if self._mapper else None
-        hosts = tuple(max(found, key=seen.__getitem__, default=None) for found in families)
-        return self._host.local, mapping and mapping.external, hosts
-
-    # --- asking -----------------------------------------------------------------------------------
+        return self._host.local, self._mapped(), tuple(max(found, key=seen.__getitem__, default=None) for found in families)
 
     async def _ask_around(self) -> None:
-        self._tried &= self._host.observed.keys()
+        asked = (self._asked or set()) & self._host.observed.keys()
         async with trio.open_nursery() as nursery:
             for helper in self._helpers():
-                self._tried.add(helper)
+                asked.add(helper)
                 nursery.start_soon(self._ask, helper)
+        self._asked = asked
 
     def _helpers(self) -> list[PeerId]:
         """Some of those who see us, from as many addresses as can be; those outside of our own network if there are any."""
-        now = trio.current_time()
-        views = {
-            peer: (observer, seen[0])
-            for peer, one in self._host.observed.items()
-            if now - self._deaf.get(peer, -self._timing.deaf) >= self._timing.deaf
-            and (seen := endpoint(one.address)) is not None
-            and (observer := endpoint(one.observer or "")) is not None
-        }
         own = own_hosts(self._host)
-        far = [peer for peer, (_, host) in views.items() if not inside(host, own)] or list(views)
+        observers = {
+            peer: host_of(one.observer or "")
+            for peer, one in self._host.observed.items()
+            if peer not in self._no_autonat and host_of(one.address) and host_of(one.observer or "")
+        }
+        far = [peer for peer in observers if not inside(host_of(self._host.observed[peer].address), own)] or list(observers)
         self._rng.shuffle(far)
-        hosts = {views[peer][0][0]: peer for peer in far}
-        first = list(hosts.values())
+        first = list({observers[peer]: peer for peer in far}.values())
         return [*first, *(peer for peer in far if peer not in first)][:_HELPERS]
 
     async def _ask(self, helper: PeerId) -> None:
-        view = self._host.observed.get(helper)
-        seen = endpoint(view.address) if view else None
-        if seen is None:
-            return
-        wanted = candidates(self._host, seen[0], self._config.announce, self._mapped())
-        if not wanted:
-            return
         try:
-            found = await ask(self._host, helper, wanted, AutoNatLimits())
+            found = await ask(self._host, helper, self._settings.announce, self._mapped())
         except RefusedError:
-            self._deaf[helper] = trio.current_time()
-            return
+            self._no_autonat[helper] = trio.current_time() + _NO_AUTONAT
         except RemoteError:
             return
-        if found is not None:
-            self._verdicts.pop(helper, None)  # the latest last
-            self._verdicts[helper] = Verdict(found.observer, seen[0], found.dialled)
-            for peer in [*self._verdicts][:-_KEPT]:
-                del self._verdicts[peer]
-
-    def _mapped(self) -> str | None:
-        return self._mapper.mapping.address if self._mapper and self._mapper.mapping else None
+        else:
+            if found is not None:
+                self._dial_backs.pop(helper, None)  # the latest last
+                self._dial_backs[helper] = found
+                if len(self._dial_backs) > _KEPT:
+                    del self._dial_backs[next(iter(self._dial_backs))]
 
     # --- concluding -------------------------------------------------------------------------------
 
     def _conclude(self, *, after_asking: bool = False) -> bool:
         """Whether the class is known, and nothing speaks against it."""
-        for peer in [peer for peer, at in self._deaf.items() if trio.current_time() - at >= self._timing.deaf]:
-            del self._deaf[peer]
-        found = find(self._seen())
+        self._no_autonat = {peer: until for peer, until in self._no_autonat.items() if until > trio.current_time()}
+        found = classify(self._evidence())
         agrees = found.kind == self.kind or self._may_change(found, after_asking)
         if agrees:
             self._contrary = 0
             self.kind, self.why = found.kind, found.why
             self._host.external = tuple(address for address in found.external if address not in self._host.local)
-        self._tell()
-        return agrees and found.kind is not None
-
-    def _may_change(self, found: Finding, after_asking: bool) -> bool:
-        if found.kind is None:
-            return False
-        if self.kind is None or {"client", "public"} & {found.kind, self.kind} == {"client"}:
-            return True  # what relays there are is no matter of opinion
-        if after_asking:
-            self._contrary += 1
-        return self._contrary >= _STEADY
-
-    def _tell(self) -> None:
         told = ReachFound(self.kind, self.why, self._host.addresses)
         if told != self._told:
             self._told = told
             self._emit(told)
+        return agrees and found.kind is not None
 
-    def _seen(self) -> Seen:
-        mapper = self._mapper
-        return Seen(
-            port=self._port,
+    def _may_change(self, found: Conclusion, after_asking: bool) -> bool:
+        if found.kind is None:
+            return False
+        if self.kind is None or {"client", "public"} & {found.kind, self.kind} == {"client"}:
+            return True  # what relays there are needs no second round
+        if after_asking:
+            self._contrary += 1
+        return self._contrary >= _STEADY
+
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            port=own_port(self._host),
             own=own_hosts(self._host),
-            sightings=sightings(self._host),
-            verdicts=tuple(self._verdicts.values()),
-            asked=self._asked,
-            announce=self._config.announce,
+            observed=observed(self._host),
+            dial_backs=tuple(self._dial_backs.values()),
+            asked=self._asked is not None,
+            announce=self._settings.announce,
             mapped=self._mapped(),
-            router=mapper.why if mapper else "",
+            router=self._mapper.why if self._mapper else "",
             relays=self._relays(),
         )
 
     def _relays(self) -> RelayUse:
-        relaying, now = self._config.relaying, trio.current_time()
-        if relaying.only:
-            return "only"
-        if not relaying.use:
-            return "off"
+        relaying, now = self._settings.relaying, trio.current_time()
+        if relaying.only or not relaying.use:
+            return "only" if relaying.only else "off"
         if self._host.circuits:
-            self._alone_since = None
-            return "held"
-        if self._alone_since is None:
-            self._alone_since = now
-        return "missing" if now - self._alone_since >= self._timing.patience else "sought"
+            self._relayless_since = None
+        elif self._relayless_since is None:
+            self._relayless_since = now
+        return "missing" if self._relayless_since is not None and now - self._relayless_since >= _PATIENCE else "open"
+
+
+async def ask(host: Host, helper: PeerId, announce: Sequence[str], mapped: str | None) -> DialBack | None:
+    """Have a connected `helper` dial us where it sees us; None if it does not see us, or would not. Raises RemoteError.
+
+    It is told the addresses that we may have there; where the owner has said them (`announce`), only these. `mapped` is
+    what the router maps to us.
+    """
+    view = host.observed.get(helper)
+    seen = host_of(view.address) if view else ""
+    others = [one.address for one in host.observed.values() if one.from_listen_port]
+    forwarded = multiaddr_of(Address(seen, own_port(host)))
+    known = announce or (*host.local, *host.external, *([mapped] if mapped else []), forwarded, *others)
+    wanted = [text for text in dict.fromkeys(known) if seen and host_of(text) == seen][:_ADDRESSES]
+    return await autonat.ask(host, helper, wanted) if wanted else None
 
 
 def own_port(host: Host) -> int:
@@ -269,38 +261,19 @@ def own_port(host: Host) -> int:
 
 def own_hosts(host: Host) -> frozenset[str]:
     """The IP addresses of `host`'s interfaces."""
-    return frozenset(found[0] for found in map(endpoint, host.local) if found)
+    return frozenset(filter(None, map(host_of, host.local)))
 
 
-def sightings(host: Host) -> list[Sighting]:
+def observed(host: Host) -> list[Observed]:
     """Who sees `host` at what, the latest last."""
     found = []
     for one in sorted(host.observed.values(), key=lambda one: one.at):
-        seen, observer = endpoint(one.address), endpoint(one.observer or "")
-        if seen is not None and observer is not None:
-            found.append(Sighting(observer[0], *seen, one.from_listen_port))
+        seen, observer = endpoint(one.address), host_of(one.observer or "")
+        if seen is not None and observer:
+            found.append(Observed(observer, *seen, one.from_listen_port))
     return found
 
 
-def candidates(host: Host, seen: str, announce: Sequence[str], mapped: str | None) -> list[str]:
-    """Where one who sees us at the IP address `seen` may find us: helpers dial only that.
-
-    Where the owner has said it (`announce`), only there. `mapped`: what the router maps to us.
-    """
-    observed = [one.address for one in host.observed.values() if one.from_listen_port]
-    forwarded = multiaddr_of(Address(seen, own_port(host)))
-    found = (*host.local, *host.external, *([mapped] if mapped else []), forwarded, *observed)
-    known = dict.fromkeys(announce or found)
-    return [text for text in known if (endpoint(text) or ("",))[0] == seen][:_ADDRESSES]
-
-
-def _behind_router(local: tuple[str, ...]) -> bool:
-    """Whether we have private IPv4 addresses only: there is a router to ask, and a reason to."""
-    four = _hosts4(local)
-    return bool(four) and not any(map(public, four))
-
-
-def _hosts4(local: tuple[str, ...]) -> set[str]:
-    """The IPv4 addresses among `local` but for loopback."""
-    found = [ipaddress.ip_address(one[0]) for one in map(endpoint, local) if one]
-    return {str(address) for address in found if address.version == 4 and not address.is_loopback}
+def _hosts4(host: Host) -> set[str]:
+    """`host`'s IPv4 addresses but for loopback."""
+    return {one for one in own_hosts(host) if ":" not in one and not ipaddress.ip_address(one).is_loopback}

@@ -91,6 +91,11 @@ def endpoint(text: str) -> tuple[str, int] | None:
     return str(ipaddress.ip_address(parts[1])), parts[2]
 
 
+def host_of(text: str) -> str:
+    """The IP address of a TCP multiaddr; empty where `endpoint` has none."""
+    return (endpoint(text) or ("",))[0]
+
+
 def tcp_parts(text: str) -> tuple[str, str, int]:
     """("ip4" | "ip6" | "dns" | "dns4" | "dns6", host, port) of a straight address; ValueError for anything else."""
     parts = _parts(text)
