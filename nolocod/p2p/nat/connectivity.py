@@ -47,7 +47,9 @@ _OVERHEAD = 1.05
 class Connectivity:
     """How one node reaches others and is reached. `run` keeps it so; `mesh` asks it about members."""
 
-    def __init__(self, host: Host, settings: MeshSettings, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit) -> None:
+    def __init__(
+        self, host: Host, settings: MeshSettings, bootstrap: Sequence[Contact], rng: random.Random, emit: Emit
+    ) -> None:
         self.members: Callable[[], Iterable[Member]] = tuple
         """Live members, of whom some relay."""
         self.resting: Callable[[], bool] = lambda: False

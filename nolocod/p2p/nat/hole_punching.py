@@ -217,7 +217,7 @@ class HolePuncher:
         own = {*self._host.local, *self._host.external, *(seen.address for seen in self._host.observed.values())}
         texts = [text for text in map(readable, list(raw)[: 4 * _ADDRESSES]) if text and text not in own]
         found = [target for text in texts if self._host.promising(text) and (target := endpoint(text))]
-        return [target for target in dict.fromkeys(found) if self._host.dialler.port(target[0])][: _ADDRESSES]
+        return [target for target in dict.fromkeys(found) if self._host.dialler.port(target[0])][:_ADDRESSES]
 
 
 def _connect(addresses: Iterable[str]) -> HolePunch:

@@ -110,8 +110,11 @@ class Reachability:
             async with trio.open_nursery() as nursery:
                 if self._mapper is not None:
                     nursery.start_soon(self._mapper.run)
-                while (now := _hosts4(self._host)) == network or (self._mapper is not None and now > network):
+                while True:
                     await trio.sleep(self._timing.look)
+                    now = _hosts4(self._host)
+                    if not (now == network or (self._mapper is not None and now > network)):
+                        break
                 nursery.cancel_scope.cancel()
             self._mapper = self._new_mapper()
 

@@ -80,7 +80,7 @@ async def test_a_helper_tells_where_it_got_through() -> None:
         closed = ann.local[0].rpartition("/")[0] + "/1"
         found = await ask(ann, bob.own, [closed, *ann.local])
         assert found is not None
-        assert (found.helper, found.observer, found.dialled) == (bob.own, "127.0.0.2", ann.local[0])
+        assert (found.observer, found.host, found.dialled) == ("127.0.0.2", "127.0.0.1", ann.local[0])
         assert bob.peers() == {ann.own: "inbound"}, "the dial left no connection behind"
         assert ann.faults == bob.faults == 0
         await deafen(ann)
@@ -314,7 +314,7 @@ async def test_helpers_that_know_no_autonat_are_asked_once_and_what_they_see_cou
         for helper in (bob, carol):
             await ann.connect(helper.own, helper.local)
         await until(lambda: len(ann.observed) == 2)
-        await until(lambda: len(reach._deaf) == 2)
+        await until(lambda: len(reach._no_autonat) == 2)
         assert reach.kind is None, "nobody tried, and there is no NAT in sight"
 
 
