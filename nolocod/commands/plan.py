@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from nolocod.observe.logs import amount, duration
+from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
     from nolocod.run.manifest import Manifest

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from nolocod.identity import short
 from nolocod.node import data_directory
-from nolocod.observe.logs import amount
 from nolocod.observe.status import client
 from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.observe.words import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

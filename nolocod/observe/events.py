@@ -1,4 +1,4 @@
-"""What happens in a node, as frozen facts. Logic emits them; metrics, status, log and table follow them.
+"""The events of a node, as frozen dataclasses. Logic emits them; metrics, status and log follow them.
 
 Sizes in bytes, times in seconds, losses in nats per token.
 """
@@ -13,17 +13,21 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
 Reach = Literal["direct", "inbound", "punched", "relayed"]
-"""How a peer is connected: we dialled it, it dialled us, both did through their NATs, or a third node carries it."""
+"""How a peer is connected: we dialled it, it dialled us, both did through their NATs, or through a relay."""
 NatClass = Literal["public", "cone", "symmetric", "client"]
-"""How others reach a node: straight; by punching; through relays only; not at all, it only dials out."""
+"""How others reach a node: directly; by hole punching; through relays only; not at all, it only dials out."""
 NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "paused", "finished", "stopping"]
 PauseReason = Literal["hours", "battery", "budget"]
 Outcome = Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
-"""How an exchange, or the try to have one, ended."""
+"""How an exchange, or the attempt to start one, ended."""
+
+
+class Event:
+    """Something that happened."""
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Event):
     peer_id: PeerId
     run_id: str
     run_name: str
@@ -32,7 +36,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class StateChanged:
+class StateChanged(Event):
     """`state` is what the node does now; `waiting_for` says in words what it waits for, or is empty."""
 
     state: NodeState
@@ -40,7 +44,7 @@ class StateChanged:
 
 
 @dataclass(frozen=True)
-class WeightsLoaded:
+class WeightsLoaded(Event):
     """The trainer holds weights: the run's initial ones, a checkpoint's, or a donor's."""
 
     round: int
@@ -48,7 +52,7 @@ class WeightsLoaded:
 
 
 @dataclass(frozen=True)
-class InnerSteps:
+class InnerSteps(Event):
     """`steps` inner steps were done since the last report, in `seconds` of computing."""
 
     steps: int
@@ -59,7 +63,7 @@ class InnerSteps:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(Event):
     """Mean held-out loss of the fast weights at `round`."""
 
     round: int
@@ -68,7 +72,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class ExchangeStarted:
+class ExchangeStarted(Event):
     """An offer was accepted, by us or by `partner`."""
 
     partner: PeerId
@@ -76,7 +80,7 @@ class ExchangeStarted:
 
 
 @dataclass(frozen=True)
-class ExchangeEnded:
+class ExchangeEnded(Event):
     """`error` is a code or empty."""
 
     partner: PeerId
@@ -91,8 +95,8 @@ class ExchangeEnded:
 
 
 @dataclass(frozen=True)
-class DoubtSettled:
-    """A partner that was heard of again told what it decided in an exchange that had ended in doubt here."""
+class DoubtSettled(Event):
+    """A partner came back and told what it decided in an exchange that had ended in doubt here."""
 
     partner: PeerId
     session: str
@@ -100,7 +104,7 @@ class DoubtSettled:
 
 
 @dataclass(frozen=True)
-class OuterStep:
+class OuterStep(Event):
     """One outer step. `spread` is the L2 norm of the two partners' difference in fast weights (paired only)."""
 
     round: int
@@ -114,8 +118,8 @@ class OuterStep:
 
 
 @dataclass(frozen=True)
-class PeerJudged:
-    """What a peer did changed what we think of it: `reputation` from 0 (banned) to 1."""
+class PeerJudged(Event):
+    """A peer's conduct changed its `reputation`, from 0 (banned) to 1."""
 
     peer_id: PeerId
     reputation: float
@@ -123,8 +127,8 @@ class PeerJudged:
 
 
 @dataclass(frozen=True)
-class PeerBanned:
-    """`peer_id` is neither chosen nor answered for `seconds`."""
+class PeerBanned(Event):
+    """For `seconds` we neither choose `peer_id` nor answer it."""
 
     peer_id: PeerId
     seconds: float
@@ -132,14 +136,14 @@ class PeerBanned:
 
 
 @dataclass(frozen=True)
-class Checkpointed:
+class Checkpointed(Event):
     round: int
     size: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class PeerSeen:
+class PeerSeen(Event):
     """A member became live or changed what it says."""
 
     peer_id: PeerId
@@ -148,34 +152,34 @@ class PeerSeen:
     loss: float
     state: str
     nat: NatClass | None = None
-    """How others reach it, by its own word."""
+    """How others reach it, as it says itself."""
 
 
 MADE_ROOM = "made room for others"
-"""Why a member is lost that may well be alive: a node holds only so many."""
+"""The reason where a member is dropped that may be alive: a node keeps a limited number of members."""
 
 
 @dataclass(frozen=True)
-class PeerLost:
+class PeerLost(Event):
     peer_id: PeerId
     reason: str
 
 
 @dataclass(frozen=True)
-class PeerConnected:
+class PeerConnected(Event):
     peer_id: PeerId
     reach: Reach
 
 
 @dataclass(frozen=True)
-class PeerDisconnected:
+class PeerDisconnected(Event):
     peer_id: PeerId
 
 
 @dataclass(frozen=True)
-class ReachFound:
-    """What this node learned about how others reach it. `kind` is None while it does not know; `why` tells in words
-    what was seen, and what the owner could do about it. `addresses` are what peers are told, best first."""
+class ReachFound(Event):
+    """How others reach this node. `kind` is None while that is not known; `why` says in words what was seen, and what the
+    owner can do about it. `addresses` are those that peers are told, best first."""
 
     kind: NatClass | None
     why: str
@@ -183,7 +187,7 @@ class ReachFound:
 
 
 @dataclass(frozen=True)
-class RelayHeld:
+class RelayHeld(Event):
     """`relay` gave us a reservation, or renewed it, for `seconds`."""
 
     relay: PeerId
@@ -191,14 +195,14 @@ class RelayHeld:
 
 
 @dataclass(frozen=True)
-class RelayLost:
+class RelayLost(Event):
     relay: PeerId
     reason: str
 
 
 @dataclass(frozen=True)
-class Punched:
-    """A try to replace the relayed connection to `peer_id` by a straight one ended after `seconds`; `reason` if it failed."""
+class Punched(Event):
+    """An attempt to replace the relayed connection to `peer_id` by a direct one took `seconds`; `reason` if it failed."""
 
     peer_id: PeerId
     succeeded: bool
@@ -207,8 +211,8 @@ class Punched:
 
 
 @dataclass(frozen=True)
-class Relaying:
-    """What this node carries for others: reservations and circuits now, circuits and bytes since it started."""
+class Relaying(Event):
+    """What this node relays for others: reservations and `open` circuits now, circuits and bytes since it started."""
 
     reservations: int
     open: int
@@ -217,16 +221,16 @@ class Relaying:
 
 
 @dataclass(frozen=True)
-class PartitionHealed:
-    """`members` that we had never heard of came in through `peer_id`, whose view had next to nobody of ours."""
+class PartitionHealed(Event):
+    """`peer_id` told us of so many new `members`, and knew almost none of ours."""
 
     peer_id: PeerId
     members: int
 
 
 @dataclass(frozen=True)
-class WeightsServed:
-    """`peer_id` fetched (or broke off fetching) our snapshot."""
+class WeightsServed(Event):
+    """`peer_id` fetched our snapshot, or a part of it if not `whole`."""
 
     peer_id: PeerId
     size: int
@@ -235,7 +239,7 @@ class WeightsServed:
 
 
 @dataclass(frozen=True)
-class WeightsFetched:
+class WeightsFetched(Event):
     donor: PeerId
     round: int
     size: int
@@ -243,8 +247,8 @@ class WeightsFetched:
 
 
 @dataclass(frozen=True)
-class Allowed:
-    """What the owner lets this node use: bytes per second, bytes per month; None and empty for no limit."""
+class Allowed(Event):
+    """The owner's limits: bytes per second, bytes per month, hours; None and empty for no limit."""
 
     up: int | None
     down: int | None
@@ -255,8 +259,8 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """All bytes on the connections to peers: of this process, per second of late, and of `month` ("2025-06", UTC)."""
+class Traffic(Event):
+    """All bytes on the connections to peers: of this process, per second lately, and of `month` ("2025-06", UTC)."""
 
     sent: int
     received: int
@@ -268,10 +272,10 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Paused:
-    """This node trains and exchanges no more for now. `why` tells the cause and what to do about it.
+class Paused(Event):
+    """This node pauses training and exchanges. `why` says the cause and what to do about it.
 
-    `seconds` is when it goes on by itself, from now; None if that depends on something else than the clock.
+    It resumes after `seconds`; None if that does not depend on the clock.
     """
 
     reason: PauseReason
@@ -280,16 +284,16 @@ class Paused:
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """What paused this node is over."""
+class Resumed(Event):
+    """The reason for the pause is over."""
 
 
 @dataclass(frozen=True)
-class HostChecked:
-    """The state of this machine, looked at now and then.
+class HostChecked(Event):
+    """The state of this machine, checked now and then.
 
-    `clock_offset` is the members' median clock minus ours, in seconds; `disk_free` what is left for the data directory,
-    None where the system does not tell.
+    `clock_offset`: the members' median clock minus ours, in seconds. `disk_free`: bytes left for the data directory; None
+    where the system does not tell.
     """
 
     clock_offset: float
@@ -297,45 +301,12 @@ class HostChecked:
 
 
 @dataclass(frozen=True)
-class Troubled:
+class Troubled(Event):
     """Something failed and the node went on."""
 
     code: str
     message: str
 
 
-Event = (
-    Started
-    | StateChanged
-    | WeightsLoaded
-    | InnerSteps
-    | Evaluated
-    | ExchangeStarted
-    | ExchangeEnded
-    | DoubtSettled
-    | OuterStep
-    | PeerJudged
-    | PeerBanned
-    | Checkpointed
-    | PeerSeen
-    | PeerLost
-    | PeerConnected
-    | PeerDisconnected
-    | ReachFound
-    | RelayHeld
-    | RelayLost
-    | Punched
-    | Relaying
-    | PartitionHealed
-    | WeightsServed
-    | WeightsFetched
-    | Allowed
-    | Traffic
-    | Paused
-    | Resumed
-    | HostChecked
-    | Troubled
-)
-
 Emit = Callable[[Event], None]
-"""How logic tells what happened; never blocks, never raises."""
+"""How logic reports an event; never blocks, never raises."""

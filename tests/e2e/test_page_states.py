@@ -103,7 +103,7 @@ async def test_what_the_states_say_is_on_the_page(chromium: Browser) -> None:
         ],
         "banned": [("#peers", "banned for 60 min"), ("#swarm-text", "1 banned")],
         "warned": [("#warnings", "NLC-125 trainer failed: the trainer ended with status -9"), ("#warnings", "it restarts")],
-        "paused": [("#state", "paused"), ("#line", "outside its hours; goes on in 5.0 h"), ("#line", "22:00-07:00")],
+        "paused": [("#state", "paused"), ("#line", "outside its hours; resumes in 5.0 h"), ("#line", "22:00-07:00")],
         "ten_peers": [("#swarm-text", f"Exchanging with {short(peer(3))} now"), ("#peers", short(peer(10)))],
     }
     for name, texts in wanted.items():

@@ -41,7 +41,8 @@ from nolocod.observe.events import (
     WeightsLoaded,
     WeightsServed,
 )
-from nolocod.observe.logs import LogFollower, amount, plain, set_up
+from nolocod.observe.logs import LogFollower, set_up
+from nolocod.observe.words import amount, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,19 +133,22 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
         (StateChanged("discovering", "a peer that answers"), "info discovering, waiting for a peer that answers"),
         (PeerSeen(BOB, 3, 1, 2.0, "training"), "info peer …abcd1234 is here: training, round 3"),
         (PeerLost(BOB, "no heartbeat"), "info peer …abcd1234 is gone: no heartbeat"),
-        (WeightsServed(BOB, 500, 1.0, whole=False), "info gave a part of the weights to …abcd1234: 500 B in 1.00 s"),
-        (WeightsFetched(BOB, 3, 1_500, 1.0), "info weights of round 3 from …abcd1234: 1.5 kB in 1.00 s"),
+        (WeightsServed(BOB, 500, 1.0, whole=False), "info sent a part of the weights to …abcd1234: 500 B in 1.00 s"),
+        (WeightsFetched(BOB, 3, 1_500, 1.0), "info fetched weights of round 3 from …abcd1234: 1.5 kB in 1.00 s"),
         (Troubled("NLC-202", "no byte."), "warning NLC-202 no byte."),
-        (RelayHeld(BOB, 3600.0), "info relay …abcd1234 holds a place for us for 60 min"),
-        (RelayLost(BOB, "hung up"), "info relay …abcd1234 lost: hung up"),
-        (Punched(BOB, succeeded=True, seconds=1.62), "info straight connection to …abcd1234 punched in 1.6 s"),
-        (Punched(BOB, succeeded=False, seconds=9.0, reason="no SYN"), "info no straight connection to …abcd1234: no SYN"),
-        (PartitionHealed(BOB, 7), "info another part of the run found through …abcd1234: 7 members"),
+        (RelayHeld(BOB, 3600.0), "info relay …abcd1234 keeps a reservation for this node for 60 min"),
+        (RelayLost(BOB, "hung up"), "info reservation at relay …abcd1234 lost: hung up"),
+        (Punched(BOB, succeeded=True, seconds=1.62), "info direct connection to …abcd1234 punched in 1.6 s"),
+        (Punched(BOB, succeeded=False, seconds=9.0, reason="no SYN"), "info no direct connection to …abcd1234: no SYN"),
+        (PartitionHealed(BOB, 7), "info found another part of the run through …abcd1234: 7 members"),
         (
             DoubtSettled(BOB, "s", committed=True),
-            "info exchange with …abcd1234 is in doubt no more: its partner applied it, this node did not",
+            "info exchange with …abcd1234 is no longer in doubt: the partner applied it, this node did not",
         ),
-        (DoubtSettled(BOB, "s", committed=False), "info exchange with …abcd1234 is in doubt no more: nobody applied it"),
+        (
+            DoubtSettled(BOB, "s", committed=False),
+            "info exchange with …abcd1234 is no longer in doubt: neither node applied it",
+        ),
         (
             ExchangeEnded(BOB, "s", True, "in_doubt", 1, 1, 0.1, error="NLC-201", reason="stream lost"),
             "warning exchange with …abcd1234 in doubt: NLC-201 stream lost",
@@ -205,7 +209,7 @@ def test_a_pause_and_its_end_are_a_line_each(log: Log) -> None:
         follower.follow(event)
     assert log.lines == [
         "info training",
-        "info paused, outside of --hours 22:00-07:00; goes on in 2.5 h",
+        "info paused, outside of --hours 22:00-07:00; resumes in 2.5 h",
         "info stopping, waiting for the exchange under way",
         "info paused, the machine runs on battery: plug it in",
         "info resumed",
@@ -226,11 +230,11 @@ def test_reach_is_a_line_when_it_changes_and_no_more(log: Log) -> None:
         Relaying(0, 0, 5, 2_000_000),
     )
     assert log.lines == [
-        "info reachable directly, because 3 of 3 peers dialled back",
-        "info reachable in ways not known yet, because nobody dialled back",
-        "info relay …abcd1234 holds a place for us for 60 min",
-        "info places held for other peers: 1",
-        "info places held for other peers: 0",
+        "info reachable: directly, because 3 of 3 peers dialled back",
+        "info reachable: not known yet, because nobody dialled back",
+        "info relay …abcd1234 keeps a reservation for this node for 60 min",
+        "info reservations for other peers: 1",
+        "info reservations for other peers: 0",
     ]
 
 

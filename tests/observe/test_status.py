@@ -53,12 +53,12 @@ from nolocod.observe.events import (
     WeightsLoaded,
     WeightsServed,
 )
-from nolocod.observe.logs import duration
 from nolocod.observe.metrics import Metrics
 from nolocod.observe.status.report import StatusReport
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
 from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.observe.words import duration
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def test_what_the_owner_allows_and_what_is_used(node: Node) -> None:
         "line 1.2 MB/s of 2.5 MB/s up, 300 kB/s down",
         "month 12.3 GB of 200 GB",
         "trains 22:00-07:00, 12:00-13:00 (local time), not on battery",
-        "paused outside of --hours 22:00-07:00, 12:00-13:00 (goes on in 2.5 h)",
+        "paused outside of --hours 22:00-07:00, 12:00-13:00 (resumes in 2.5 h)",
     ):
         assert fact in facts
     node.follow(Paused("battery", "unplugged", None))
@@ -287,9 +287,9 @@ def test_how_others_reach_it_and_what_it_carries(node: Node) -> None:
     assert [(peer.reach, peer.nat) for peer in report.peers] == [("punched", "symmetric")]
     facts = [" ".join(line.split()) for line in rendered(node_table(report), 120)]
     for fact in (
-        "reachable by punching (relays: 0000bbbb, 0000cccc), because 2 peers see port 5",
+        "reachable by hole punching (relays: 0000bbbb, 0000cccc), because 2 peers see port 5",
         "punched 1 of 2 connections",
-        "relay places held 3, circuits 1 now, 4 in all, 5 MB",
+        "relay 3 reservations, 1 circuits now, 4 in all, 5 MB",
     ):
         assert fact in facts
     node.follow(RelayLost(BOB, "gone"), ReachFound("client", "no relay was found", ()))

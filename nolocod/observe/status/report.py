@@ -38,10 +38,10 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     reach: Reach | None
     """How it is connected now, if it is."""
     nat: NatClass | None
-    """How others reach it, by its own word."""
+    """How others reach it, as it says itself."""
     age: float
     reputation: float | None
-    """From 0 to 1; None for a peer that did nothing yet that it could be judged by."""
+    """From 0 to 1; None for a peer without conduct to judge."""
     banned_for: float | None
     """Seconds, while it is banned."""
 
@@ -64,10 +64,10 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node uses of its owner's line and day, and what it may. Bytes, bytes per second; None for no limit."""
+    """The traffic and the owner's limits. Bytes, bytes per second; None for no limit."""
 
     sent: int = 0
-    """All bytes on the connections to peers, heartbeats and all, by this process."""
+    """All bytes on the connections to peers, by this process."""
     received: int = 0
     sending: float = 0.0
     receiving: float = 0.0
@@ -85,11 +85,11 @@ class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """ "hours", "battery" or "budget" while the node is paused."""
     paused_why: str = ""
     resumes_in: float | None = None
-    """Seconds, where only time has to pass."""
+    """Seconds; None if that does not depend on the clock."""
 
 
 class RelayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A relay that keeps a place for this node, for `seconds` more unless it is renewed."""
+    """A relay that keeps a reservation for this node, for `seconds` more unless it is renewed."""
 
     peer_id: str
     seconds: float
@@ -103,10 +103,10 @@ class ReachReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """What was seen, and what the owner can do about it."""
     addresses: tuple[str, ...] = ()
-    """What peers are told, best first."""
+    """Those that peers are told, best first."""
     relays: tuple[RelayRow, ...] = ()
     punches: int = 0
-    """Tries to replace a relayed connection by a straight one."""
+    """Attempts to replace a relayed connection by a direct one."""
     punched: int = 0
     """Those that succeeded."""
     healed: int = 0

@@ -1,7 +1,7 @@
 """Status reports as tables for a terminal, and as lines where there is none.
 
-The rule: 80 columns suffice, numbers never wrap, and what a peer wrote is shown as text, never as markup. Only an address is
-longer, and never broken but on a screen that is drawn again and again: people paste it.
+The rule: 80 columns suffice, numbers never wrap, and a peer's text is shown as text, never as markup. Only an address may
+be longer: it stays on one line, because people paste it, except on a screen that is redrawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nolocod.identity import short
-from nolocod.observe.logs import REACHABLE, amount, duration, plain
+from nolocod.observe.words import REACHABLE, amount, duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COURSE = 40
-"""Bars of the loss's course at most."""
+"""Bars of the loss curve at most."""
 _STEADY = ("node", "traffic", "month", "checkpoint", "process", "page", "addresses")
-"""What a low screen can do without: it hardly changes, or follows from the rest."""
+"""Facts that a low screen leaves out: they hardly change, or follow from the rest."""
 _SIZES = [(most, False) for most in range(8, 3, -1)] + [(most, True) for most in range(8, 0, -1)]
 """Rows of a watched table's sections, and whether it is brief; the first that fits is taken."""
 
@@ -43,8 +43,8 @@ class SwarmRow:
 
 
 def node_table(report: StatusReport, most: int | None = None, *, brief: bool = False) -> RenderableType:
-    """One node in full: what it does, its training, its errors, peers and exchanges. At most `most` rows of each are shown
-    where a screen has to hold them all: peers that it had to do with, and what is newest."""
+    """One node in full: its state, training, errors, peers and exchanges. With `most`, at most so many rows of each: the
+    nearest peers, the newest errors and exchanges."""
     sections: list[RenderableType] = [_facts(report, _STEADY if brief else (), live=most is not None)]
     if report.errors:
         rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
@@ -59,7 +59,7 @@ def node_table(report: StatusReport, most: int | None = None, *, brief: bool = F
 
 @dataclass(frozen=True)
 class Watched:
-    """One node on a screen: as much of its table as there is room for."""
+    """One node on a screen: as much of its table as fits."""
 
     report: StatusReport
 
@@ -181,7 +181,7 @@ def _course(curve: CurveReport) -> dict[str, str]:
 
 
 def _reach(report: ReachReport) -> dict[str, str]:
-    """How others reach it, and what it carries for them; the latter only where there was any."""
+    """How others reach it, and what it relays for them, if anything."""
     relays = f" (relays: {', '.join(short(one.peer_id) for one in report.relays)})" if report.relays else ""
     because = f", because {report.why}" if report.why else ""
     facts = {"reachable": REACHABLE[report.kind] + relays + because}
@@ -190,14 +190,14 @@ def _reach(report: ReachReport) -> dict[str, str]:
     carried = report.carried
     if carried.reservations or carried.circuits:
         facts["relay"] = (
-            f"places held {carried.reservations}, circuits {carried.open} now, {carried.circuits} in all, "
+            f"{carried.reservations} reservations, {carried.open} circuits now, {carried.circuits} in all, "
             f"{amount(carried.bytes)}"
         )
     return facts
 
 
 def _allowance(report: AllowanceReport) -> dict[str, str]:
-    """The line, and what the owner allows of it; "paused" only while it is so."""
+    """The traffic, the owner's limits, and "paused" only while the node is paused."""
     facts = {
         "line": f"{_speed(report.sending, report.max_upload)} up, {_speed(report.receiving, report.max_download)} down",
         "month": amount(report.month_used) + (f" of {amount(report.monthly_budget)}" if report.monthly_budget else ""),
@@ -206,7 +206,7 @@ def _allowance(report: AllowanceReport) -> dict[str, str]:
         trains = f"{', '.join(report.hours)} (local time)" if report.hours else "at all hours"
         facts["trains"] = trains + (", not on battery" if report.pause_on_battery else "")
     if report.paused:
-        after = f" (goes on in {duration(report.resumes_in)})" if report.resumes_in is not None else ""
+        after = f" (resumes in {duration(report.resumes_in)})" if report.resumes_in is not None else ""
         facts["paused"] = report.paused_why + after
     return facts
 

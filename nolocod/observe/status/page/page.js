@@ -4,8 +4,8 @@ import { drawSwarm } from "./swarm.js";
 import { amount, count, duration, element, loss, say, short } from "./words.js";
 
 const WARNS = 600; // seconds for which an error is a warning
-const REACHABLE = { public: "directly", cone: "by punching", symmetric: "through relays", client: "by nobody" };
-const CONNECTED = { direct: "by us", inbound: "by the peer", punched: "by punching", relayed: "by a relay" };
+const REACHABLE = { public: "directly", cone: "by hole punching", symmetric: "through relays", client: "by nobody" };
+const CONNECTED = { direct: "by us", inbound: "by the peer", punched: "by hole punching", relayed: "by a relay" };
 const one = (id) => document.getElementById(id);
 
 function show(report) {
@@ -57,18 +57,18 @@ function budgets(allowed) {
   const told = { "Up": rate(allowed.sending, allowed.max_upload), "Down": rate(allowed.receiving, allowed.max_download) };
   told["This month"] = amount(allowed.month_used) + (allowed.monthly_budget === null ? "" : ` of ${amount(allowed.monthly_budget)}`);
   told["Trains"] = (allowed.hours.join(", ") || "at all hours") + (allowed.pause_on_battery ? ", not on battery" : "");
-  const after = allowed.resumes_in === null ? "" : `; goes on in ${duration(allowed.resumes_in)}`;
+  const after = allowed.resumes_in === null ? "" : `; resumes in ${duration(allowed.resumes_in)}`;
   if (allowed.paused) told["Paused"] = allowed.paused_why + after;
   return told;
 }
 
 function reach({ reach: found, addresses }) {
-  const told = { "Reachable": REACHABLE[found.kind] ?? "in ways not known yet" };
+  const told = { "Reachable": REACHABLE[found.kind] ?? "not known yet" };
   if (found.why) told["Because"] = found.why;
   if (found.relays.length) told["Relays"] = found.relays.map((relay) => short(relay.peer_id)).join(", ");
   if (found.punches) told["Punched"] = `${found.punched} of ${found.punches} connections`;
   const carried = found.carried;
-  told["Carries"] = carried.reservations || carried.circuits ? `${carried.reservations} places, ${carried.open} circuits now, ${amount(carried.bytes)} in all` : "nothing for others";
+  told["Carries"] = carried.reservations || carried.circuits ? `${carried.reservations} reservations, ${carried.open} circuits now, ${amount(carried.bytes)} in all` : "nothing for others";
   told["Addresses"] = addresses.join("\n") || "–";
   return told;
 }

@@ -31,13 +31,13 @@ export function drawSwarm(svg, text, report) {
   }
   if (place.has(report.exchanging_with)) arcs.push(arc(centre, place.get(report.exchanging_with), "live", 1));
   svg.replaceChildren(...edges, ...arcs, ...nodes, dot(...centre, 13, "self", "this node", 0, false));
-  const straight = report.peers.filter((peer) => peer.reach && peer.reach !== "relayed").length;
+  const direct = report.peers.filter((peer) => peer.reach && peer.reach !== "relayed").length;
   const relayed = report.peers.filter((peer) => peer.reach === "relayed").length;
   const now = report.exchanging_with ? ` Exchanging with ${short(report.exchanging_with)} now.` : "";
   const banned = report.peers.filter((peer) => peer.banned_for !== null).length;
   const shut = banned ? `, ${banned} banned` : "";
   const more = report.peers.length > SHOWN ? ` ${SHOWN} are drawn.` : "";
-  say(text, `${report.peers.length} ${report.peers.length === 1 ? "peer" : "peers"}: ${straight} connected straight, ${relayed} through relays${shut}.${more}${now}`);
+  say(text, `${report.peers.length} ${report.peers.length === 1 ? "peer" : "peers"}: ${direct} connected directly, ${relayed} through relays${shut}.${more}${now}`);
 }
 
 // A node and its name, which stands outside of the ring: beside it where `side` is far from 0, else above or below.
