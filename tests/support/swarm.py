@@ -58,6 +58,8 @@ class Daemon:
         self.paths = DataDir(root)
         self._data = data
         self.program = ["-m", "nolocod"]
+        self.source: Path | None = None
+        """The folder of another release that this one runs; None for this tree."""
         self.process: subprocess.Popen[bytes] | None = None
         self.log = root.with_suffix(".log")
 
@@ -65,8 +67,11 @@ class Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
         line = [sys.executable, *self.program, *arguments, "--data-dir", str(self.paths.root)]
         line += ["--listen", "127.0.0.1:0", "--data", str(self._data), "--threads", "1", "--checkpoint-every", "0"]
+        of = {"cwd": self.source, "env": {**os.environ, "PYTHONPATH": str(self.source)}} if self.source else {}
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            self.process = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **of
+            )
         return self
 
     @property

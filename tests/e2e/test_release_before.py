@@ -1,0 +1,123 @@
+"""This release beside the one before, which is commit a8dff09: they pair with each other in one run, and this one opens
+a data directory that the other made."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nolocod.identity import load
+from nolocod.p2p.exchange import receipt_audit
+from nolocod.run.manifest import stored_manifest
+from tests.support.swarm import RUN_FILE, ready
+
+if TYPE_CHECKING:
+    from tests.support.swarm import Daemon, Swarm
+
+RELEASE_BEFORE = "a8dff09"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds its package."""
+    done = subprocess.run(["git", "archive", RELEASE_BEFORE, "nolocod"], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    if done.returncode != 0:
+        why = f"the history has no commit {RELEASE_BEFORE}: {done.stderr.decode(errors='replace').strip()}"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
+    folder = tmp_path_factory.mktemp("release-before")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    where = [sys.executable, "-c", "import nolocod; print(nolocod.__file__)"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    found = subprocess.run(where, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(folder), "not this tree's"
+    return folder
+
+
+def found(swarm: Swarm, source: Path | None) -> Daemon:
+    """Found a run with `nolocod create`, and bring up its first node."""
+    first = swarm.daemon()
+    first.source = source
+    run_file = swarm.root / "run.toml"
+    run_file.write_text(RUN_FILE)
+    create = [sys.executable, "-m", "nolocod", "create", str(run_file), "--data-dir", str(first.paths.root)]
+    folder = source or ROOT
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    subprocess.run(create, cwd=folder, env=environment, capture_output=True, timeout=60, check=True)
+    first.run("start")
+    swarm.wait("the first node tells its address", lambda: ready(first))
+    return first
+
+
+def join(swarm: Swarm, first: Daemon, source: Path | None) -> Daemon:
+    daemon = swarm.daemon()
+    daemon.source = source
+    daemon.run("join", "--bootstrap", first.address)
+    swarm.wait_paired([first, daemon], 2)
+    return daemon
+
+
+def receipts(daemon: Daemon) -> dict[str, dict[str, object]]:
+    """What its receipts say, by session; all of them verify."""
+    sealed = stored_manifest(daemon.paths)
+    assert sealed is not None
+    verdict = receipt_audit.verify(receipt_audit.stored(daemon.paths.receipts), sealed.run_id)
+    assert verdict.faults == []
+    return {receipt.session.hex(): receipt_audit.as_fields(receipt) for receipt in verdict.receipts}
+
+
+def stop_all(daemons: list[Daemon]) -> None:
+    assert [daemon.signal(signal.SIGTERM) for daemon in daemons] == [0] * len(daemons)
+
+
+def assert_agreed(one: Daemon, other: Daemon) -> None:
+    """Both have stopped, and hold the same receipts of what they did together."""
+    ours, theirs = receipts(one), receipts(other)
+    both = set(ours) & set(theirs)
+    assert len(both) >= 2
+    assert {session: ours[session] for session in both} == {session: theirs[session] for session in both}
+
+
+def test_an_old_founder_and_a_new_joiner_pair_and_this_release_goes_on_in_the_old_ones_directory(
+    swarm: Swarm, release_before: Path
+) -> None:
+    old = found(swarm, release_before)
+    new = join(swarm, old, None)
+    before = old.report
+    assert before is not None
+    stop_all([old, new])
+    assert_agreed(old, new)
+
+    peer, held = load(old.paths.identity).peer_id, len(receipts(old))
+    saved = max(int(path.name.removeprefix("round-")) for path in old.paths.checkpoints.glob("round-*"))
+    read_again = (old.paths.manifest, old.paths.peers, old.paths.usage, old.paths.reputation)
+    assert all(path.exists() for path in read_again)
+    old.source = None
+    old.log.unlink()
+    old.run("start", "--monthly-budget", "1TB")
+    swarm.wait_round(old, saved + 1)
+    after = old.report
+    assert after is not None
+    assert (after.peer_id, after.run_id) == (peer, before.run_id)
+    assert f"starting from the checkpoint's weights, round {saved}" in old.log.read_text()
+    told = [line for line in old.log.read_text().splitlines() if line.split()[1] in ("warning", "error")]
+    assert all("NLC-110" in line for line in told), "only that the peer it remembers is gone"
+    assert told, "it remembers its peer"
+    stop_all([old])
+    assert len(receipts(old)) == held
+
+
+def test_a_new_founder_and_an_old_joiner_pair(swarm: Swarm, release_before: Path) -> None:
+    new = found(swarm, None)
+    old = join(swarm, new, release_before)
+    stop_all([new, old])
+    assert_agreed(new, old)
