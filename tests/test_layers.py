@@ -28,8 +28,9 @@ observe.events
 proto
 run
 outer p2p.settings
-trainer p2p.limits p2p.timing
+trainer p2p.limits p2p.timing p2p.libp2p_patches
 p2p.transport
+p2p.connections
 p2p.host
 p2p.nat p2p.discovery p2p.membership
 p2p.exchange

@@ -222,7 +222,7 @@ def credentials_in_order(
     token = invitations.read_token(wanted.invite) if wanted.invite else None
     named = credentials.read_network_key(wanted.network_key) if wanted.network_key else None
     key = named or (token.network_key if token else None) or credentials.stored_network_key(config.paths)
-    gate = ConnectionGater.of(key, wanted.allow)
+    gate = ConnectionGater.reading(credentials.prologue(key), wanted.allow, credentials.read_allow_list)
     told = ["a network key" if key else "", f"an allow list of {len(gate.allowed)}" if gate.allowed is not None else ""]
     if token is not None:
         told.append(_invited(invitations.unchecked(token), own, sealed, now))

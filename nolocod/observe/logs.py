@@ -32,7 +32,7 @@ FORMATS = ("human", "json")
 _PER_MINUTE = 10
 _MINUTE = 60.0
 _LOUD = ("noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers", "huggingface_hub")
-"""Libraries that warn of everyday life, or that set their own level when imported; libp2p is `p2p.host`'s."""
+"""Libraries that warn of everyday life, or that set their own level when imported; libp2p is `p2p.libp2p_patches`'s."""
 
 _log = logging.getLogger("nolocod")
 

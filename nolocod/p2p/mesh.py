@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -42,7 +41,7 @@ from nolocod.p2p.transport.multiaddrs import split
 from nolocod.p2p.transport.requests import Terms, turn_away
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
-from nolocod.run.credentials import accept, keep_network_key, read_network_key, stored_network_key
+from nolocod.run.credentials import accept, keep_network_key, prologue, read_allow_list, read_network_key, stored_network_key
 from nolocod.run.invitations import unchecked
 from nolocod.run.manifest import RunId
 
@@ -88,12 +87,11 @@ async def open_mesh(
     bootstrap = [contact(text) for text in (*config.bootstrap, *(token.bootstrap if token else ()))]
     book = AddressBook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    gate = ConnectionGater.of(_network_key(config), config.access.allow)
+    gater = ConnectionGater.reading(prologue(_network_key(config)), config.access.allow, read_allow_list)
     limits = HostLimits(connections=config.connections, door=ConnectionLimits(per_address=config.connections_per_address))
-    host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gate)
+    host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gater)
     async with host_of as host, trio.open_nursery() as nursery:
-        if config.access.allow is not None:
-            nursery.start_soon(gate.follow, config.access.allow, partial(_drop_strangers, host, gate), emit)
+        nursery.start_soon(gater.follow, host.peers, host.disconnect, emit)
         ways = Connectivity(host, config, bootstrap, rng, emit)
         ways.serve(guard)
         nursery.start_soon(ways.run)
@@ -116,13 +114,6 @@ def _network_key(config: MeshSettings) -> bytes | None:
     if config.access.network_key is not None:
         keep_network_key(config.paths, read_network_key(config.access.network_key))
     return stored_network_key(config.paths)
-
-
-async def _drop_strangers(host: Host, gate: ConnectionGater) -> None:
-    """Close the connections to those who are on the allow list no more."""
-    for peer in host.peers():
-        if not gate.lets(peer):
-            await host.disconnect(peer)
 
 
 def contact(text: str) -> Contact:

@@ -315,8 +315,8 @@ def test_an_allow_list(paths: DataDir, tmp_path: Path) -> None:
     config = MeshSettings(paths.root, access=Access(allow=allowed))
     finding, found = local.credentials_in_order(config, None, None, NOW)
     assert finding.found == "an allow list of 1."
-    assert found.gate.lets(OWNER.peer_id)
-    assert not found.gate.lets(Identity.generate().peer_id)
+    assert found.gate.allows(OWNER.peer_id)
+    assert not found.gate.allows(Identity.generate().peer_id)
     allowed.write_text("nobody\n")
     with pytest.raises(UsageError, match="line 1"):
         local.credentials_in_order(config, None, None, NOW)

@@ -51,9 +51,9 @@ def a_run(name: str = "ours", owner: Identity | None = None) -> Sealed:
 
 
 @asynccontextmanager
-async def a_host(identity: Identity | None = None, gate: ConnectionGater | None = None) -> AsyncIterator[Host]:
+async def a_host(identity: Identity | None = None, gater: ConnectionGater | None = None) -> AsyncIterator[Host]:
     limits = HostLimits(connect=2.0, negotiate=2.0)
-    async with open_host(identity or Identity.generate(), LOOPBACK, (), lambda _: None, limits, None, gate) as host:
+    async with open_host(identity or Identity.generate(), LOOPBACK, (), lambda _: None, limits, None, gater) as host:
         yield host
 
 
@@ -69,8 +69,8 @@ async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | Non
         yield mesh
 
 
-async def visited(address: str, run_id: str | None = None, gate: ConnectionGater | None = None) -> Visit:
-    async with a_host(OWN, gate) as host:
+async def visited(address: str, run_id: str | None = None, gater: ConnectionGater | None = None) -> Visit:
+    async with a_host(OWN, gater) as host:
         return await network.visit(host, address, OWN, run_id, [OWN.peer_id])
 
 
@@ -179,11 +179,11 @@ async def test_a_node_that_is_in_no_run(tmp_path: Path) -> None:
 
 
 async def test_another_network_key_and_an_allow_list() -> None:
-    async with a_host(gate=ConnectionGater(prologue=bytes(32))) as host:
+    async with a_host(gater=ConnectionGater(prologue=bytes(32))) as host:
         keyless = await visited(host.addresses[0])
     assert statuses(keyless) == ["ok", "fail", "skipped"]
     assert (keyless.findings[1].error, "--network-key" in keyless.findings[1].remedy) == ("NLC-210", True)
-    async with a_host(gate=ConnectionGater(allowed=frozenset())) as host:
+    async with a_host(gater=ConnectionGater(allowed=frozenset())) as host:
         unknown = await visited(host.addresses[0])
     refused = next(one for one in unknown.findings if one.status == "fail")
     assert (refused.error, "nolocod id" in refused.remedy) == ("NLC-211", True)

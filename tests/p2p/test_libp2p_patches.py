@@ -30,8 +30,8 @@ from multiaddr import Multiaddr
 
 from nolocod.identity import Identity
 from nolocod.p2p.host import HostLimits, open_host
+from nolocod.p2p.libp2p_patches import Negotiation
 from nolocod.p2p.transport.listen_addresses import announced
-from nolocod.p2p.transport.multistream import Negotiation
 from nolocod.units import Address
 from tests.support.wires import until
 

@@ -16,6 +16,7 @@ from libp2p.peer.id import ID
 from libp2p.security.noise.transport import Transport as StockNoise
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 
+from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.metering import Meter, Unmetered
 from nolocod.p2p.transport.connection import Connection, Origin
 from nolocod.p2p.transport.endpoints import CircuitEndpoint, TcpEndpoint
@@ -74,7 +75,7 @@ def raw(stream: trio.SocketStream, initiator: bool) -> Connection:
 def transport(stack: Stack, keys: KeyPair) -> Any:  # noqa: ANN401  # libp2p has no types that mypy follows
     if stack.noise == "stock":
         return StockNoise(keys, create_new_x25519_key_pair().private_key)
-    return NoiseTransport(keys, PROGRESS, stack.meter or Unmetered())
+    return NoiseTransport(keys, PROGRESS, stack.meter or Unmetered(), ConnectionGater())
 
 
 async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:

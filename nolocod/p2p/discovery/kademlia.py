@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import trio
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
+from nolocod.p2p.libp2p_patches import bound_dht
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.exceptions import map_exceptions
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
     from nolocod.p2p.host import Host
     from nolocod.run.manifest import RunId
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _SERVERS = 4
 """Asked about providers at a time."""
@@ -50,10 +48,6 @@ _ANSWER = 5.0
 """Seconds for one server's answer to a look-up."""
 _MOST_BYTES = 256 << 10
 _MOST_PROVIDERS = 64
-_MOST_KEYS = 512
-"""Keys of others for which we keep records."""
-_MOST_RECORDS = 20
-"""Of one key: libp2p's own bound."""
 _SHA2_256 = b"\x12\x20"
 """The multihash's code and length (https://multiformats.io/multihash)."""
 _ADDRESS_LIFE = 3600
@@ -65,51 +59,11 @@ async def open_dht(host: Host, run_id: RunId, mode: Callable[[], bool] = lambda:
     """Take part in the DHT: as a server while `mode` says that others can reach us, else as a client, which asks and
     provides and is asked nothing."""
     kad = KadDHT(host.basic, DHTMode.CLIENT)
-    kad.handle_stream = host.bounded(_KADEMLIA, kad.handle_stream)
-    kad.provider_store.providers = Providers(provider_key(run_id))
-    kad._provider_rate_limits = _Newest(_MOST_KEYS)  # libp2p remembers every peer that ever told of itself
+    bound_dht(kad, host.bounded(_KADEMLIA, kad.handle_stream), provider_key(run_id))
     with map_exceptions(host.own, "the DHT's mode"):
         await kad.switch_mode(DHTMode.SERVER if mode() else DHTMode.CLIENT)
     async with background_trio_service(kad):
         yield Dht(kad, host, run_id, mode)
-
-
-class _Newest(dict[K, V]):
-    """At most `most` entries: room for one more is made by the one that was here longest."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def __setitem__(self, key: K, value: V) -> None:
-        self.pop(key, None)
-        super().__setitem__(key, value)
-        if len([*self]) > self._most:
-            del self[next(iter(self))]
-
-
-class _Records(_Newest[str, object]):
-    """The providers of one key. libp2p 0.8.1 takes no other for two days once there are 20: so a few who come first
-    with false records would shut out all true ones. It is told of one less, and the oldest goes."""
-
-    def __len__(self) -> int:
-        return min(super().__len__(), _MOST_RECORDS - 1)
-
-
-class Providers(dict[bytes, dict[str, object]]):
-    """The records that others leave with us, by key, as libp2p's store keeps them, which takes any number of keys.
-
-    `own`, our run's key, never makes room for others.
-    """
-
-    def __init__(self, own: bytes) -> None:
-        super().__init__()
-        self._own = own
-
-    def __setitem__(self, key: bytes, _: dict[str, object]) -> None:
-        if key != self._own and len(self) >= _MOST_KEYS:
-            del self[next(other for other in self if other != self._own)]
-        super().__setitem__(key, _Records(_MOST_RECORDS))  # the store sets none but empty ones
 
 
 def provider_key(run_id: RunId) -> bytes:

@@ -1,24 +1,22 @@
 """Whom a handshake lets through: those with our network key, and of them those on the allow list.
 
-The rule: what is decided here costs a stranger its connection before it can open a stream. The network key is mixed
-into the handshake itself, so that without it nothing more can be read or said; the list is asked once the peer has
-proved its id. libp2p's own private networks (pnet) put a second cipher over every byte instead; a key in the
-handshake keeps strangers out as well, and costs nothing afterwards.
+The rule: a peer that is refused loses its connection before it can open a stream. The network key is mixed into the
+handshake itself (`prologue`), so that without it nothing more can be read or said; the list is asked once the peer has
+proved its id. libp2p's own private networks (pnet) put a second cipher over every byte instead, which costs more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
 
 from nolocod.errors import UsageError
 from nolocod.observe.events import Emit, Troubled
-from nolocod.run.credentials import prologue, read_allow_list
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
     from nolocod.identity import PeerId
@@ -33,44 +31,54 @@ class ConnectionGater:
 
     prologue: bytes | None = None
     allowed: frozenset[PeerId] | None = None
-    _seen: _Stamp | None = None
-    """Of the list's file, before it was read."""
+    _file: _AllowFile | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, network_key: bytes | None, allow: Path | None) -> ConnectionGater:
-        """Raises UsageError for an allow list that is none."""
-        if allow is None:
-            return cls(prologue(network_key))
-        seen = _stamp(allow)
-        return cls(prologue(network_key), read_allow_list(allow), seen)
+    def reading(cls, prologue: bytes | None, path: Path | None, read: Callable[[Path], frozenset[PeerId]]) -> ConnectionGater:
+        """With the allow list that `read` finds in the file at `path`, if there is one. Raises what `read` raises."""
+        if path is None:
+            return cls(prologue)
+        file = _AllowFile(path, read)
+        file.changed()  # before it is read
+        return cls(prologue, read(path), file)
 
-    def lets(self, peer: PeerId) -> bool:
+    def allows(self, peer: PeerId) -> bool:
         return self.allowed is None or peer in self.allowed
 
-    async def follow(self, allow: Path, drop: Callable[[], Awaitable[None]], emit: Emit) -> None:
-        """Read the list again whenever its file changes, and have those who are on it no more dropped: at every look, since
-        one of them may have been half-way in when the list changed.
+    async def follow(
+        self, peers: Callable[[], Iterable[PeerId]], disconnect: Callable[[PeerId], Awaitable[None]], emit: Emit
+    ) -> None:
+        """Read the list again whenever its file changes, and disconnect those of `peers` that are not on it: at every look,
+        since one of them may have been half-way in when the list changed.
 
         A file that cannot be read leaves the list as it was, and is told once.
         """
-        while True:
-            if (stamp := _stamp(allow)) != self._seen:
-                self._seen = stamp
+        while self._file is not None:
+            if self._file.changed():
                 try:
-                    self.allowed = await trio.to_thread.run_sync(read_allow_list, allow)
+                    self.allowed = await trio.to_thread.run_sync(self._file.read, self._file.path)
                 except UsageError as error:
                     emit(Troubled(error.code, f"{error.cause} The list stays as it was."))
-            await drop()
+            for peer in list(peers()):
+                if not self.allows(peer):
+                    await disconnect(peer)
             await trio.sleep(_REREAD)
 
 
-_Stamp = tuple[int, int, int]
+@dataclass
+class _AllowFile:
+    """Where the allow list is, and how it is read; `read` raises UsageError."""
 
+    path: Path
+    read: Callable[[Path], frozenset[PeerId]]
+    _seen: tuple[int, ...] | None = None
 
-def _stamp(path: Path) -> _Stamp | None:
-    """What changes when a file does."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    def changed(self) -> bool:
+        """Whether the file is another one than when this was last asked."""
+        before = self._seen
+        try:
+            found = self.path.stat()
+            self._seen = found.st_mtime_ns, found.st_size, found.st_ino
+        except OSError:
+            self._seen = None
+        return self._seen != before

@@ -27,7 +27,8 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.limits.rate_limits import PUNCHES, ConnectionLimiter, ConnectionLimits, DialLimiter
+from nolocod.p2p import libp2p_patches
+from nolocod.p2p.limits.rate_limits import PUNCHES, ConnectionLimiter, DialLimiter
 from nolocod.p2p.transport.connection import Connection, Origin
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.endpoints import TcpEndpoint, plain
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 Endpoint = tuple[str, int]
 """An IP address and a port."""
 
+_STAGGER = 0.25
+"""Seconds after which the next address of a peer is tried beside the one before (RFC 8305)."""
 _MOST_RESOLVED = 4
 """Addresses of one name that are tried."""
 _LOOK_UPS = trio.CapacityLimiter(8)
@@ -81,11 +84,11 @@ class Dialler:
         listening: Sequence[Address],
         most: int,
         patience: float,
-        connection_limiter: ConnectionLimiter | None = None,
+        connection_limiter: ConnectionLimiter,
     ) -> None:
         self._swarm = swarm
         self._most = most
-        self.connection_limiter = connection_limiter or ConnectionLimiter(ConnectionLimits())
+        self.connection_limiter = connection_limiter
         self._dial_limiter, self._punches = DialLimiter(), DialLimiter(PUNCHES)
         self._patience = patience
         self._sources = {_family(address.host): address for address in reversed(listening)}
@@ -93,9 +96,7 @@ class Dialler:
         """Who is being punched to, by where it would come from."""
         self.to_be_seen: Callable[[], bool] = lambda: False
         """Whether somebody is looked for who sees our listening port."""
-        # Also frees an inbound connection's task and slot when the connection ends. libp2p 0.8.1 keeps both until the
-        # host stops: after `max_connections` inbound connections in its whole life, a node would accept no more.
-        swarm._handle_inbound_connection = self._accept
+        libp2p_patches.accept_with(swarm, self._accept)
 
     def port(self, host: str) -> int | None:
         """The port that we listen on for peers of `host`'s family."""
@@ -270,6 +271,29 @@ async def resolve(address: str) -> list[Endpoint]:
     look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
     found = await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=_LOOK_UPS)  # type: ignore[call-arg] # old stubs
     return list(dict.fromkeys((plain(str(sockaddr[0])), port) for *_, sockaddr in found))[:_MOST_RESOLVED]
+
+
+async def first_of(attempts: Sequence[Callable[[], Awaitable[None]]]) -> list[RemoteError]:
+    """Start each a little after the one before, until one succeeds (RFC 8305, section 5); how the others failed."""
+    failures: list[RemoteError] = []
+
+    async def attempt(call: Callable[[], Awaitable[None]], over: trio.Event) -> None:
+        try:
+            await call()
+        except RemoteError as error:
+            failures.append(error)
+            over.set()
+        else:
+            everything.cancel()
+
+    with trio.CancelScope() as everything:
+        async with trio.open_nursery() as nursery:
+            for call in attempts:
+                over = trio.Event()
+                nursery.start_soon(attempt, call, over)
+                with trio.move_on_after(_STAGGER):
+                    await over.wait()
+    return failures
 
 
 async def _one_of(targets: Sequence[Endpoint], attempt: Callable[[Endpoint], Awaitable[None]]) -> None:

@@ -24,8 +24,7 @@ from noise.exceptions import NoiseValueError
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
 from nolocod.identity import PeerId, short
-from nolocod.p2p.limits.connection_gater import ConnectionGater
-from nolocod.p2p.limits.metering import Prepaid, Unmetered
+from nolocod.p2p.limits.metering import Prepaid
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
 from nolocod.p2p.transport.exceptions import already_gone
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from libp2p.crypto.keys import KeyPair
     from libp2p.security.noise.io import NoiseState
 
+    from nolocod.p2p.limits.connection_gater import ConnectionGater
     from nolocod.p2p.limits.metering import Meter
     from nolocod.p2p.transport.connection import Connection
 
@@ -61,15 +61,15 @@ class Shared:
 class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """/noise for `new_host(sec_opt=...)`; one per host, whose connections share its meter and buffers.
 
-    `progress`: seconds without a byte moved, while something is due, after which a connection ends. `gate` says
+    `progress`: seconds without a byte moved, while something is due, after which a connection ends. `gater` says
     whom we talk to.
     """
 
-    def __init__(self, keys: KeyPair, progress: float, meter: Meter | None = None, gate: ConnectionGater | None = None) -> None:
+    def __init__(self, keys: KeyPair, progress: float, meter: Meter, gater: ConnectionGater) -> None:
         self._keys = keys
-        self._gate = gate or ConnectionGater()
+        self._gater = gater
         self._static = create_new_key_pair().private_key
-        self._shared = Shared(progress, meter or Unmetered(), Pool())
+        self._shared = Shared(progress, meter, Pool())
 
     async def secure_inbound(self, conn: Connection) -> SecureChannel:
         return await self._secure(conn, None)
@@ -80,10 +80,10 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
     async def _secure(self, raw: Connection, dialled: ID | None) -> SecureChannel:
         """HandshakeFailure if the other side does not prove who it is, or another than `dialled`; caused by
         PeerNetworkKeyError or PeerNotAllowedError if we want nothing of each other."""
-        if dialled is not None and not self._gate.lets(PeerId(str(dialled))):
+        if dialled is not None and not self._gater.allows(PeerId(str(dialled))):
             raise _failure(PeerNotAllowedError(f"{short(str(dialled))} is not on this node's allow list."))
         own = ID.from_pubkey(self._keys.public_key)
-        pattern = _Pattern(own, self._keys.private_key, self._static, prologue=self._gate.prologue)
+        pattern = _Pattern(own, self._keys.private_key, self._static, prologue=self._gater.prologue)
         try:
             if dialled is None:
                 session = await pattern.handshake_inbound(raw)
@@ -95,7 +95,7 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if paid else self._shared
         channel = SecureChannel(session, raw, shared)
         remote = PeerId(str(session.get_remote_peer()))
-        if dialled is None and not self._gate.lets(remote):
+        if dialled is None and not self._gater.allows(remote):
             await channel.turn_away()
             raise _failure(PeerNotAllowedError(f"{short(remote)} is not on this node's allow list."))
         return channel

@@ -10,7 +10,8 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
-from nolocod.p2p.discovery.kademlia import Providers, provider_key
+from nolocod.p2p.discovery.kademlia import provider_key
+from nolocod.p2p.libp2p_patches import Providers
 from nolocod.run.manifest import RunId
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, PeerUnavailableError, RemoteError
-from nolocod.identity import Identity
+from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Troubled
 from nolocod.p2p.host import Host, open_host
-from nolocod.p2p.limits import connection_gater as gates
+from nolocod.p2p.limits import connection_gater
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
-from nolocod.run.credentials import prologue
+from nolocod.run.credentials import prologue, read_allow_list
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
@@ -30,9 +30,9 @@ KEY, OTHER = bytes(32), bytes(range(32))
 
 
 @asynccontextmanager
-async def a_host(gate: ConnectionGater | None = None, identity: Identity | None = None) -> AsyncIterator[Host]:
+async def a_host(gater: ConnectionGater | None = None, identity: Identity | None = None) -> AsyncIterator[Host]:
     own = identity or Identity.generate()
-    async with open_host(own, (Address("127.0.0.1", 0),), (), lambda event: None, gate=gate) as host:
+    async with open_host(own, (Address("127.0.0.1", 0),), (), lambda event: None, gater=gater) as host:
 
         async def echo(stream: Stream) -> None:
             await stream.write(await stream.read_exactly(5))
@@ -108,70 +108,76 @@ async def test_we_dial_nobody_who_is_not_on_our_list() -> None:
 
 
 async def test_the_list_is_read_again_when_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "_REREAD", 0.02)
+    monkeypatch.setattr(connection_gater, "_REREAD", 0.02)
     ann, bob = Identity.generate().peer_id, Identity.generate().peer_id
     file = tmp_path / "allow"
     file.write_text(f"{ann}\n")
-    gate, events = ConnectionGater.of(None, file), list[Event]()
+    gater, events = ConnectionGater.reading(None, file, read_allow_list), list[Event]()
     dropped = trio.Event()
 
-    async def drop() -> None:
-        if not gate.lets(ann):
-            dropped.set()
+    async def drop(peer: PeerId) -> None:
+        assert peer == ann
+        dropped.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(gate.follow, file, drop, events.append)
-        assert gate.lets(ann)
+        nursery.start_soon(gater.follow, lambda: [ann], drop, events.append)
+        assert gater.allows(ann)
         await trio.testing.wait_all_tasks_blocked()
         file.write_text("nonsense and more than one line has room for, so that the size differs\n")
         await until(lambda: events)
         assert isinstance(events[0], Troubled)
         assert "line 1" in events[0].message
-        assert gate.lets(ann), "a list that is none changes nothing"
+        assert gater.allows(ann), "a list that is none changes nothing"
         file.write_text(f"{bob}\n")
         with trio.fail_after(ENOUGH):
             await dropped.wait()
-        assert not gate.lets(ann)
-        assert gate.lets(bob)
+        assert not gater.allows(ann)
+        assert gater.allows(bob)
         nursery.cancel_scope.cancel()
+
+
+async def not_called(_: PeerId) -> None:
+    pytest.fail("nobody is connected")
 
 
 async def test_a_change_between_the_first_reading_and_the_first_look_is_seen(tmp_path: Path) -> None:
     ann, bob = Identity.generate().peer_id, Identity.generate().peer_id
     file = tmp_path / "allow"
     file.write_text(f"{ann}\n")
-    gate = ConnectionGater.of(None, file)
+    gater = ConnectionGater.reading(None, file, read_allow_list)
     file.write_text(f"{bob}\n{bob}\n")
 
-    async def drop() -> None:
-        assert gate.lets(bob)
+    def looked() -> tuple[PeerId, ...]:
+        assert gater.allows(bob)
         nursery.cancel_scope.cancel()
+        return ()
 
     with trio.fail_after(ENOUGH):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(gate.follow, file, drop, lambda _: None)
-    assert gate.lets(bob)
-    assert not gate.lets(ann)
+            nursery.start_soon(gater.follow, looked, not_called, lambda _: None)
+    assert gater.allows(bob)
+    assert not gater.allows(ann)
 
 
 async def test_who_was_half_way_in_when_the_list_changed_is_dropped_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "_REREAD", 0.02)
+    monkeypatch.setattr(connection_gater, "_REREAD", 0.02)
     eve = Identity.generate()
     file = tmp_path / "allow"
     file.write_text(f"{eve.peer_id}\n")
-    gate = ConnectionGater.of(None, file)
-    async with a_host(gate) as bob, a_host(identity=eve) as host, trio.open_nursery() as nursery:
+    gater = ConnectionGater.reading(None, file, read_allow_list)
+    async with a_host(gater) as bob, a_host(identity=eve) as host, trio.open_nursery() as nursery:
         applied, put_out = trio.Event(), trio.Event()
 
-        async def drop() -> None:
-            if not gate.lets(eve.peer_id):
+        def looked() -> list[PeerId]:
+            if not gater.allows(eve.peer_id):
                 applied.set()
-            for peer in bob.peers():
-                if not gate.lets(peer):
-                    await bob.disconnect(peer)
-                    put_out.set()
+            return list(bob.peers())
+
+        async def drop(peer: PeerId) -> None:
+            await bob.disconnect(peer)
+            put_out.set()
 
         upgrade = bob.basic.get_network().upgrader.upgrade_connection
 
@@ -182,7 +188,7 @@ async def test_who_was_half_way_in_when_the_list_changed_is_dropped_too(
             return await upgrade(*arguments)
 
         bob.basic.get_network().upgrader.upgrade_connection = slow
-        nursery.start_soon(gate.follow, file, drop, lambda _: None)
+        nursery.start_soon(gater.follow, looked, drop, lambda _: None)
         with trio.fail_after(ENOUGH):
             with suppress(RemoteError):
                 await host.connect(bob.own, bob.announced)
@@ -198,8 +204,8 @@ async def test_a_circuit_is_let_through_by_the_same_key_and_list() -> None:
     friends = frozenset(ids[name].peer_id for name in ("relay", "ann"))
     async with AsyncExitStack() as stack:
 
-        async def member(name: str, gate: ConnectionGater) -> Host:
-            return await stack.enter_async_context(a_host(gate, ids[name]))
+        async def member(name: str, gater: ConnectionGater) -> Host:
+            return await stack.enter_async_context(a_host(gater, ids[name]))
 
         relay = await member("relay", keyed(KEY))
         bob = await member("bob", ConnectionGater(prologue(KEY), friends))

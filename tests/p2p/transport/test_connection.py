@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -367,7 +366,7 @@ async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer()
             deaf.bind(("127.0.0.1", 0))
             deaf.listen()
             silent = f"/ip4/127.0.0.1/tcp/{deaf.getsockname()[1]}"
-            ann.limits = replace(ann.limits, connect=2 * ENOUGH)
+            ann.patience = 2 * ENOUGH
             with trio.fail_after(ENOUGH):
                 await ann.connect(bob.own, [silent, *bob.circuits])
         assert ann.peers()[bob.own] == "relayed"

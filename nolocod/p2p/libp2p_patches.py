@@ -1,0 +1,167 @@
+"""What py-libp2p 0.8.1 does that we replace, switch off or bound: one function each, with the reason.
+
+The rule: no other module of ours sets an attribute of libp2p's objects or touches a private one. Each function has a test in
+tests/p2p/test_libp2p_patches.py that fails once libp2p does without it: then both go.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from libp2p.identity.identify_push.identify_push import ID_PUSH
+from libp2p.protocol_muxer.exceptions import MultiselectError
+from libp2p.protocol_muxer.multiselect import Multiselect
+from multiaddr import Multiaddr
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from libp2p.abc import INetConn
+    from libp2p.host.basic_host import BasicHost
+    from libp2p.kad_dht.kad_dht import KadDHT
+    from libp2p.network.swarm import Swarm
+    from libp2p.peer.id import ID
+    from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MOST_KEYS = 512
+"""Keys of others for which we keep the DHT's records."""
+_MOST_RECORDS = 20
+"""Of one key: libp2p's own bound."""
+
+
+# --- logs ---------------------------------------------------------------------------------------------
+
+
+def quiet_libraries() -> None:
+    """libp2p logs every peer's failure as an error of ours, hundreds a minute; some of that with the root logger itself."""
+    for name in ("libp2p", "multiaddr", "async_service"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    root = logging.getLogger()
+    if _not_from_libp2p not in root.filters:
+        root.addFilter(_not_from_libp2p)
+
+
+def _not_from_libp2p(record: logging.LogRecord) -> bool:
+    return "/libp2p/" not in record.pathname
+
+
+# --- the swarm ----------------------------------------------------------------------------------------
+
+
+def offer_only(swarm: Swarm, muxer: MuxerMultistream) -> None:
+    """`new_host` ignores the class that `muxer_opt` names for yamux."""
+    swarm.upgrader.muxer_multistream = muxer
+
+
+def prefer(swarm: Swarm, best: Callable[[Sequence[INetConn], ID], INetConn]) -> None:
+    """Of several connections to a peer libp2p uses the one with most streams, though it may be dead."""
+    swarm._select_connection = best
+
+
+def dial_with(swarm: Swarm, dial: Callable[[ID], Awaitable[list[INetConn]]]) -> None:
+    """libp2p tries one TCP address of a peer, remembers a failure for a minute, and leaves from a port of chance."""
+    swarm.dial_peer = dial
+
+
+def accept_with(swarm: Swarm, accept: Callable[[Any, Multiaddr], Awaitable[None]]) -> None:
+    """libp2p keeps the task and the slot of an inbound connection until the host stops: after `max_connections` of them in
+    its whole life a node would accept no more."""
+    swarm._handle_inbound_connection = accept
+
+
+async def never_dial_unasked(swarm: Swarm) -> None:
+    """The auto connector dials whomever the peer store names."""
+    await swarm.auto_connector.stop()
+
+
+def forget_disconnected(swarm: Swarm, peer: ID) -> None:
+    """The auto connector, though stopped, notes for ever when each peer was lost."""
+    swarm.auto_connector.record_successful_connection(peer)
+
+
+async def stop_listening(swarm: Swarm) -> None:
+    """A host that is closed goes on listening."""
+    for listener in list(swarm.listeners.values()):
+        await listener.close()
+
+
+# --- the host -----------------------------------------------------------------------------------------
+
+
+def announce_with(host: BasicHost, addresses: Callable[[], Iterable[str]]) -> None:
+    """libp2p announces wildcards as they are; of a circuit it makes an address of the relay with our name, so `addresses`
+    are without them."""
+    host._addrs_factory = lambda _: [Multiaddr(text) for text in addresses()]
+
+
+def never_identify(host: BasicHost) -> None:
+    """libp2p keeps what each peer says of itself, up to a megabyte unasked, until the host stops; we ask (identify.py)."""
+    host._schedule_identify = lambda *_, **__: None
+    host.remove_stream_handler(ID_PUSH)
+
+
+def let_handlers_go(host: BasicHost) -> None:
+    """A handler that is removed while a peer asks for it, as the DHT's is behind a NAT, raises KeyError in libp2p's nursery."""
+    host.multiselect = Negotiation(host.multiselect.handlers)
+
+
+class Negotiation(Multiselect):  # type: ignore[misc]  # libp2p has no types
+    """Multiselect whose failures are all its own."""
+
+    async def negotiate(self, communicator: Any, *arguments: int) -> tuple[object, object]:  # noqa: ANN401 - as Multiselect's
+        """As Multiselect's; MultiselectError for a protocol that is served no more."""
+        try:
+            protocol, handler = await super().negotiate(communicator, *arguments)
+        except KeyError as error:
+            raise MultiselectError(f"{error} is served no more.") from error
+        return protocol, handler
+
+
+# --- the DHT ------------------------------------------------------------------------------------------
+
+
+def bound_dht(kad: KadDHT, handle: Callable[[Any], Awaitable[None]], own: bytes) -> None:
+    """libp2p's streams of the DHT know no deadline (`handle` has one), its store takes any number of keys, of which `own`
+    never makes room for others here, and it remembers every peer that ever told of itself."""
+    kad.handle_stream = handle
+    kad.provider_store.providers = Providers(own)
+    kad._provider_rate_limits = _Newest(_MOST_KEYS)
+
+
+class _Newest(dict[K, V]):
+    """At most `most` entries: room for one more is made by the one that was here longest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        if len([*self]) > self._most:
+            del self[next(iter(self))]
+
+
+class _Records(_Newest[str, object]):
+    """The providers of one key. libp2p takes no other for two days once there are 20: so a few who come first with false
+    records would shut out all true ones. It is told of one less, and the oldest goes."""
+
+    def __len__(self) -> int:
+        return min(super().__len__(), _MOST_RECORDS - 1)
+
+
+class Providers(dict[bytes, dict[str, object]]):
+    """The records that others leave with us, by key, as libp2p's store keeps them."""
+
+    def __init__(self, own: bytes) -> None:
+        super().__init__()
+        self._own = own
+
+    def __setitem__(self, key: bytes, _: dict[str, object]) -> None:
+        if key != self._own and len(self) >= _MOST_KEYS:
+            del self[next(other for other in self if other != self._own)]
+        super().__setitem__(key, _Records(_MOST_RECORDS))  # the store sets none but empty ones
