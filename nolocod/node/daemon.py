@@ -146,8 +146,9 @@ class Node:
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
         self.emit(StateChanged("starting"))
-        rng, guard = random.SystemRandom(), self._pausable.guard
-        mesh_of = open_mesh(self._config.mesh, self._identity, self.emit, rng=rng, meter=self._budget, guard=guard)
+        rng, interruptible = random.SystemRandom(), self._pausable.guard
+        settings, meter = self._config.mesh, self._budget
+        mesh_of = open_mesh(settings, self._identity, self.emit, rng=rng, meter=meter, interruptible=interruptible)
         async with mesh_of as mesh, trio.open_nursery() as nursery:
             nursery.start_soon(check_host, self._config.paths.root, mesh.clock_offset, self.emit)
             nursery.start_soon(self._give_way, mesh, nursery.cancel_scope)

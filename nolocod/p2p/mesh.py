@@ -28,12 +28,12 @@ from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.rate_limits import ConnectionLimits
-from nolocod.p2p.membership.admission import Admission
-from nolocod.p2p.membership.gossip import OwnHeartbeat, new_life
+from nolocod.p2p.membership.admission import Admission, InvitedAdmission
 from nolocod.p2p.membership.gossip_service import GossipService
-from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, Watched, conduct_of
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
+from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
 from nolocod.p2p.membership.peer_selection import choose
-from nolocod.p2p.membership.table import Membership, Open
+from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.keepalive import drop_the_dead, keep_alive
@@ -75,12 +75,12 @@ async def open_mesh(
     rng: random.Random,
     timing: Timing | None = None,
     meter: Meter | None = None,
-    guard: Callable[[Handler], Handler] = lambda handler: handler,
+    interruptible: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> AsyncIterator[Mesh]:
     """Listen and be ready to find a run; what is sent and received goes by `meter`.
 
-    `guard` is put around what this node does for others alone, so that it can be broken off. Raises PortTakenError
-    or UsageError, and what `credentials.accept` raises for an invitation.
+    `interruptible` wraps the handlers of what this node does for others alone, so that it can be broken off.
+    Raises PortTakenError or UsageError, and what `credentials.accept` raises for an invitation.
     """
     access = config.access
     token = accept(config.paths, access.invite, identity.peer_id, time.time()) if access.invite else None
@@ -93,7 +93,7 @@ async def open_mesh(
     async with host_of as host, trio.open_nursery() as nursery:
         nursery.start_soon(gater.follow, host.peers, host.disconnect, emit)
         ways = Connectivity(host, config, bootstrap, rng, emit)
-        ways.serve(guard)
+        ways.serve(interruptible)
         nursery.start_soon(ways.run)
         try:
             run_id = RunId(unchecked(token).run_id) if token else None
@@ -147,7 +147,7 @@ class Mesh:
         self._around = around
         self._table = Membership(identity.peer_id, "", around.timing)
         self._gossip: GossipService | None = None
-        self._guard: Admission | None = None
+        self._admission = Admission()
         self._reputation = Reputation(around.emit)
         self._records = Records(around.paths.reputation, self._reputation, time.time())
         self._staleness = 0
@@ -183,11 +183,16 @@ class Mesh:
         around = self._around
         self._staleness = sealed.manifest.outer.staleness
         if sealed.manifest.access == "invited":
-            self._guard = Admission(sealed, self._identity.peer_id, around.paths)
+            self._admission = InvitedAdmission(sealed, self._identity.peer_id, around.paths)
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
-        access = Watched(self._guard or Open(), reputation, time.time)
-        self._table = Membership(self._identity.peer_id, sealed.run_id, around.timing, access)
+        self._table = Membership(
+            self._identity.peer_id,
+            sealed.run_id,
+            around.timing,
+            self._admission,
+            lambda peer: reputation.objection(peer, time.time()),
+        )
         self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
         self._host.judge = self.blame
         ways = around.ways
@@ -199,7 +204,7 @@ class Mesh:
             lambda: ways.told,
             reach=lambda: ways.kind,
             relays=lambda: ways.gives,
-            admission=self._guard.admission if self._guard else b"",
+            admission=self._admission.shown,
             life=new_life(time.time(), around.rng),
         )
         gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, around.rng, around.timing, around.emit)
@@ -228,8 +233,7 @@ class Mesh:
                 nursery.start_soon(keep_alive, self._host, self._table, gossip, self._around.timing)
                 nursery.start_soon(self._remember)
                 nursery.start_soon(self._roam, gossip)
-                if self._guard is not None:
-                    nursery.start_soon(self._guard.run, self._around.emit)
+                nursery.start_soon(self._admission.run, self._around.emit)
                 ready.set()
 
     async def leave(self) -> None:
@@ -243,7 +247,8 @@ class Mesh:
         self._work.cancel()
 
     async def _save(self) -> None:
-        self._note_members()
+        for peer, addresses in self._contacts():
+            self._book.remember(peer, addresses, time.time())
         await trio.to_thread.run_sync(self._book.save)
         await trio.to_thread.run_sync(self._records.save)
 
@@ -251,10 +256,6 @@ class Mesh:
         while True:
             await trio.sleep(min(_SAVE_EVERY, self._around.timing.live))
             await self._save()
-
-    def _note_members(self) -> None:
-        for peer, addresses in self._contacts():
-            self._book.remember(peer, addresses, time.time())
 
     def _contacts(self) -> list[Contact]:
         return [(member.peer_id, member.addresses) for member in self.live()]
@@ -323,19 +324,6 @@ class Mesh:
         """The median of the members' clocks minus ours, in seconds; 0 without members."""
         return self._table.clock_offset()
 
-    async def wait_members(self, count: int = 1, timeout: float = 10.0) -> list[Member]:  # noqa: ASYNC109  # returns what there is
-        """Wait until `count` members are live, at most `timeout` seconds; return those that are."""
-        with trio.move_on_after(timeout):
-            while len(self.live()) < count:
-                await self._table_changed()
-        return self.live()
-
-    async def _table_changed(self) -> None:
-        if self._gossip is None:
-            await trio.sleep_forever()
-        else:
-            await self._gossip.changed.wait()
-
     # --- streams ----------------------------------------------------------------------------------
 
     async def dial(self, peer: PeerId, protocol: str) -> Stream:
@@ -343,8 +331,8 @@ class Mesh:
 
         Raises PeerUnavailableError, PeerTooSlowError or RefusedError, of which RelayBudgetError and BannedError are two.
         """
-        if (banned := self._reputation.objection(peer, time.time())) is not None:
-            raise banned
+        if (ban := self._table.ban(peer)) is not None:
+            raise ban
         known = (*self._table.addresses(peer), *self._book.addresses(peer))
         try:
             if protocol in _BULK:
@@ -362,20 +350,21 @@ class Mesh:
     async def _introduce(self, peer: PeerId, known: Sequence[str]) -> None:
         """Show our admission to a peer that has not seen it: in a large run it may never have heard of us."""
         gossip = self._gossip
-        if self._guard is None or gossip is None or (self._host.connected(peer) and peer in gossip.heard_directly):
+        if gossip is None or not isinstance(self._admission, InvitedAdmission):
             return
-        await gossip.contact(peer, known)
+        if not self._host.connected(peer) or peer not in gossip.heard_directly:
+            await gossip.contact(peer, known)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer streams of `protocol`; weights go to members only. A RemoteError out of `handler` costs the peer its
         stream."""
 
-        async def guarded(stream: Stream) -> None:
-            objection = self._table.access.objection(stream.remote)
+        async def to_members(stream: Stream) -> None:
+            objection = self._table.objection(stream.remote)
             if objection is None:
                 await handler(stream)
             else:
                 terms = Terms(self._identity, self._table.run_id, self._around.timing.request)
                 await turn_away(stream, objection, terms)
 
-        self._host.serve(protocol, guarded if protocol in _BULK else handler)
+        self._host.serve(protocol, to_members if protocol in _BULK else handler)

@@ -62,8 +62,7 @@ def make_network_key(path: Path) -> None:
 def read_network_key(path: Path) -> bytes:
     """The 32 bytes in a key file; UsageError if it holds something else."""
     try:
-        text = path.read_text(encoding="ascii").strip()
-        key = bytes.fromhex(text)
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except OSError as error:
         raise UsageError(f"the network key {path} cannot be read ({error.strerror}).") from error
     except ValueError as error:
@@ -92,13 +91,7 @@ def read_allow_list(path: Path) -> frozenset[PeerId]:
         peer = line.split("#", 1)[0].strip()
         if not peer:
             continue
-        try:
-            public_key(peer)
-        except SignatureError as error:
-            raise UsageError(
-                f"{path}, line {number}: {peer[:64]!r} is no peer id.", remedy="`nolocod id` prints one."
-            ) from error
-        found.add(PeerId(peer))
+        found.add(_peer_id(peer, f"{path}, line {number}: {peer[:64]!r} is no peer id."))
         if len(found) > _MOST_ALLOWED:
             raise UsageError(f"{path} has more than {_MOST_ALLOWED} peer ids.")
     return frozenset(found)
@@ -124,7 +117,7 @@ def issue(paths: DataDir, sealed: Sealed, owner: Identity, grant: Grant) -> tupl
     _must_own(sealed, owner)
     secret, name = secrets.token_bytes(KEY_SIZE), secrets.token_bytes(invitations.ID_SIZE)
     if grant.peer:
-        _must_be_peer(grant.peer, f"--peer {grant.peer[:64]!r} is no peer id.", "`nolocod id` prints one.")
+        _peer_id(grant.peer, f"--peer {grant.peer[:64]!r} is no peer id.")
     key = public_key(Identity.from_secret(secret).peer_id)
     invitation = Invitation(sealed.run_id, name, grant.now + grant.lasts, key, PeerId(grant.peer) if grant.peer else None)
     raw = invitations.seal_invitation(invitation, owner)
@@ -167,13 +160,14 @@ def revoke(paths: DataDir, sealed: Sealed, owner: Identity, names: Iterable[str]
             remedy='Found a run with access = "invited", or keep them out with --allow or another --network-key.',
         )
     with _alone(paths):
-        after = _with(stored_revocations(paths, sealed)[0], names, [note.id for note in issued(paths)])
+        before = opened_revocations(stored_revocations(paths), paths, sealed)
+        after = _with(before, names, [note.id for note in issued(paths)])
         raw = invitations.seal_revocations(after, sealed.run_id, owner)
         if len(raw) > invitations.MAX_REVOCATIONS:
             raise UsageError(
                 "so much was revoked in this run that no more fits.", remedy="Found a new run, and invite to that."
             )
-        store_revocations(paths, raw)
+        write_private(paths.revocations, raw)
     return after
 
 
@@ -186,7 +180,7 @@ def _with(before: Revocations, names: Iterable[str], known: Sequence[str]) -> Re
             invitations.add(bytes.fromhex(fitting[0]))
         else:
             cause = f"{name[:64]!r} is neither a peer id nor an invitation of this node."
-            peers.add(_must_be_peer(name, cause, "`nolocod invite --list` names the invitations."))
+            peers.add(_peer_id(name, cause, "`nolocod invite --list` names the invitations."))
     return Revocations(before.version + 1, frozenset(invitations), frozenset(peers))
 
 
@@ -211,7 +205,8 @@ def _must_own(sealed: Sealed, owner: Identity) -> None:
         )
 
 
-def _must_be_peer(name: str, cause: str, remedy: str) -> PeerId:
+def _peer_id(name: str, cause: str, remedy: str = "`nolocod id` prints one.") -> PeerId:
+    """`name` as a peer id; UsageError if it is none."""
     try:
         public_key(name)
     except SignatureError as error:
@@ -268,32 +263,21 @@ def stored_network_key(paths: DataDir) -> bytes | None:
     return read_network_key(paths.network_key) if paths.network_key.exists() else None
 
 
-def stored_revocations(paths: DataDir, sealed: Sealed) -> tuple[Revocations, bytes]:
-    """What is revoked, as far as this node knows, and the same as the owner sealed it (empty if nothing is).
-
-    A file that the owner did not sign is DataDirError.
-    """
-    raw = stored_revocations_bytes(paths)
-    return opened_revocations(raw, paths, sealed), raw
+def stored_revocations(paths: DataDir) -> bytes:
+    """What is revoked, as the owner sealed it and as far as this node knows; empty if nothing is."""
+    return _read(paths.revocations)
 
 
 def opened_revocations(raw: bytes, paths: DataDir, sealed: Sealed) -> Revocations:
-    """The same of the file's content `raw`."""
+    """What `stored_revocations` gave, read; DataDirError if the owner did not sign it."""
     try:
         return invitations.open_revocations(raw, PeerId(sealed.manifest.owner), sealed.run_id) if raw else Revocations()
     except AdmissionError as error:
         raise DataDirError(f"{paths.revocations}: {error.cause}", remedy="Remove it; peers tell it again.") from error
 
 
-def stored_revocations_bytes(paths: DataDir) -> bytes:
-    return _read(paths.revocations)
-
-
-def store_revocations(paths: DataDir, raw: bytes) -> None:
-    write_private(paths.revocations, raw)
-
-
 def _read(path: Path) -> bytes:
+    """The content of a file; empty if there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

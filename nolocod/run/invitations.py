@@ -134,11 +134,6 @@ def unchecked(token: Token) -> Invitation:
 # --- everybody's side ---------------------------------------------------------------------------------
 
 
-def open_invitation(raw: bytes, owner: PeerId, run_id: str) -> Invitation:
-    """AdmissionError unless `owner` signed it for run `run_id`."""
-    return _of_run(_invitation(_open(_INVITATION, raw, owner)), run_id)
-
-
 def open_admission(raw: bytes, peer: PeerId, owner: PeerId, run_id: str) -> Invitation:
     """Check what `peer` shows, but neither the time nor revocations: those are `Revocations.over`'s.
 
@@ -149,7 +144,9 @@ def open_admission(raw: bytes, peer: PeerId, owner: PeerId, run_id: str) -> Invi
     if len(raw) > MAX_ADMISSION:
         raise AdmissionError(f"an admission of {len(raw)} bytes is above the limit of {MAX_ADMISSION}.")
     admission = _parse(pb.Admission(), raw)
-    invitation = open_invitation(admission.invitation, owner, run_id)
+    invitation = _invitation(_open(_INVITATION, admission.invitation, owner))
+    if invitation.run_id != run_id:
+        raise AdmissionError(f"the invitation is for run {invitation.run_id[:12]!r}, not for {run_id[:12]!r}.")
     if admission.peer != peer or invitation.peer not in (None, peer):
         raise AdmissionError(f"{short(peer)} shows the admission of another peer.")
     try:
@@ -176,12 +173,6 @@ def _open(domain: bytes, raw: bytes, owner: PeerId) -> bytes:
     except SignatureError as error:
         raise AdmissionError("what should be signed by the run's owner is not.") from error
     return sealed.body
-
-
-def _of_run(invitation: Invitation, run_id: str) -> Invitation:
-    if invitation.run_id != run_id:
-        raise AdmissionError(f"the invitation is for run {invitation.run_id[:12]!r}, not for {run_id[:12]!r}.")
-    return invitation
 
 
 def _invitation(body: bytes) -> Invitation:

@@ -46,7 +46,8 @@ from nolocod.observe.status import client
 from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.exchange import receipt_audit
 from nolocod.p2p.limits.bandwidth import Ledger
-from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.peer_scoring import Records, Reputation
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.circuit_relay import read_peer
@@ -60,7 +61,8 @@ from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.framing import HEAD_SIZE, chunk_head, parse_head
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing, Subject, describe
-from nolocod.run import credentials, invitations, manifest
+from nolocod.run import credentials, manifest
+from nolocod.run import invitations as tokens
 from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
@@ -290,26 +292,26 @@ def run_file(raw: bytes) -> None:
         manifest.read_run_file(FOLDER.write("run.toml", raw))
 
 
-INVITATION = invitations.Invitation(RUN, bytes(16), WALL + 100, BOB.public)
-TOKEN = invitations.Token(invitations.seal_invitation(INVITATION, OWNER), BOB.secret, ("/ip4/203.0.113.7/tcp/4001",))
+INVITATION = tokens.Invitation(RUN, bytes(16), WALL + 100, BOB.public)
+TOKEN = tokens.Token(tokens.seal_invitation(INVITATION, OWNER), BOB.secret, ("/ip4/203.0.113.7/tcp/4001",))
 
 
-@target(invitations.print_token(TOKEN).encode())
+@target(tokens.print_token(TOKEN).encode())
 def token(raw: bytes) -> None:
     with suppress(InvitationError):
-        invitations.read_token(raw.decode("utf-8", "replace"))
+        tokens.read_token(raw.decode("utf-8", "replace"))
 
 
-@target(invitations.sign_admission(TOKEN, ALICE.peer_id))
+@target(tokens.sign_admission(TOKEN, ALICE.peer_id))
 def admission(raw: bytes) -> None:
     with suppress(RemoteError):
-        invitations.open_admission(raw, ALICE.peer_id, OWNER.peer_id, RUN)
+        tokens.open_admission(raw, ALICE.peer_id, OWNER.peer_id, RUN)
 
 
-@target(invitations.seal_revocations(invitations.Revocations(1, frozenset([bytes(16)]), frozenset([BOB.peer_id])), RUN, OWNER))
+@target(tokens.seal_revocations(tokens.Revocations(1, frozenset([bytes(16)]), frozenset([BOB.peer_id])), RUN, OWNER))
 def revocations(raw: bytes) -> None:
     with suppress(RemoteError):
-        invitations.open_revocations(raw, OWNER.peer_id, RUN)
+        tokens.open_revocations(raw, OWNER.peer_id, RUN)
 
 
 # --- libp2p's protocols -------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from nolocod.proto.limits import Limits
 from nolocod.proto.types import Accept, Description, Ended, Offer, Refuse, Standing, Subject, describe
 from nolocod.run.manifest import Manifest, Sealed, seal, wire_name
 from nolocod.units import Address
-from tests.support.wires import ENOUGH, until
+from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -223,8 +223,8 @@ async def scene(folder: Path, per_address: int = 64) -> AsyncIterator[Scene]:
         honest(made(folder / "bob"), 2, run, alice.mesh.addresses[:1], per_address) as bob,
         attacker(0) as evil,  # type: ignore[attr-defined]
     ):
-        await bob.mesh.wait_members()
-        await alice.mesh.wait_members()
+        await wait_members(bob.mesh)
+        await wait_members(alice.mesh)
         try:
             yield Scene(run, alice, bob, evil, Identity.from_secret(bytes([100]) * 32))
         except Exception as error:  # noqa: BLE001

@@ -40,7 +40,7 @@ from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
-from tests.support.wires import ENOUGH, until
+from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -115,7 +115,7 @@ async def test_six_nodes_find_each_other_through_one_bootstrap(tmp_path: Path) -
             await mesh.enter(found, nodes[-1].own)
             meshes.append(mesh)
         for mesh, node in zip(meshes, nodes, strict=True):
-            live = await mesh.wait_members(count - 1, 10.0)
+            live = await wait_members(mesh, count - 1)
             assert {member.peer_id for member in live} == {other.peer_id for other in nodes} - {node.peer_id}
         rounds = {member.peer_id: member.standing.round for member in meshes[0].live()}
         assert rounds == {node.peer_id: number for number, node in enumerate(nodes) if number}
@@ -128,8 +128,8 @@ async def test_a_newcomer_contacts_everybody_at_once(tmp_path: Path) -> None:
     async with first.member(sealed) as ann:
         second.bootstrap = third.bootstrap = ann.addresses
         async with second.member(sealed) as bob, third.member(sealed):
-            await ann.wait_members(2)
-            assert len(await bob.wait_members(2)) == 2, "told by the newcomer itself: nobody beats for a minute"
+            await wait_members(ann, 2)
+            assert len(await wait_members(bob, 2)) == 2, "told by the newcomer itself: nobody beats for a minute"
 
 
 async def test_a_node_that_vanishes_is_dropped_and_one_that_leaves_is_so_at_once(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_node_that_vanishes_is_dropped_and_one_that_leaves_is_so_at_once
         async with AsyncExitStack() as short_lived:
             await short_lived.enter_async_context(second.member(sealed))
             async with third.member(sealed) as cyd:
-                await ann.wait_members(2)
+                await wait_members(ann, 2)
                 assert cyd._gossip is not None
                 cyd._gossip._under_way.add(first.peer_id)  # as if a message had just been sent
                 await cyd.leave()
@@ -158,12 +158,12 @@ async def test_a_restart_without_bootstrap_goes_by_the_peer_book(tmp_path: Path)
         async with boot.member(sealed) as at_boot:
             restarts.bootstrap = at_boot.addresses
             async with restarts.member(sealed) as mesh:
-                await mesh.wait_members(2)
+                await wait_members(mesh, 2)
                 await mesh.leave()
         async with restarts.open() as again:
             assert (await again.find_run()).run_id == sealed.run_id
             await again.enter(sealed, restarts.own)
-            assert stays.peer_id in {member.peer_id for member in await again.wait_members(1)}
+            assert stays.peer_id in {member.peer_id for member in await wait_members(again, 1)}
             await until(lambda: restarts.peer_id in {member.peer_id for member in stayed.live()})
 
 
@@ -190,7 +190,7 @@ async def test_a_node_alone_goes_on_looking(tmp_path: Path) -> None:
             assert first.troubles() == {NoBootstrapError.entry.code}
             late_too = Node(tmp_path / "c", bootstrap=alone.addresses)
             await stack.enter_async_context(late_too.member(sealed))
-            assert len(await alone.wait_members(1)) == 1
+            assert len(await wait_members(alone, 1)) == 1
 
 
 async def test_the_manifest_is_checked_and_comes_from_whoever_answers_first(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ async def test_streams_by_peer_id_alone(tmp_path: Path) -> None:
                 await stream.write((await stream.read_exactly(3)).upper())
 
             bob.serve("/test/shout", shout)
-            await ann.wait_members(1)
+            await wait_members(ann, 1)
             stream = await ann.dial(second.peer_id, "/test/shout")
             await stream.write(b"hey")
             assert await stream.read_exactly(3) == b"HEY"
@@ -303,7 +303,7 @@ async def test_a_connection_that_died_without_a_word_is_found_by_a_ping(
     async with first.member(sealed) as ann:
         second.bootstrap = ann.addresses
         async with second.member(sealed) as bob:
-            await ann.wait_members(1)
+            await wait_members(ann, 1)
             answered = 0
 
             async def pong(stream: Stream) -> None:
@@ -340,7 +340,7 @@ async def test_a_peer_whose_pong_waits_behind_its_bulk_is_not_taken_for_dead(tmp
                 while await stream.read_available():
                     pass
 
-            await ann.wait_members(1)
+            await wait_members(ann, 1)
             bob.serve(PING, silent)
             ann.serve("/test/bulk", drop)
             stream = await bob.dial(first.peer_id, "/test/bulk")
@@ -512,7 +512,7 @@ async def test_other_interface_addresses_are_told_and_connections_that_died_with
     async with first.member(sealed) as ann:
         second.bootstrap = ann.addresses
         async with second.member(sealed) as bob:
-            await ann.wait_members(1)
+            await wait_members(ann, 1)
 
             async def never(_: Stream) -> None:
                 await trio.sleep_forever()

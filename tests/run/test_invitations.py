@@ -26,8 +26,8 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Troubled
-from nolocod.p2p.membership import admission as guards
-from nolocod.p2p.membership.admission import Admission
+from nolocod.p2p.membership import admission as module
+from nolocod.p2p.membership.admission import InvitedAdmission
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.run import credentials, invitations
 from nolocod.run.credentials import Grant
@@ -186,6 +186,10 @@ def test_a_token_with_the_key_of_another_invitation_is_refused() -> None:
 # --- files --------------------------------------------------------------------------------------------
 
 
+def revoked(paths: DataDir, sealed: Sealed) -> Revocations:
+    return credentials.opened_revocations(credentials.stored_revocations(paths), paths, sealed)
+
+
 @pytest.fixture
 def paths(tmp_path: Path) -> DataDir:
     return DataDir(tmp_path)
@@ -233,12 +237,12 @@ def test_revocations_add_up(paths: DataDir) -> None:
     credentials.revoke(paths, sealed, OWNER, [note.id[:8]])
     credentials.revoke(paths, sealed, OWNER, [ANN])
     expected = Revocations(2, frozenset({bytes.fromhex(note.id)}), frozenset({ANN}))
-    assert credentials.stored_revocations(paths, sealed)[0] == expected
+    assert revoked(paths, sealed) == expected
     with pytest.raises(UsageError, match="neither a peer id nor an invitation"):
         credentials.revoke(paths, sealed, OWNER, ["abc"])
     paths.revocations.write_bytes(b"nonsense")
     with pytest.raises(DataDirError):
-        credentials.stored_revocations(paths, sealed)
+        revoked(paths, sealed)
 
 
 def test_nothing_is_revoked_where_nobody_was_invited(paths: DataDir) -> None:
@@ -254,7 +258,7 @@ def test_what_several_commands_add_at_once_is_all_kept(paths: DataDir) -> None:
         notes = [note for note, _ in pool.map(lambda _: credentials.issue(paths, sealed, OWNER, Grant(NOW, 60.0)), range(8))]
         list(pool.map(lambda peer: credentials.revoke(paths, sealed, OWNER, [peer]), peers))
     assert {note.id for note in credentials.issued(paths)} == {note.id for note in notes}
-    assert credentials.stored_revocations(paths, sealed)[0] == Revocations(8, peers=frozenset(peers))
+    assert revoked(paths, sealed) == Revocations(8, peers=frozenset(peers))
 
 
 def test_no_token_is_made_that_could_not_be_read(paths: DataDir) -> None:
@@ -303,8 +307,8 @@ def test_an_allow_list(tmp_path: Path) -> None:
 # --- what a node makes of it --------------------------------------------------------------------------
 
 
-def a_guard(paths: DataDir, clock: list[float], own: PeerId = OWNER.peer_id) -> Admission:
-    return Admission(a_run(), own, paths, clock=lambda: clock[0])
+def an_admission(paths: DataDir, clock: list[float], own: PeerId = OWNER.peer_id) -> InvitedAdmission:
+    return InvitedAdmission(a_run(), own, paths, clock=lambda: clock[0])
 
 
 def invited(paths: DataDir, peer: PeerId, lasts: float = 60.0) -> bytes:
@@ -313,119 +317,119 @@ def invited(paths: DataDir, peer: PeerId, lasts: float = 60.0) -> bytes:
     return sign_admission(invitations.read_token(text), peer)
 
 
-def test_a_guard_lets_in_who_shows_an_admission_while_it_lasts(paths: DataDir) -> None:
+def test_an_admission_lets_in_who_shows_an_admission_while_it_lasts(paths: DataDir) -> None:
     clock = [NOW]
-    guard, shown = a_guard(paths, clock), invited(paths, ANN)
-    assert isinstance(guard.objection(ANN), PeerNotInvitedError)
-    assert guard.admits(ANN, shown, NOW)
-    assert guard.objection(ANN) is None
-    assert not guard.admits(BOB, shown, NOW)
-    assert isinstance(guard.objection(BOB), AdmissionError)
-    assert not guard.admits(BOB, b"", NOW)
-    assert isinstance(guard.objection(BOB), PeerNotInvitedError)
+    admission, shown = an_admission(paths, clock), invited(paths, ANN)
+    assert isinstance(admission.objection(ANN), PeerNotInvitedError)
+    assert admission.admits(ANN, shown, NOW)
+    assert admission.objection(ANN) is None
+    assert not admission.admits(BOB, shown, NOW)
+    assert isinstance(admission.objection(BOB), AdmissionError)
+    assert not admission.admits(BOB, b"", NOW)
+    assert isinstance(admission.objection(BOB), PeerNotInvitedError)
     clock[0] = NOW + 60
-    assert isinstance(guard.objection(ANN), PeerInvitationOverError)
-    assert not guard.admits(ANN, shown, clock[0])
-    assert guard.admits(ANN, invited(paths, ANN, 600.0), clock[0]), "a new one may follow"
-    assert guard.objection(ANN) is None
-    assert guard.admits(OWNER.peer_id, b"", NOW)
+    assert isinstance(admission.objection(ANN), PeerInvitationOverError)
+    assert not admission.admits(ANN, shown, clock[0])
+    assert admission.admits(ANN, invited(paths, ANN, 600.0), clock[0]), "a new one may follow"
+    assert admission.objection(ANN) is None
+    assert admission.admits(OWNER.peer_id, b"", NOW)
 
 
-def test_a_guard_learns_revocations_and_never_older_ones(paths: DataDir) -> None:
-    guard, run_id = a_guard(paths, [NOW]), a_run().run_id
-    assert guard.admits(ANN, invited(paths, ANN), NOW)
+def test_an_admission_learns_revocations_and_never_older_ones(paths: DataDir) -> None:
+    admission, run_id = an_admission(paths, [NOW]), a_run().run_id
+    assert admission.admits(ANN, invited(paths, ANN), NOW)
     older = seal_revocations(Revocations(1), run_id, OWNER)
     newer = seal_revocations(Revocations(2, peers=frozenset({ANN})), run_id, OWNER)
-    assert guard.learn(newer)
-    assert isinstance(guard.objection(ANN), PeerInvitationOverError)
-    assert not guard.learn(older), "replayed"
-    assert not guard.learn(newer)
-    assert guard.told() == newer
+    assert admission.learn(newer)
+    assert isinstance(admission.objection(ANN), PeerInvitationOverError)
+    assert not admission.learn(older), "replayed"
+    assert not admission.learn(newer)
+    assert admission.revocations == newer
     with pytest.raises(AdmissionError):
-        guard.learn(seal_revocations(Revocations(3), run_id, KEY))
-    assert isinstance(guard.objection(ANN), PeerInvitationOverError)
+        admission.learn(seal_revocations(Revocations(3), run_id, KEY))
+    assert isinstance(admission.objection(ANN), PeerInvitationOverError)
 
 
 def test_a_node_finds_out_by_itself_that_it_may_not_be_a_member(paths: DataDir, tmp_path: Path) -> None:
     theirs, clock = DataDir(tmp_path / "theirs"), [NOW]
     with pytest.raises(NotInvitedError):
-        a_guard(theirs, clock, ANN)
+        an_admission(theirs, clock, ANN)
     _, text = credentials.issue(paths, a_run(), OWNER, Grant(NOW, 60.0))
     credentials.accept(theirs, text, ANN, NOW)
-    assert a_guard(theirs, clock, ANN).admission
+    assert an_admission(theirs, clock, ANN).shown
     with pytest.raises(InvitationError):
-        a_guard(theirs, clock, BOB)
+        an_admission(theirs, clock, BOB)
     with pytest.raises(InvitationOverError, match="expired"):
-        a_guard(theirs, [NOW + 60], ANN)
+        an_admission(theirs, [NOW + 60], ANN)
     credentials.revoke(paths, a_run(), OWNER, [ANN])
-    credentials.store_revocations(theirs, credentials.stored_revocations_bytes(paths))
+    theirs.revocations.write_bytes(credentials.stored_revocations(paths))
     with pytest.raises(InvitationOverError, match="revoked"):
-        a_guard(theirs, clock, ANN)
+        an_admission(theirs, clock, ANN)
 
 
 async def test_revocations_go_both_ways_between_a_node_and_its_directory(
     paths: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "_REREAD", 0.01)
-    guard, run_id, told = a_guard(paths, [NOW]), a_run().run_id, list[Event]()
+    monkeypatch.setattr(module, "_REREAD", 0.01)
+    admission, run_id, told = an_admission(paths, [NOW]), a_run().run_id, list[Event]()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(guard.run, told.append)
+        nursery.start_soon(admission.run, told.append)
         credentials.revoke(paths, a_run(), OWNER, [ANN])
-        stored = credentials.stored_revocations_bytes(paths)
+        stored = credentials.stored_revocations(paths)
         with trio.fail_after(60):
-            while guard.told() != stored:  # noqa: ASYNC110  # a file is what is waited for
+            while admission.revocations != stored:  # noqa: ASYNC110  # a file is what is waited for
                 await trio.sleep(0.01)
         newer = seal_revocations(Revocations(9, peers=frozenset({BOB})), run_id, OWNER)
-        assert guard.learn(newer)
+        assert admission.learn(newer)
         with trio.fail_after(60):
-            while credentials.stored_revocations_bytes(paths) != newer:  # noqa: ASYNC110  # a file is what is waited for
+            while credentials.stored_revocations(paths) != newer:  # noqa: ASYNC110  # a file is what is waited for
                 await trio.sleep(0.01)
         paths.revocations.write_bytes(b"nonsense")
         with trio.fail_after(60):
             while not told:  # noqa: ASYNC110  # a file is what is waited for
                 await trio.sleep(0.01)
-        assert guard.told() == newer
+        assert admission.revocations == newer
         nursery.cancel_scope.cancel()
 
 
 def test_what_is_kept_of_one_that_was_refused_is_small_and_does_not_grow(paths: DataDir) -> None:
     """Errors that are kept hold on to the message they came from, and to more with every time that they are raised."""
-    guard = a_guard(paths, [NOW])
-    assert not guard.admits(ANN, b"", NOW)
+    admission = an_admission(paths, [NOW])
+    assert not admission.admits(ANN, b"", NOW)
     for _ in range(3):
         with pytest.raises(PeerNotInvitedError) as caught:
-            raise guard.objection(ANN) or AssertionError
+            raise admission.objection(ANN) or AssertionError
         assert len(caught.traceback) == 1
         assert caught.value.__context__ is None
 
 
 def test_those_whose_invitation_is_over_push_out_nobody(paths: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "_KEPT", 4)
-    guard, over = a_guard(paths, [NOW]), credentials.issue(paths, a_run(), OWNER, Grant(NOW, -1.0))[1]
-    assert guard.admits(ANN, invited(paths, ANN), NOW)
+    monkeypatch.setattr(module, "_KEPT", 4)
+    admission, over = an_admission(paths, [NOW]), credentials.issue(paths, a_run(), OWNER, Grant(NOW, -1.0))[1]
+    assert admission.admits(ANN, invited(paths, ANN), NOW)
     for _ in range(8):
         eve = Identity.generate().peer_id
-        assert not guard.admits(eve, sign_admission(invitations.read_token(over), eve), NOW)
-        assert isinstance(guard.objection(eve), PeerInvitationOverError)
-    assert guard.objection(ANN) is None
-    assert len(guard._refused) == 4
+        assert not admission.admits(eve, sign_admission(invitations.read_token(over), eve), NOW)
+        assert isinstance(admission.objection(eve), PeerInvitationOverError)
+    assert admission.objection(ANN) is None
+    assert len(admission._refused) == 4
 
 
 async def test_a_member_learns_its_own_end_however_many_others_it_knows(
     paths: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "_KEPT", 2)
-    monkeypatch.setattr(guards, "_REREAD", 0.01)
+    monkeypatch.setattr(module, "_KEPT", 2)
+    monkeypatch.setattr(module, "_REREAD", 0.01)
     theirs, clock, told = DataDir(tmp_path / "theirs"), [NOW], list[Event]()
     _, text = credentials.issue(paths, a_run(), OWNER, Grant(NOW, 60.0))
     credentials.accept(theirs, text, BOB, NOW)
-    guard = a_guard(theirs, clock, BOB)
+    admission = an_admission(theirs, clock, BOB)
     for _ in range(3):
         peer = Identity.generate().peer_id
-        assert guard.admits(peer, invited(paths, peer, 600.0), NOW)
+        assert admission.admits(peer, invited(paths, peer, 600.0), NOW)
     clock[0] += 60
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(guard.run, told.append)
+        nursery.start_soon(admission.run, told.append)
         with trio.fail_after(60):
             while not told:  # noqa: ASYNC110  # nobody tells of it
                 await trio.sleep(0.01)
@@ -434,19 +438,19 @@ async def test_a_member_learns_its_own_end_however_many_others_it_knows(
 
 
 async def test_a_damaged_file_of_revocations_is_told_once(paths: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "_REREAD", 0.0)
-    guard, told, looks = a_guard(paths, [NOW]), list[Event](), 0
+    monkeypatch.setattr(module, "_REREAD", 0.0)
+    admission, told, looks = an_admission(paths, [NOW]), list[Event](), 0
     paths.revocations.write_bytes(b"nonsense")
-    read = credentials.stored_revocations_bytes
+    read = credentials.stored_revocations
 
     def counted(where: DataDir) -> bytes:
         nonlocal looks
         looks += 1
         return read(where)
 
-    monkeypatch.setattr(credentials, "stored_revocations_bytes", counted)
+    monkeypatch.setattr(credentials, "stored_revocations", counted)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(guard.run, told.append)
+        nursery.start_soon(admission.run, told.append)
         with trio.fail_after(60):
             while looks < 5:  # noqa: ASYNC110  # a thread is what is waited for
                 await trio.sleep(0.01)

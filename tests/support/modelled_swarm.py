@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nolocod.identity import Identity, PeerId, verify
-from nolocod.p2p.membership.gossip import Gossip, Heard, OwnHeartbeat
+from nolocod.p2p.membership.gossip import Gossip, Heard
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing

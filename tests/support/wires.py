@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from libp2p.crypto.keys import KeyPair
 
+    from nolocod.p2p.mesh import Mesh
     from nolocod.p2p.transport.buffers import Unread
+    from nolocod.proto.types import Member
 
 PROGRESS = 2.0
 ENOUGH = 60.0
@@ -40,6 +42,14 @@ async def until(condition: Callable[[], object]) -> None:
     with trio.fail_after(ENOUGH):
         while not condition():  # noqa: ASYNC110  # see above
             await trio.sleep(0.01)
+
+
+async def wait_members(mesh: Mesh, count: int = 1) -> list[Member]:
+    """Wait until `mesh` has `count` live members, at most 10 seconds; return those that it has."""
+    with trio.move_on_after(10):
+        while len(mesh.live()) < count:  # noqa: ASYNC110  # see above
+            await trio.sleep(0.01)
+    return mesh.live()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who may be a member of a run that one must be invited to, as one node knows it.
+"""Who may be a member of the run: anybody (`Admission`), or whoever its owner invited (`InvitedAdmission`).
 
 The rule: a peer counts as admitted for what it showed in its own signed heartbeat, as long as its invitation lasts and
 the owner has not taken it back; whatever it asks of us is looked at again. The owner needs no admission.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from nolocod.disk import write_private
 from nolocod.errors import (
     InvitationOverError,
     LocalError,
@@ -42,21 +43,45 @@ _REREAD = 2.0
 
 
 class Admission:
-    """membership.Access for run `sealed`, on behalf of node `own`. `clock` gives the time of day.
+    """For an open run: anybody may be a member."""
+
+    shown = b""
+    """Our own admission, as we show it to others."""
+    revocations = b""
+    """What we tell others is revoked, sealed by the owner; empty while nothing is."""
+
+    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
+        """Whether `peer` may be a member by the admission that it shows, at the time of day `wall`."""
+        return True
+
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        """Why nothing of the run is given to `peer` now, by what it has shown so far; None if it may have it."""
+        return None
+
+    def learn(self, raw: bytes) -> bool:
+        """Take in revocations that a peer told; whether they are valid and new. Raises RemoteError."""
+        return False
+
+    async def run(self, emit: Emit) -> None:
+        """Keep what is revoked the same as in the data directory, until cancelled."""
+
+
+class InvitedAdmission(Admission):
+    """For run `sealed`, on behalf of node `own`. `clock` gives the time of day.
 
     Raises InvitationError, InvitationOverError or NotInvitedError if the node itself may not be a member, DataDirError
     for files that are damaged.
     """
 
     def __init__(self, sealed: Sealed, own: PeerId, paths: DataDir, clock: Callable[[], float] = time.time) -> None:
-        self.admission = credentials.stored_admission(paths)
-        """What we show to others."""
+        self.shown = credentials.stored_admission(paths)
+        self.revocations = credentials.stored_revocations(paths)
+        self._revoked = credentials.opened_revocations(self.revocations, paths, sealed)
         self._sealed = sealed
         self._owner = PeerId(sealed.manifest.owner)
         self._own = own
         self._paths = paths
         self._clock = clock
-        self._revoked, self._raw = credentials.stored_revocations(paths, sealed)
         self._admitted: OrderedDict[PeerId, tuple[bytes, Invitation]] = OrderedDict()
         self._refused: OrderedDict[PeerId, tuple[type[RefusedError], str]] = OrderedDict()
         """Why, as kind and cause: an error itself holds on to all that led to it."""
@@ -66,17 +91,15 @@ class Admission:
 
     def _check_ourselves(self) -> None:
         manifest = self._sealed.manifest
-        if not self.admission:
+        if not self.shown:
             raise NotInvitedError(f"run {manifest.name} of {short(manifest.owner)} takes only those whom its owner invited.")
-        self._ours = credentials.check_own(self.admission, self._own, self._sealed)
+        self._ours = credentials.check_own(self.shown, self._own, self._sealed)
         if (objection := self._over()) is not None:
             raise InvitationOverError(objection.cause)
 
     def _over(self) -> PeerInvitationOverError | None:
         """Why we are no member any more; None while we are."""
         return self._revoked.over(self._ours, self._own, self._clock()) if self._ours else None
-
-    # --- membership.Access ------------------------------------------------------------------------
 
     def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
         if peer == self._owner:
@@ -89,26 +112,6 @@ class Admission:
             return False
         return True
 
-    def objection(self, peer: PeerId) -> RefusedError | None:
-        """Why nothing is given to `peer` now; None if it may have what members have."""
-        if peer == self._owner:
-            return None
-        known = self._admitted.get(peer)
-        if known is not None:
-            return self._revoked.over(known[1], peer, self._clock())
-        kind, cause = self._refused.get(peer, (PeerNotInvitedError, f"{short(peer)} has shown no invitation to this node."))
-        return kind(cause)
-
-    def told(self) -> bytes:
-        return self._raw
-
-    def learn(self, raw: bytes) -> bool:
-        revoked = open_revocations(raw, self._owner, self._sealed.run_id)
-        if revoked.version <= self._revoked.version:
-            return False
-        self._revoked, self._raw = revoked, raw
-        return True
-
     def _check(self, peer: PeerId, admission: bytes, wall: float) -> None:
         """Keep `peer`'s admission in mind if it counts. RefusedError if not: many such must not push out those that do."""
         known = self._admitted.get(peer)
@@ -119,17 +122,31 @@ class Admission:
         _keep(self._admitted, peer, known)
         self._refused.pop(peer, None)
 
-    # --- with the data directory ------------------------------------------------------------------
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        if peer == self._owner:
+            return None
+        known = self._admitted.get(peer)
+        if known is not None:
+            return self._revoked.over(known[1], peer, self._clock())
+        kind, cause = self._refused.get(peer, (PeerNotInvitedError, f"{short(peer)} has shown no invitation to this node."))
+        return kind(cause)
+
+    def learn(self, raw: bytes) -> bool:
+        revoked = open_revocations(raw, self._owner, self._sealed.run_id)
+        if revoked.version <= self._revoked.version:
+            return False
+        self._revoked, self.revocations = revoked, raw
+        return True
 
     async def run(self, emit: Emit) -> None:
-        """Keep the revocations in the data directory the same as ours, the newer ones on both sides. What goes wrong with
-        that, and that our own admission ends, is told once."""
+        """Of our revocations and those in the data directory the newer ones replace the others. What goes wrong with that,
+        and that our own admission ends, is told once."""
         trouble: str | None = None
         over = False
         while True:
             try:
-                raw = await trio.to_thread.run_sync(self._meet, self._raw)
-                if raw != self._raw:
+                raw = await trio.to_thread.run_sync(self._newest, self.revocations)
+                if raw != self.revocations:
                     self.learn(raw)
                 trouble = None
             except (LocalError, RefusedError) as error:
@@ -141,14 +158,14 @@ class Admission:
                 emit(Troubled(objection.code, objection.cause))
             await trio.sleep(_REREAD)
 
-    def _meet(self, ours: bytes) -> bytes:
+    def _newest(self, ours: bytes) -> bytes:
         """The newer of our revocations and those stored, which are replaced if ours are."""
-        stored = credentials.stored_revocations_bytes(self._paths)
+        stored = credentials.stored_revocations(self._paths)
         if stored == ours:
             return ours
         if stored and credentials.opened_revocations(stored, self._paths, self._sealed).version >= self._revoked.version:
             return stored
-        credentials.store_revocations(self._paths, ours)
+        write_private(self._paths.revocations, ours)
         return ours
 
 

@@ -8,26 +8,21 @@ Computer Networks 53(13), 2009). No clock and no network in here: `now` is a mon
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod import __version__
 from nolocod.errors import RemoteError
 from nolocod.observe.events import PartitionHealed, PeerLost, PeerSeen
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.envelope import MAX_NUMBER, seal, standing_to_wire
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
-    from nolocod.identity import Identity, PeerId
-    from nolocod.observe.events import NatClass
-    from nolocod.p2p.membership.heartbeat import Heartbeat
+    from nolocod.identity import PeerId
+    from nolocod.p2p.membership.heartbeat import OwnHeartbeat
     from nolocod.p2p.membership.table import Membership
-    from nolocod.proto.types import Standing
 
 _ENOUGH = 16
 """With so many connections, gossip prefers connected members: a random graph of that degree holds together."""
@@ -37,75 +32,10 @@ asked at most so many times as often as others."""
 _MESSAGES = 3
 """Full messages that a source is listened to per beat."""
 _SLOW_STATES = frozenset({"paused", "finished"})
-_STRANGERS_AT_ONCE = 8
+_CONTACTS_AT_ONCE = 8
 """Members of another part of the mesh that are contacted when it is found."""
 _HISTORY = 64
 _MAX_AGE = 1e6
-
-
-@dataclass
-class OwnHeartbeat:
-    """Makes our heartbeats: `own` gives standing and state, `addresses` what others may dial, `reach` how others
-    reach us, `relays` whether we give reservations, `admission` by what right we are a member."""
-
-    identity: Identity
-    run_id: str
-    own: Callable[[], tuple[Standing, str]]
-    addresses: Callable[[], Sequence[str]]
-    clock: Callable[[], float] = time.time
-    reach: Callable[[], NatClass | None] = lambda: None
-    relays: Callable[[], bool] = lambda: False
-    admission: bytes = b""
-    life: int = 0
-    """When this process began, in seconds, and 32 random bits below (`new_life`); 0 is not told."""
-    clone: int = 0
-    """The life of another node that speaks with our key now, once that is proved."""
-    leaving: bool = False
-    """From now on nothing else is said."""
-    _count: int = field(default=0)
-    _other: tuple[int, int] = (0, 0)
-    """The count of what we last heard in our own name that we did not say, and whose life it was."""
-
-    def heartbeat(self) -> bytes:
-        """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
-        standing, state = self.own()
-        now_ms = int(self.clock() * 1000)
-        self._count = max(now_ms, self._count + 1)
-        heartbeat = pb.Heartbeat(
-            count=self._count,
-            standing=standing_to_wire(standing),
-            state="leaving" if self.leaving else state,
-            addresses=list(self.addresses())[:8],
-            version=__version__,
-            time_ms=now_ms,
-            reach=self.reach() or "",
-            relays=self.relays(),
-            admission=self.admission,
-            life=self.life,
-            other=self._other[1],
-        )
-        return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
-
-    def hear(self, heartbeat: Heartbeat) -> None:
-        """Something signed with our own key, by an earlier life of ours or by a clone of this node.
-
-        An earlier life's echoes go about for minutes, and anybody can replay them; but only one that lives can name our
-        life, which is drawn by chance when we begin. So each side names the other's, and who finds its own knows. We also
-        go on from the highest count, so that a clock that ran ahead does not keep us unheard after a restart.
-        """
-        if self.life == 0 or heartbeat.life == self.life:
-            return
-        if heartbeat.count < MAX_NUMBER // 2:
-            self._count = max(self._count, heartbeat.count)
-        if heartbeat.life and heartbeat.count > self._other[0]:
-            self._other = heartbeat.count, heartbeat.life
-        if heartbeat.other == self.life:
-            self.clone = heartbeat.life
-
-
-def new_life(wall: float, rng: random.Random) -> int:
-    """A life that begins at the time of day `wall`: later ones are greater, and nobody can guess one."""
-    return int(wall) << 32 | rng.getrandbits(32)
 
 
 @dataclass
@@ -197,7 +127,7 @@ class Gossip:
             heartbeats=[raw for raw, _ in view],
             ages=[math.ceil(age * 1000) for _, age in view],  # nobody grows younger on the way
             answer=answer,
-            revocations=self._table.access.told(),
+            revocations=self._table.admission.revocations,
         )
 
     def learn(self, source: PeerId, message: pb.Gossip, now: float) -> Heard:
@@ -210,7 +140,7 @@ class Gossip:
             if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
                 break
             self._listened[source] += 1
-            age, met = min(told / 1000, _MAX_AGE), table.strangers
+            age, met = min(told / 1000, _MAX_AGE), table.newcomers
             welcome = self._brought[source] <= self._timing.view // 2
             try:
                 change = table.heard(raw, now, wall, self._round_at(now - age, own_round), age=age, newcomer=welcome)
@@ -220,16 +150,19 @@ class Gossip:
             looked_at += 1
             if change is not None:
                 heard.changes.append(change)
-            if table.strangers > met and isinstance(change, PeerSeen):
+            if table.newcomers > met and isinstance(change, PeerSeen):
                 heard.newcomers.append(change.peer_id)
                 self._brought[source] += 1
-        heard.faults += self._learn_revocations(message.revocations, heard)
-        strangers = [peer for peer in heard.newcomers if peer in table and peer != source]
+        self._learn_revocations(message.revocations, heard)
+        newcomers = [peer for peer in heard.newcomers if peer in table and peer != source]
+        # this view had next to nobody of ours: it is of another part of the mesh
         if settled and before >= 2 and len(heard.newcomers) >= 2 and looked_at - len(heard.newcomers) <= looked_at / 16:
-            self._heal(source, heard, now)
-            heard.contact = strangers[:_STRANGERS_AT_ONCE]
+            if self._healed_at is None or now - self._healed_at >= table.lasts(now):  # once for all that come together
+                self._healed_at = now
+                heard.healed = PartitionHealed(source, len(heard.newcomers))
+            heard.contact = newcomers[:_CONTACTS_AT_ONCE]
         elif self._is_new(now):
-            heard.contact = strangers[: max(_ENOUGH - self._greeted, 0)]
+            heard.contact = newcomers[: max(_ENOUGH - self._greeted, 0)]
             self._greeted += len(heard.contact)
         return heard
 
@@ -238,21 +171,14 @@ class Gossip:
             self._began = now
         return now < self._began + self._timing.eager
 
-    def _heal(self, source: PeerId, heard: Heard, now: float) -> None:
-        """The other side's view had next to nobody of ours: told once for all that come in the same while."""
-        if self._healed_at is None or now - self._healed_at >= self._table.lasts(now):
-            self._healed_at = now
-            heard.healed = PartitionHealed(source, len(heard.newcomers))
-
-    def _learn_revocations(self, raw: bytes, heard: Heard) -> int:
-        if not raw or raw == self._table.access.told():
-            return 0
+    def _learn_revocations(self, raw: bytes, heard: Heard) -> None:
+        if not raw or raw == self._table.admission.revocations:
+            return
         try:
-            if self._table.access.learn(raw):
+            if self._table.admission.learn(raw):
                 heard.changes += self._table.review(self._own_heartbeat.clock())
         except RemoteError:
-            return 1
-        return 0
+            heard.faults += 1
 
     def _round_at(self, then: float, own_round: int) -> int:
         """Our own round, now `own_round`, at a time that is not long ago."""

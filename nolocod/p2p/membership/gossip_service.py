@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership.gossip import Heard, OwnHeartbeat
+    from nolocod.p2p.membership.gossip import Heard
+    from nolocod.p2p.membership.heartbeat import OwnHeartbeat
     from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
     from nolocod.p2p.transport.stream import Stream
@@ -64,8 +65,6 @@ class GossipService:
         self._terms = Terms(own_heartbeat.identity, own_heartbeat.run_id, timing.request)
         self._under_way: set[PeerId] = set()
         self._nursery: trio.Nursery | None = None
-        self.changed = trio.Event()
-        """Set, and replaced, whenever the table changed."""
         self.judge: Callable[[PeerId, Conduct], None] = lambda _, __: None
         """Told what peers do wrong that we asked, or that pass on what is not valid."""
         self.heard_directly: dict[PeerId, float] = {}
@@ -77,23 +76,19 @@ class GossipService:
         while True:
             now, connected = trio.current_time(), set(self._host.peers())
             self._tell(self._gossip.beat(now))
-            self._forget_strangers(connected)
+            # whoever asked us once, and is neither member nor connected any more, is not kept in mind
+            kept = connected | self._table.among(self.heard_directly)
+            self.heard_directly = {peer: when for peer, when in self.heard_directly.items() if peer in kept}
             for peer in self._gossip.targets(now, connected):
                 self._start(peer, ())
             await trio.sleep(self._gossip.pause())
-
-    def _forget_strangers(self, connected: set[PeerId]) -> None:
-        """Whoever asked us once, and is neither member nor connected any more, is not kept in mind."""
-        self.heard_directly = {
-            peer: when for peer, when in self.heard_directly.items() if peer in connected or peer in self._table
-        }
 
     def _start(self, peer: PeerId, addresses: Sequence[str]) -> None:
         if self._nursery is not None and peer not in self._under_way and len(self._under_way) < _AT_ONCE:
             self._nursery.start_soon(self._contact_quietly, peer, addresses)
 
     async def _contact_quietly(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        if peer not in self._under_way and not isinstance(self._table.access.objection(peer), BannedError):
+        if peer not in self._under_way and self._table.ban(peer) is None:
             try:
                 await self.contact(peer, addresses)
             except RemoteError as error:
@@ -105,8 +100,8 @@ class GossipService:
 
         Each side then knows by what right the other is a member.
         """
-        if isinstance(objection := self._table.access.objection(peer), BannedError):
-            raise objection
+        if (ban := self._table.ban(peer)) is not None:
+            raise ban
         self._under_way.add(peer)
         try:
             stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
@@ -121,7 +116,7 @@ class GossipService:
         finally:
             self._under_way.discard(peer)
         self._take(peer, self._gossip.learn(peer, body.gossip, trio.current_time()))
-        if (objection := self._table.access.objection(peer)) is not None:
+        if (objection := self._table.objection(peer)) is not None:
             raise AdmissionError(objection.cause)
         self.heard_directly[peer] = trio.current_time()
         self._table.trust(peer)
@@ -136,11 +131,11 @@ class GossipService:
         def reply(body: pb.Body) -> pb.Body:
             if not body.HasField("gossip"):
                 raise ProtocolError("a gossip stream began with something else.")
-            if isinstance(objection := self._table.access.objection(stream.remote), BannedError):
-                raise objection  # before a word of it is taken in
+            if (ban := self._table.ban(stream.remote)) is not None:
+                raise ban  # before a word of it is taken in
             gossip, heard = self._gossip.reply(stream.remote, body.gossip, trio.current_time())
             self._take(stream.remote, heard)
-            if (objection := self._table.access.objection(stream.remote)) is not None:
+            if (objection := self._table.objection(stream.remote)) is not None:
                 raise objection
             return pb.Body(gossip=gossip)
 
@@ -175,15 +170,10 @@ class GossipService:
             self._emit(Troubled(ClonedIdentityError.entry.code, cause))
 
     def _tell(self, changes: Iterable[PeerSeen | PeerLost]) -> None:
-        changed = False
         for change in changes:
-            changed = True
             if isinstance(change, PeerLost):
                 self.heard_directly.pop(change.peer_id, None)
             self._emit(change)
-        if changed:
-            self.changed.set()
-            self.changed = trio.Event()
 
     def trouble(self, error: RemoteError) -> None:
         """Show the faults that a user can act on; the others are the network's daily life."""

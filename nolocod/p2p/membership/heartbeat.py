@@ -1,27 +1,33 @@
-"""One sealed heartbeat, read: what a member says of itself, the same for whoever hears it.
+"""Heartbeats: what a member says of itself, signed, made by `OwnHeartbeat` and read by `read`.
 
-The rule: what is in it follows from its bytes alone, so that it need be read only once; when it was heard, and what that
-means, is the hearer's matter (`membership`).
+The rule: a `Heartbeat` follows from its bytes alone, so that it need be read only once. When it was heard, and what that
+means, is the table's matter.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast, get_args
 
+from nolocod import __version__
 from nolocod.errors import ProtocolError
-from nolocod.identity import PeerId
+from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import NatClass
 from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable
-from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, standing_from_wire
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, seal, standing_from_wire, standing_to_wire
 
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
     from nolocod.proto.types import Standing
 
 _STATE = re.compile(r"[a-z]{1,16}")
-"""What a state looks like. One that we do not know is a later release's: such a member is shown, and not chosen."""
+"""A state that we do not know is a later release's: such a member is shown, and not chosen."""
 MAX_HEARTBEAT = 4096
 """Bytes of one sealed heartbeat."""
 _MAX_ADDRESSES = 8
@@ -29,8 +35,7 @@ _MAX_ADDRESSES = 8
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """`raw` as it came, its signature checked; `time` is its sender's time of day in seconds, `life` and `other` are
-    gossip.OwnHeartbeat's."""
+    """`raw` as it came, its signature checked; `time` is its sender's time of day in seconds."""
 
     raw: bytes
     peer: PeerId
@@ -44,13 +49,14 @@ class Heartbeat:
     relays: bool
     admission: bytes
     life: int
+    """See OwnHeartbeat."""
     other: int
 
 
 def read(raw: bytes, run_id: str) -> Heartbeat:
     """Check all of a heartbeat of run `run_id`.
 
-    Raises ProtocolError (size, content: what no honest node sends), SignatureError, OtherRunError or PeerVersionError.
+    Raises ProtocolError (size, content), SignatureError, OtherRunError or PeerVersionError.
     """
     if len(raw) > MAX_HEARTBEAT:
         raise ProtocolError(f"a heartbeat of {len(raw)} bytes is above the limit of {MAX_HEARTBEAT}.")
@@ -83,7 +89,7 @@ def read(raw: bytes, run_id: str) -> Heartbeat:
 
 
 def glance(raw: bytes) -> tuple[PeerId, int] | None:
-    """Whose heartbeat it says it is and its count, with nothing checked: good only for dropping it. None for no heartbeat."""
+    """Whose heartbeat it says it is and its count, unchecked: good only for dropping it. None if it cannot be parsed."""
     try:
         body = peek(raw)
     except ProtocolError:
@@ -95,3 +101,68 @@ def glance(raw: bytes) -> tuple[PeerId, int] | None:
 def _usable(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Those that can be dialled. Parsing costs more than the signature, and a member mostly tells the same ones again."""
     return tuple(address for address in addresses if dialable(address))
+
+
+@dataclass
+class OwnHeartbeat:
+    """Makes our heartbeats: `own` gives standing and state, `addresses` what others may dial, `reach` how others
+    reach us, `relays` whether we give reservations, `admission` by what right we are a member."""
+
+    identity: Identity
+    run_id: str
+    own: Callable[[], tuple[Standing, str]]
+    addresses: Callable[[], Sequence[str]]
+    clock: Callable[[], float] = time.time
+    reach: Callable[[], NatClass | None] = lambda: None
+    relays: Callable[[], bool] = lambda: False
+    admission: bytes = b""
+    life: int = 0
+    """When this process began, in seconds, and 32 random bits below (`new_life`); 0 is not told."""
+    clone: int = 0
+    """The life of another node that speaks with our key now, once that is proved."""
+    leaving: bool = False
+    """From now on nothing else is said."""
+    _count: int = 0
+    _other: tuple[int, int] = (0, 0)
+    """The count of what we last heard in our own name that we did not say, and whose life it was."""
+
+    def heartbeat(self) -> bytes:
+        """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
+        standing, state = self.own()
+        now_ms = int(self.clock() * 1000)
+        self._count = max(now_ms, self._count + 1)
+        heartbeat = pb.Heartbeat(
+            count=self._count,
+            standing=standing_to_wire(standing),
+            state="leaving" if self.leaving else state,
+            addresses=list(self.addresses())[:_MAX_ADDRESSES],
+            version=__version__,
+            time_ms=now_ms,
+            reach=self.reach() or "",
+            relays=self.relays(),
+            admission=self.admission,
+            life=self.life,
+            other=self._other[1],
+        )
+        return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
+
+    def hear(self, heartbeat: Heartbeat) -> None:
+        """Something signed with our own key, by an earlier life of ours or by a clone of this node.
+
+        Anybody can replay an earlier life's heartbeats; but only one that lives can name our life, which is drawn by
+        chance. So each side names the other's, and who finds its own knows. We also go on from the highest count, so that
+        a clock that ran ahead does not keep us unheard after a restart.
+        """
+        if self.life == 0 or heartbeat.life == self.life:
+            return
+        if heartbeat.count < MAX_NUMBER // 2:
+            self._count = max(self._count, heartbeat.count)
+        if heartbeat.life and heartbeat.count > self._other[0]:
+            self._other = heartbeat.count, heartbeat.life
+        if heartbeat.other == self.life:
+            self.clone = heartbeat.life
+
+
+def new_life(wall: float, rng: random.Random) -> int:
+    """A life that begins at the time of day `wall`: later ones are greater, and nobody can guess one."""
+    return int(wall) << 32 | rng.getrandbits(32)

@@ -34,12 +34,10 @@ from nolocod.identity import PeerId, short
 from nolocod.observe.events import PeerBanned, PeerJudged, Troubled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from nolocod.errors import RefusedError, RemoteError
+    from nolocod.errors import RemoteError
     from nolocod.observe.events import Emit
-    from nolocod.p2p.membership.table import Access
     from nolocod.proto.types import Ended
 
 _UNKNOWN = 0.5
@@ -237,24 +235,3 @@ class Records:
         except LocalError as error:
             self._reputation.dirty = True  # the next save tries again
             self._reputation.emit(Troubled(error.code, error.cause))
-
-
-@dataclass(frozen=True)
-class Watched:
-    """membership.Access: what `access` says, and that the banned are given nothing. `clock` gives the time of day."""
-
-    access: Access
-    reputation: Reputation
-    clock: Callable[[], float]
-
-    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
-        return self.access.admits(peer, admission, wall)
-
-    def objection(self, peer: PeerId) -> RefusedError | None:
-        return self.reputation.objection(peer, self.clock()) or self.access.objection(peer)
-
-    def told(self) -> bytes:
-        return self.access.told()
-
-    def learn(self, raw: bytes) -> bool:
-        return self.access.learn(raw)

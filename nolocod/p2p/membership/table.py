@@ -2,7 +2,7 @@
 
 The rule: only a heartbeat's own signature makes a member, whoever carried it; a member lives as long as its
 count grows. A full table gives the place of its stalest entry to a fresher one, as Newscast does (Jelasity et
-al., "GossipService-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node knows is what it heard last. No
+al., "Gossip-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node knows is what it heard last. No
 clock, no randomness, no network in here: `now` is a monotonic time in seconds, `wall` the time of day in
 seconds, both passed in.
 """
@@ -15,10 +15,11 @@ import math
 import statistics
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nolocod.observe.events import MADE_ROOM, PeerLost, PeerSeen
 from nolocod.p2p.membership import heartbeat
+from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.timing import Timing
 from nolocod.proto.types import Member
 
@@ -71,42 +72,6 @@ class _Suspicion:
     heard_again: bool = False
 
 
-class Access(Protocol):
-    """Who may be a member, as the run's owner says; and what of that goes from member to member."""
-
-    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
-        """Whether `peer` may be a member by the admission that it shows, at this time of day."""
-        ...
-
-    def objection(self, peer: PeerId) -> RefusedError | None:
-        """Why nothing of the run is given to `peer` now, by what it has shown so far; None if it may have it."""
-        ...
-
-    def told(self) -> bytes:
-        """The revocations that we tell others, sealed; empty while there are none."""
-        ...
-
-    def learn(self, raw: bytes) -> bool:
-        """Take in revocations that a peer told; whether they are valid and new. Raises RemoteError."""
-        ...
-
-
-class Open:
-    """For runs that anybody may join."""
-
-    def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
-        return True
-
-    def objection(self, peer: PeerId) -> RefusedError | None:
-        return None
-
-    def told(self) -> bytes:
-        return b""
-
-    def learn(self, raw: bytes) -> bool:
-        return False
-
-
 @dataclass
 class Membership:
     """The members of run `run_id` as node `own` knows them; `own` itself is never in it.
@@ -117,8 +82,10 @@ class Membership:
     own: PeerId
     run_id: str
     timing: Timing = field(default_factory=Timing)
-    access: Access = field(default_factory=Open)
-    strangers: int = 0
+    admission: Admission = field(default_factory=Admission)
+    ban: Callable[[PeerId], RefusedError | None] = lambda _: None
+    """Why nothing is asked of a peer and given to it for now."""
+    newcomers: int = 0
     """How many members came of whom nothing was known."""
     in_our_name: Callable[[Heartbeat], None] = lambda _heartbeat: None
     """Told every valid heartbeat that carries our own signature."""
@@ -136,6 +103,10 @@ class Membership:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def objection(self, peer: PeerId) -> RefusedError | None:
+        """Why `peer` is given nothing of the run now; None if it may have what members have."""
+        return self.ban(peer) or self.admission.objection(peer)
 
     def among(self, peers: Iterable[PeerId]) -> set[PeerId]:
         """Those of `peers` that are members."""
@@ -162,7 +133,7 @@ class Membership:
         if peer == self.own:
             self.in_our_name(said)
             return None
-        if not self.access.admits(peer, said.admission, wall):
+        if not self.admission.admits(peer, said.admission, wall):
             return None
         if said.state == "leaving":
             known = self._drop(peer)
@@ -199,7 +170,7 @@ class Membership:
                 return None
             self._drop(stalest.said.peer)
             self._made_room.append(stalest.said.peer)
-        self.strangers += before is None and memory is None
+        self.newcomers += before is None and memory is None
         if before is not None:
             entry.heard = max(entry.heard, before.heard)
         self._entries[peer] = entry
@@ -208,12 +179,8 @@ class Membership:
         suspicion = self._suspicions.get(peer)
         if suspicion is not None and entry.heard > suspicion.since:  # what was on its way before says nothing
             suspicion.heard_again = True
-        said = entry.said
-        if before is not None and (before.said.standing, before.said.state, before.said.nat) == (
-            said.standing,
-            said.state,
-            said.nat,
-        ):
+        said, was = entry.said, before.said if before else None
+        if was is not None and (was.standing, was.state, was.nat) == (said.standing, said.state, said.nat):
             return None
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
 
@@ -255,7 +222,7 @@ class Membership:
 
     def review(self, wall: float) -> list[PeerLost]:
         """Drop the members that may be none any more: an admission ended, or was revoked."""
-        refused = [peer for peer, entry in self._entries.items() if not self.access.admits(peer, entry.said.admission, wall)]
+        refused = [peer for peer, entry in self._entries.items() if not self.admission.admits(peer, entry.said.admission, wall)]
         for peer in refused:
             self._drop(peer)
         return [PeerLost(peer, "it may not be a member any more") for peer in refused]
@@ -305,22 +272,13 @@ class Membership:
     def live(self, now: float, reach: Mapping[PeerId, Reach] | None = None) -> list[Member]:
         """All live members, in the order in which they were learned; `reach` says who is connected how."""
         seconds, reach = self.lasts(now), reach or {}
-        return [
-            Member(
-                peer,
-                (said := entry.said).standing,
-                said.state,
-                said.addresses,
-                said.version,
-                now - entry.heard,
-                reach.get(peer),
-                entry.lead,
-                said.nat,
-                said.relays,
-            )
-            for peer, entry in self._entries.items()
-            if now - entry.heard <= seconds
-        ]
+        members = []
+        for peer, entry in self._entries.items():
+            said, age = entry.said, now - entry.heard
+            if age <= seconds:
+                facts = said.standing, said.state, said.addresses, said.version, age
+                members.append(Member(peer, *facts, reach.get(peer), entry.lead, said.nat, said.relays))
+        return members
 
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:
         """The last heartbeat of `peer` as it came, its life, and when it was sealed; empty for one that is no member."""

@@ -75,8 +75,8 @@ class Connectivity:
         )
         self._relay = Relay(host, limits, lambda: self.gives)
 
-    def serve(self, guard: Callable[[Handler], Handler]) -> None:
-        """Take circuits and give them, as far as the owner lets us; what is given is broken off by `guard`."""
+    def serve(self, interruptible: Callable[[Handler], Handler]) -> None:
+        """Take circuits and give them, as far as the owner lets us; what is given can be broken off (`interruptible`)."""
         self._puncher.serve()
         if self._relaying.use:
             self._client.serve()
@@ -84,7 +84,7 @@ class Connectivity:
         if self._relaying.only:
             self._host.straight_to = self._may_connect_straight
         if self._relaying.serve:
-            self._host.serve(HOP, guard(self._relay.handle))
+            self._host.serve(HOP, interruptible(self._relay.handle))
 
     async def run(self) -> None:
         """Find out how we are reached, keep reservations, and tell what is relayed, until cancelled."""

@@ -13,7 +13,8 @@ import blake3
 import trio
 
 from nolocod.observe.events import StateChanged
-from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat, new_life
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.table import Membership
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing

@@ -16,8 +16,8 @@ from nolocod.observe.events import Event, PartitionHealed, Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
 from nolocod.p2p.discovery.kademlia import Dht, look_up, open_dht
 from nolocod.p2p.host import Host, open_host
-from nolocod.p2p.membership.gossip import OwnHeartbeat
 from nolocod.p2p.membership.gossip_service import GossipService
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import MeshSettings
@@ -27,7 +27,7 @@ from nolocod.p2p.transport.stream import GOSSIP
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
-from tests.support.wires import ENOUGH, until
+from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -180,5 +180,5 @@ async def test_false_records_are_tried_and_make_nobody_a_member(tmp_path: Path) 
         await node.enter(mesh, run)
         other = Node(tmp_path / "b", mesh.addresses)
         await other.enter(await stack.enter_async_context(other.open()), run)
-        members = await mesh.wait_members(1)
+        members = await wait_members(mesh, 1)
         assert [member.peer_id for member in members] == [other.identity.peer_id]

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from nolocod.identity import Identity
-from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat, new_life
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.table import Membership
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAX_NUMBER, peek

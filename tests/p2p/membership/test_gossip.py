@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -13,10 +12,10 @@ from nolocod.errors import BannedError, ClonedIdentityError, PeerUnavailableErro
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery
-from nolocod.p2p.membership.gossip import OwnHeartbeat
 from nolocod.p2p.membership.gossip_service import GossipService
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.peer_scoring import Conduct
-from nolocod.p2p.membership.table import Membership, Open
+from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.requests import Terms, answer
 from nolocod.p2p.transport.stream import GOSSIP
@@ -56,26 +55,16 @@ class EmptyHost:
         raise PeerUnavailableError("nobody answers.")
 
 
-@dataclass(frozen=True)
-class Banning(Open):
-    """membership.Access: `banned` is given nothing."""
-
-    banned: PeerId
-
-    def objection(self, peer: PeerId) -> BannedError | None:
-        return BannedError("it is banned.") if peer == self.banned else None
-
-
-def voice_of(identity: Identity) -> OwnHeartbeat:
+def own_heartbeat_of(identity: Identity) -> OwnHeartbeat:
     return OwnHeartbeat(identity, "run", lambda: (Standing(0, 0, 0.0), "training"), tuple, clock=lambda: 1e9)
 
 
 def gossip_over(host: EmptyHost, emit: Emit = lambda _event: None) -> GossipService:
     table = Membership(OWN.peer_id, "run")
-    return GossipService(cast("Host", host), table, voice_of(OWN), random.Random(0), Timing(), emit)
+    return GossipService(cast("Host", host), table, own_heartbeat_of(OWN), random.Random(0), Timing(), emit)
 
 
-async def test_strangers_that_asked_once_are_not_kept_in_mind(autojump_clock: object) -> None:
+async def test_peers_that_asked_once_are_not_kept_in_mind(autojump_clock: object) -> None:
     gossip = gossip_over(EmptyHost())
     gossip.heard_directly = dict.fromkeys((PeerId(f"peer {n}") for n in range(1000)), 0.0)
     async with trio.open_nursery() as nursery:
@@ -89,8 +78,8 @@ async def test_a_banned_member_is_left_alone_without_a_word_at_every_heartbeat(a
     host, other = EmptyHost(), Identity.generate()
     events: list[Event] = []
     gossip = gossip_over(host, events.append)
-    gossip._table.access = Banning(other.peer_id)
-    gossip._table.heard(voice_of(other).heartbeat(), trio.current_time(), 1e9)
+    gossip._table.ban = lambda peer: BannedError("it is banned.") if peer == other.peer_id else None
+    gossip._table.heard(own_heartbeat_of(other).heartbeat(), trio.current_time(), 1e9)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gossip.run, nursery)
         await trio.sleep(3 * Timing().heartbeat)
@@ -170,7 +159,7 @@ async def test_a_node_that_loses_all_members_looks_for_them_at_once(autojump_clo
 async def test_who_leaves_says_so_until_it_is_gone() -> None:
     timing = Timing()
     table = Membership(OWN.peer_id, "run", timing)
-    gossip = GossipService(cast("Host", EmptyHost()), table, voice_of(OWN), random.Random(1), timing, lambda _: None)
+    gossip = GossipService(cast("Host", EmptyHost()), table, own_heartbeat_of(OWN), random.Random(1), timing, lambda _: None)
     await gossip.leave(1.0)
     gossip._gossip.beat(trio.current_time())  # the next is due before it is gone
     (said,) = gossip._gossip.question(trio.current_time()).heartbeats

@@ -27,8 +27,8 @@ from nolocod.errors import (
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.discovery.bootstrap import verdict
-from nolocod.p2p.membership import admission as guards
-from nolocod.p2p.membership.admission import Admission
+from nolocod.p2p.membership import admission as module
+from nolocod.p2p.membership.admission import InvitedAdmission
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.timing import Timing
@@ -40,7 +40,7 @@ from nolocod.run import credentials
 from nolocod.run.credentials import Grant
 from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
-from tests.support.wires import ENOUGH, until
+from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -106,7 +106,7 @@ class Run:
 
 @asynccontextmanager
 async def a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None = None) -> AsyncIterator[Run]:
-    monkeypatch.setattr(guards, "_REREAD", 0.1)
+    monkeypatch.setattr(module, "_REREAD", 0.1)
     owner = Node(tmp_path / "owner")
     owner.data_dir.mkdir()
     sealed = seal(Manifest(name="private", model={"model_type": "llama"}, access="invited"), owner.identity)
@@ -136,7 +136,7 @@ async def test_a_member_comes_back_without_its_token(tmp_path: Path, monkeypatch
     async with a_run(tmp_path, monkeypatch, key=bytes(32)) as run:
         ann = Node(tmp_path / "ann", access=Access(invite=run.invite()))
         async with ann.join() as mesh:
-            await mesh.wait_members(1)
+            await wait_members(mesh, 1)
             await mesh.leave()
         ann.access = Access()
         async with ann.join() as mesh:
@@ -179,7 +179,7 @@ async def test_who_was_not_invited_gets_the_manifest_and_nothing_else(tmp_path: 
             assert await mesh.find_run() == run.sealed
             with pytest.raises(NotInvitedError, match="takes only those"):
                 await mesh.enter(run.sealed, lambda: (Standing(1, 0, 0.0), "training"))
-        monkeypatch.setattr(Admission, "_check_ourselves", lambda self: None)  # a node that tries all the same
+        monkeypatch.setattr(InvitedAdmission, "_check_ourselves", lambda self: None)  # a node that tries all the same
         async with ann.open() as mesh:
             with pytest.raises(NotInvitedError, match="shows no invitation"):
                 await mesh.enter(run.sealed, lambda: (Standing(1, 0, 0.0), "training"))
@@ -217,8 +217,8 @@ async def test_a_member_introduces_itself_before_it_asks_for_weights(tmp_path: P
 
         second.serve(SNAPSHOT, serve)
         await until(lambda: bob.peer_id in members(first))
-        assert second._guard is not None
-        second._guard._admitted.clear()  # as if it had never heard of her, this very heartbeat included
+        assert isinstance(second._admission, InvitedAdmission)
+        second._admission._admitted.clear()  # as if it had never heard of her, this very heartbeat included
         second._table._entries.pop(ann.peer_id, None)
         second._table._memories.pop(ann.peer_id, None)
         assert first._gossip is not None
@@ -244,9 +244,9 @@ async def test_a_membership_ends_while_the_node_runs(tmp_path: Path, monkeypatch
         async with ann.join() as joined:
             await until(lambda: ann.peer_id in members(run.mesh))
             for mesh in (run.mesh, joined):
-                assert mesh._guard is not None
+                assert isinstance(mesh._admission, InvitedAdmission)
                 assert mesh._gossip is not None
-                mesh._guard._clock = mesh._gossip._own_heartbeat.clock = lambda: time.time() + 601.0
+                mesh._admission._clock = mesh._gossip._own_heartbeat.clock = lambda: time.time() + 601.0
             await until(lambda: ann.peer_id not in members(run.mesh))
             await until(lambda: InvitationOverError.entry.code in ann.troubles())
 
@@ -263,8 +263,10 @@ async def test_who_is_revoked_is_dropped_by_all_within_seconds(tmp_path: Path, m
             await until(lambda: PeerInvitationOverError.entry.code in bob.troubles())
             assert any(isinstance(event, PeerLost) and event.peer_id == bob.peer_id for event in ann.events)
         await until(lambda: ann.config.paths.revocations.exists())
-        assert credentials.stored_revocations(ann.config.paths, run.sealed)[0].peers == {bob.peer_id}
-        credentials.store_revocations(bob.config.paths, b"")  # one that has heard nothing of it
+        paths = ann.config.paths
+        revoked = credentials.opened_revocations(credentials.stored_revocations(paths), paths, run.sealed)
+        assert revoked.peers == {bob.peer_id}
+        bob.config.paths.revocations.write_bytes(b"")  # one that has heard nothing of it
         with pytest.raises(InvitationOverError, match="revoked"):
             async with bob.join():
                 pytest.fail("joined")

@@ -29,8 +29,8 @@ from nolocod.errors import (
 from nolocod.identity import PeerId
 from nolocod.observe.events import Event, PeerBanned, PeerJudged, Troubled
 from nolocod.p2p.membership import peer_scoring as module
-from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, Watched, conduct_in, conduct_of
-from nolocod.p2p.membership.table import Open
+from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_in, conduct_of
+from nolocod.p2p.membership.table import Membership
 from nolocod.proto.types import Ended
 
 if TYPE_CHECKING:
@@ -214,13 +214,12 @@ def test_what_an_exchange_says_of_the_partner(
 
 def test_the_banned_are_given_nothing_and_others_what_the_owner_lets_them() -> None:
     scene = Scene()
-    access = Watched(Open(), scene.reputation, lambda: 1000.0)
-    assert access.objection(PEER) is None
+    table = Membership(PeerId("we"), "run", ban=lambda peer: scene.reputation.objection(peer, 1000.0))
+    assert table.objection(PEER) is None
     scene.until_banned(Conduct.FALSE_SIGNATURE)
-    assert isinstance(access.objection(PEER), BannedError)
-    assert access.objection(PeerId("other")) is None
-    assert access.admits(PEER, b"", 0.0), "it is a member all the same: others may think better of it"
-    assert (access.told(), access.learn(b"")) == (b"", False)
+    assert isinstance(table.objection(PEER), BannedError)
+    assert table.objection(PeerId("other")) is None
+    assert table.admission.admits(PEER, b"", 0.0), "it is a member all the same: others may think better of it"
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod.identity import Identity
-from nolocod.p2p.membership.gossip import Gossip, OwnHeartbeat
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb

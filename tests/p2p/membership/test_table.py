@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureError
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerLost, PeerSeen
-from nolocod.p2p.membership.gossip import OwnHeartbeat
-from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
+from nolocod.p2p.membership.admission import Admission
+from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT, OwnHeartbeat
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
@@ -262,27 +262,24 @@ def test_how_others_reach_it_and_what_it_gives() -> None:
         assert (member.nat, member.relays) == (meant, word == "public")
 
 
-class Doorman:
+class Doorman(Admission):
     """Admits those that show "yes"; takes back what it is told."""
 
     def __init__(self) -> None:
         self.word = b"yes"
-        self.revoked = b""
+        self.revocations = b""
 
     def admits(self, peer: PeerId, admission: bytes, wall: float) -> bool:
         return admission == self.word
 
-    def told(self) -> bytes:
-        return self.revoked
-
     def learn(self, raw: bytes) -> bool:
-        self.revoked, self.word = raw, b"no more"
+        self.revocations, self.word = raw, b"no more"
         return True
 
 
 def test_only_who_is_admitted_is_a_member_and_only_as_long() -> None:
     doorman = Doorman()
-    members, invited, stray = Membership(ME.peer_id, RUN, access=doorman), Node(), Node()
+    members, invited, stray = Membership(ME.peer_id, RUN, admission=doorman), Node(), Node()
     assert members.heard(sealed(stray), 0.0, WALL) is None
     assert isinstance(members.heard(sealed(invited, admission=b"yes"), 0.0, WALL), PeerSeen)
     assert [member.peer_id for member in members.live(0.0)] == [invited.identity.peer_id]

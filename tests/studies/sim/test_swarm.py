@@ -18,7 +18,7 @@ from nolocod import cli
 from nolocod.commands.simulate import NAMES
 from nolocod.errors import OtherRunError, PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
 from nolocod.p2p.membership import heartbeat
-from nolocod.p2p.membership.gossip import OwnHeartbeat
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
