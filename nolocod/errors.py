@@ -25,7 +25,10 @@ class Entry:
 
 
 CATALOGUE: dict[str, Entry] = {}
-RETIRED = {"NLC-215": "partner draws (`trust.draws`), which were removed"}
+RETIRED = {
+    "NLC-215": "partner draws (`trust.draws`), which were removed",
+    "NLC-216": "the direction check (`trust.direction`), which was removed",
+}
 """Codes of earlier releases and what they were about: none is given again."""
 
 
@@ -310,12 +313,6 @@ class RejectedTensorError(RemoteError):
     """A partner's tensor has the wrong shape for this run, or values that are not finite: no honest node sends that."""
 
     entry = _entry("NLC-207", "partner's tensor rejected", "Nothing to do: nothing was applied.")
-
-
-class MisdirectedTensorError(RejectedTensorError):
-    """A partner's change points against ours by more than the run allows. Rarely, chance alone does that."""
-
-    entry = _entry("NLC-216", "partner's change points the wrong way", "Nothing to do: nothing was applied.")
 
 
 class HarmfulTensorError(RejectedTensorError):

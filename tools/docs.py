@@ -366,7 +366,7 @@ def keys_of(section: type[msgspec.Struct]) -> list[Key]:
     hints = get_type_hints(section, include_extras=True)
     keys = []
     for field in msgspec.structs.fields(section):
-        if field.name in ("owner", "format", "draws") or field.name in _tables():
+        if field.name in ("owner", "format", *manifest.RETIRED) or field.name in _tables():
             continue
         default = "required" if field.required else _literal(field.default)
         keys.append(Key(field.name, type_text(hints[field.name]), default, texts.get(field.name, "")))

@@ -1,4 +1,4 @@
-"""Print how far honest replicas' slow weights are apart, matrix by matrix: what trainer/nearness.py calls far lies beyond it.
+"""Print how far honest replicas' slow weights are apart, matrix by matrix: FAR of trainer/compare_donors.py lies beyond it.
 
     python -m tools.nearness [REPLICAS [STEPS]]
 
@@ -17,7 +17,7 @@ import torch
 
 from nolocod.studies.lab.multi_replica import MultiReplica
 from nolocod.studies.lab.trials import Trial
-from nolocod.trainer.nearness import FAR, distance
+from nolocod.trainer.compare_donors import FAR, distance
 
 RATES = (5e-4, 1e-3, 2e-3)
 

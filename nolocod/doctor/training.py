@@ -109,9 +109,9 @@ def device(name: str) -> Finding:
 
 def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Finding:
     """D04; tells the model's size as soon as it is known. Raises ModelTooLargeError, RunFileError or DeviceError."""
+    from nolocod.trainer.capture import Plan
     from nolocod.trainer.data import make_tokenizer
     from nolocod.trainer.model import check_memory, layout_of, pick_device, read_config
-    from nolocod.trainer.snapshot import Plan
 
     config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
     layout = layout_of(config)

@@ -20,7 +20,7 @@ from nolocod.disk import write_whole
 from nolocod.errors import AllowanceError, ClockError, ClonedIdentityError, LostStepsError, TrainerError
 from nolocod.node import data_directory
 from nolocod.node.host_checks import check_host
-from nolocod.node.peers import CurrentRounds, OwnSnapshot, PausableServices, Peers, first_error, outliving
+from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, first_error, outliving
 from nolocod.node.schedule import PausePolicy, month_spent, on_battery, outside_hours
 from nolocod.node.supervisor import Supervisor
 from nolocod.node.training_session import TrainingSession
@@ -93,7 +93,7 @@ class Node:
         self._pausable = PausableServices(lambda: self._pause_policy.pause is not None)
         self._snapshot = OwnSnapshot(config.paths.serving, self._loaded_trainer)
         self._receipts = ReceiptStore(config.paths.receipts)
-        self._answerer = CurrentRounds()
+        self._answerer = CurrentLoop()
         self._stop = trio.Event()
         self._joined: tuple[SessionSettings, Peers] | None = None
         self._session: TrainingSession | None = None
@@ -187,7 +187,7 @@ class Node:
             follows = "It starts again from its checkpoint." if again else "What it did since its checkpoint is lost."
             self.emit(Troubled(TrainerError.entry.code, f"{first_error(errors).cause} {follows}"))
         finally:
-            self._answerer.rounds = None
+            self._answerer.loop = None
             self._trainer = None
         return again
 
@@ -197,7 +197,7 @@ class Node:
             return
         self._tell_lost(await session.weights.load())
         self._keep_back(trainer.outbox.size, peers.expect(trainer.outbox.size))
-        self._answerer.rounds = session.rounds
+        self._answerer.loop = session.loop
         while (reason := await session.train(self._stop)) in ("behind", "paused"):
             if reason == "paused" and not await session.rest(self._stop):
                 break

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
-    from nolocod.outer.loop import Rounds
+    from nolocod.outer.loop import OuterLoop
     from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.exchange.service import ExchangeService
     from nolocod.p2p.mesh import Mesh
@@ -85,23 +85,23 @@ class Peers:
         self._mesh.judge(donor, Conduct.FALSE_WEIGHTS)
 
 
-class CurrentRounds:
-    """Answers offers by the rounds of the trainer that is up (types.Answerer).
+class CurrentLoop:
+    """Answers offers by the outer loop of the trainer that is up (types.Answerer).
 
-    An accepted exchange stays with the rounds that accepted it, also when their trainer has died; until
+    An accepted exchange stays with the loop that accepted it, also when their trainer has died; until
     it has ended no other offer is accepted.
     """
 
     def __init__(self) -> None:
-        self.rounds: Rounds | None = None
-        self._engaged: Rounds | None = None
+        self.loop: OuterLoop | None = None
+        self._engaged: OuterLoop | None = None
 
     def decide(self, offer: Offer) -> Answer:
-        if self.rounds is None or self._engaged not in (None, self.rounds):
+        if self.loop is None or self._engaged not in (None, self.loop):
             return Busy(_LOADING_SECONDS, "not ready")
-        answer = self.rounds.decide(offer)
+        answer = self.loop.decide(offer)
         if isinstance(answer, Accept):
-            self._engaged = self.rounds
+            self._engaged = self.loop
         return answer
 
     @property
@@ -109,13 +109,13 @@ class CurrentRounds:
         return self._accepted().local_side
 
     async def ended(self, ended: Ended) -> None:
-        rounds = self._accepted()
+        loop = self._accepted()
         try:
-            await rounds.ended(ended)
+            await loop.ended(ended)
         finally:
             self._engaged = None
 
-    def _accepted(self) -> Rounds:
+    def _accepted(self) -> OuterLoop:
         if self._engaged is None:
             raise AssertionError("no exchange was accepted")
         return self._engaged

@@ -14,7 +14,7 @@ from nolocod.errors import DiskFullError
 from nolocod.identity import PeerId
 from nolocod.node.weights import Weights
 from nolocod.observe.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled
-from nolocod.outer.loop import Pace, Rounds
+from nolocod.outer.loop import LoopSettings, OuterLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,10 +41,10 @@ class TrainingSession:
         self, settings: SessionSettings, trainer: TrainerProcess, peers: Peers, pause_policy: PausePolicy, emit: Emit
     ) -> None:
         manifest, own = settings.manifest, PeerId(settings.setup.peer_id)
-        pace = Pace(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, manifest.outer.rounds)
+        pace = LoopSettings(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, manifest.outer.rounds)
         self.state: Literal["joining", "training", "finished"] = "joining"
         self.weights = Weights(settings, trainer, peers, emit)
-        self.rounds = Rounds(own, trainer, peers, pace, emit, peers.probation)
+        self.loop = OuterLoop(own, trainer, peers, pace, emit, peers.probation)
         self._settings = settings
         self._trainer = trainer
         self._pause_policy = pause_policy
@@ -54,7 +54,7 @@ class TrainingSession:
         self._began = trio.Event()
 
     def follow(self, event: Event) -> None:
-        self.rounds.follow(event)
+        self.loop.follow(event)
         if isinstance(event, OuterStep):
             self._stepped.set()
         elif isinstance(event, InnerSteps):
@@ -118,7 +118,7 @@ class TrainingSession:
             one_ended.set()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, self.rounds.run, "finished")
+            nursery.start_soon(watch, self.loop.run, "finished")
             nursery.start_soon(watch, stop.wait, "stopped")
             nursery.start_soon(watch, self._fall_behind, "behind")
             nursery.start_soon(watch, self._pause_policy.wait_paused, "paused")
@@ -128,8 +128,8 @@ class TrainingSession:
             if ended[0] == "paused":
                 with trio.CancelScope() as patience:
                     nursery.start_soon(_cancel_after, stop.wait, patience)
-                    await self.rounds.close(_UNDER_WAY)
-            await self.rounds.close(self._settings.grace)
+                    await self.loop.close(_UNDER_WAY)
+            await self.loop.close(self._settings.grace)
             nursery.cancel_scope.cancel()
         return ended[0]
 

@@ -1,10 +1,10 @@
-"""When an outer step is due, with whom, and what follows: the only place that decides it.
+"""When an outer step is due, with whom, and what follows.
 
 The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
 node looks for a partner; a node past half of its inner steps accepts the offer of another; and when
 patience ends without a partner, the step is taken solo. Nothing is applied unless the exchange was
-committed on both sides. No libp2p and no torch: the trainer and the mesh are the two protocols below,
-time is trio's clock, so that the simulator runs this very file.
+committed on both sides. The trainer and the mesh are the two protocols below and time is trio's clock,
+so the simulator runs this very file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ so where all hurry from one to the next nobody finds anybody; and in a large swa
 
 
 class Trainer(Protocol):
-    """The replica, as rounds sees it."""
+    """The replica, as the loop sees it."""
 
     @property
     def outbox(self) -> Box: ...
@@ -75,7 +75,7 @@ class Trainer(Protocol):
         """Return once enough inner steps were done since the last outer step."""
         ...
 
-    async def snapshot(self, subject: Subject) -> Description: ...
+    async def capture(self, subject: Subject) -> Description: ...
     async def inspect(self, *, probation: bool) -> Inspection:
         """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
         ...
@@ -86,13 +86,13 @@ class Trainer(Protocol):
 
 
 class Mesh(Protocol):
-    """The peers, as rounds sees them."""
+    """The peers, as the loop sees them."""
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
         """Draw a live training member within the staleness limit, or None."""
         ...
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: TrainerSide) -> Ended:
         """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
         ...
 
@@ -102,8 +102,8 @@ class Mesh(Protocol):
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The run's settings that rounds needs (manifest: `inner.steps` and `[outer]`)."""
+class LoopSettings:
+    """The run's settings of the loop (manifest: `inner.steps` and `[outer]`)."""
 
     inner_steps: int
     staleness: int
@@ -115,15 +115,15 @@ class Pace:
         return 0 < self.goal <= standing.round
 
 
-class LocalSide:
-    """One exchange's use of the trainer (terms.LocalSide); remembers whether a snapshot lies in the outbox."""
+class TrainerSide:
+    """One exchange's use of the trainer (proto.types.LocalSide); remembers whether a capture lies in the outbox."""
 
     def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
-        """`begun` is told of the snapshot; `probation` says whether the partner's message counts for less."""
+        """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
         self._trainer = trainer
         self._begun = begun
         self._probation = probation
-        self.snapshot_taken = False
+        self.captured = False
 
     @property
     def outbox(self) -> Box:
@@ -133,40 +133,35 @@ class LocalSide:
     def inbox(self) -> Box:
         return self._trainer.inbox
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         self._begun()
-        self.snapshot_taken = True  # before the await: cancelled in it, the trainer may have taken one
-        return await self._trainer.snapshot(subject)
+        self.captured = True  # before the await: cancelled in it, the trainer may have taken one
+        return await self._trainer.capture(subject)
 
     async def inspect(self) -> bytes:
         return (await self._trainer.inspect(probation=self._probation())).skipped
 
 
-def nobody(peer: PeerId) -> bool:
-    """Whether `peer` is on probation, where nobody is."""
-    return False
-
-
-class Rounds:
-    """Drives outer steps for one trainer, as offerer (`run`) and as answerer (types.Answerer)."""
+class OuterLoop:
+    """Drives outer steps for one trainer, as offerer (`run`) and as answerer (proto.types.Answerer)."""
 
     def __init__(
         self,
         own: PeerId,
         trainer: Trainer,
         mesh: Mesh,
-        pace: Pace,
+        settings: LoopSettings,
         emit: Emit,
-        probation: Callable[[PeerId], bool] = nobody,
+        probation: Callable[[PeerId], bool],
     ) -> None:
         """`probation`: whether a partner is so new to us that its messages count for less (manifest.Trust)."""
         self._own = own
         self._trainer = trainer
         self._mesh = mesh
-        self._pace = pace
+        self._settings = settings
         self._emit = emit
         self._probation = probation
-        self._local_side: LocalSide | None = None  # set while an accepted or own exchange is under way
+        self._local_side: TrainerSide | None = None  # set while an accepted or own exchange is under way
         self._offering_to: PeerId | None = None  # our offer that nobody accepted yet
         self._started = 0.0
         self._idle = trio.Event()
@@ -181,7 +176,7 @@ class Rounds:
     async def run(self) -> None:
         """Take outer steps until the run's goal is reached, or `close` is called."""
         self._closing = False
-        while not (self._closing or self._pace.reached(self._trainer.standing)):
+        while not (self._closing or self._settings.reached(self._trainer.standing)):
             await self._trainer.wait_boundary()
             await self._outer_step()
 
@@ -192,23 +187,23 @@ class Rounds:
             await self._idle.wait()
 
     def _due(self) -> bool:
-        return self._trainer.steps_since_outer >= self._pace.inner_steps
+        return self._trainer.steps_since_outer >= self._settings.inner_steps
 
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
-        deadline = trio.current_time() + self._pace.patience
+        deadline = trio.current_time() + self._settings.patience
         pause = _FIRST_PAUSE
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
             own = self._trainer.standing
-            if self._closing or self._pace.reached(own) or not self._due():
+            if self._closing or self._settings.reached(own) or not self._due():
                 return  # not due, or at the goal: an exchange that we accepted took the step meanwhile
             late = trio.current_time() >= deadline
             partner = None if late else self._mesh.partner(own, self._avoided())
             if partner is not None:
                 if await self._attempt(partner) == "busy":
-                    seconds = pause * self._pace.inner_steps * self._step_seconds
+                    seconds = pause * self._settings.inner_steps * self._step_seconds
                     await trio.sleep_until(min(deadline, trio.current_time() + seconds))
                     pause = min(2 * pause, _LONGEST_PAUSE)
             elif late or not self._busy:
@@ -239,7 +234,7 @@ class Rounds:
                 with trio.CancelScope(shield=True):
                     await self._abandon(local_side)
             finally:
-                if local_side.snapshot_taken:  # it was told as started
+                if local_side.captured:  # it was told as started
                     self._report(Ended("aborted", partner, b"", reason="this node gave it up"), initiator=True)
             raise
         finally:
@@ -259,7 +254,7 @@ class Rounds:
         elif ended.outcome == "busy":
             self._busy[ended.partner] = now + max(ended.retry_after, 0.05)
         else:
-            until = now + min(_AVOID_SECONDS, self._pace.inner_steps * self._step_seconds)
+            until = now + min(_AVOID_SECONDS, self._settings.inner_steps * self._step_seconds)
             kept = self._busy if ended.outcome in ("aborted", "in_doubt") else self._shunned
             kept[ended.partner] = until  # what broke once may well work the next time; a refusal stands
             if ended.outcome == "unreachable":
@@ -274,29 +269,29 @@ class Rounds:
         self._emit(StateChanged("training"))
         self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
 
-    # --- the answering side (types.Answerer) -----------------------------------------------------
+    # --- the answering side (proto.types.Answerer) -----------------------------------------------------
 
     def decide(self, offer: Offer) -> Answer:
         """Answer another node's offer; after Accept this node is engaged until `ended`."""
         own = self._trainer.standing
         apart = abs(own.round - offer.standing.round)
-        if self._pace.reached(own):
+        if self._settings.reached(own):
             return Refuse(RefusedError.entry.code, "this node takes no more outer steps")
-        if apart > self._pace.staleness:
-            return Refuse(RefusedError.entry.code, f"{apart} rounds apart, the limit is {self._pace.staleness}")
+        if apart > self._settings.staleness:
+            return Refuse(RefusedError.entry.code, f"{apart} rounds apart, the limit is {self._settings.staleness}")
         glare = self._offering_to == offer.partner and offer.partner < self._own
         if self._closing:
             return Busy(_CLOSED_SECONDS, "not training now")
         if self._local_side is not None and not glare:
             return Busy(_BUSY_SECONDS, "in another exchange")
-        missing = math.ceil(self._pace.inner_steps / 2) - self._trainer.steps_since_outer
+        missing = math.ceil(self._settings.inner_steps / 2) - self._trainer.steps_since_outer
         if missing > 0:
             return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
         self._engage(offer.partner, initiator=False)
         return Accept(own, self._trainer.dense_due(offer.subject.fragment))
 
     @property
-    def local_side(self) -> LocalSide:
+    def local_side(self) -> TrainerSide:
         """The local side of the exchange that `decide` accepted last."""
         if self._local_side is None:
             raise AssertionError("asked for the local_side of an exchange that was not accepted")
@@ -312,31 +307,31 @@ class Rounds:
 
     # --- both sides -------------------------------------------------------------------------------
 
-    def _engage(self, partner: PeerId | None, *, initiator: bool) -> LocalSide:
+    def _engage(self, partner: PeerId | None, *, initiator: bool) -> TrainerSide:
         def begun() -> None:
             self._offering_to = None  # accepted: from here on nobody else's offer can stand
             if partner is not None:
                 self._emit(ExchangeStarted(partner, initiator))
 
-        self._local_side = LocalSide(self._trainer, begun, lambda: partner is not None and self._probation(partner))
+        self._local_side = TrainerSide(self._trainer, begun, lambda: partner is not None and self._probation(partner))
         self._started = trio.current_time()
         if self._idle.is_set():
             self._idle = trio.Event()
         return self._local_side
 
-    def _release(self, local_side: LocalSide) -> None:
+    def _release(self, local_side: TrainerSide) -> None:
         if self._local_side is local_side:
             self._local_side = None
             self._idle.set()
 
-    async def _abandon(self, local_side: LocalSide) -> None:
+    async def _abandon(self, local_side: TrainerSide) -> None:
         try:
-            if local_side.snapshot_taken:
+            if local_side.captured:
                 await self._trainer.discard()
         finally:
             self._release(local_side)
 
-    async def _conclude(self, ended: Ended, local_side: LocalSide, *, initiator: bool) -> None:
+    async def _conclude(self, ended: Ended, local_side: TrainerSide, *, initiator: bool) -> None:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
         if ended.outcome != "committed":
             try:

@@ -60,7 +60,7 @@ def sent(phi: Tensor, s: Tensor, settings: Settings, out: Tensor | None = None) 
 def correct(theta: Tensor, delta: Tensor, change: Tensor) -> None:
     """Merge late, in place: theta <- theta + (phi_new - theta_sent), which is theta + delta - change.
 
-    `delta` is the outer momentum after the step, `change` theta - phi at the snapshot. What training did since
+    `delta` is the outer momentum after the step, `change` theta - phi at the capture. What training did since
     stays in `theta`; overwriting it would throw those steps away.
     """
     theta.add_(delta).sub_(change)

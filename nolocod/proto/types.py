@@ -1,6 +1,6 @@
 """What crosses the layers: small frozen facts about members, tensors and exchanges.
 
-Imported by everybody, imports nobody but `identity`; so that rounds, p2p and trainer can talk without
+Imported by everybody, imports nobody but `identity`; so that outer, p2p and trainer can talk without
 knowing each other.
 """
 
@@ -103,7 +103,7 @@ class Inspection:
     """What the trainer found in the partner's message."""
 
     spread: float
-    """||theta_i - theta_j|| at the snapshots, over the fragment. A message holds beta Delta + gamma phi, so where beta
+    """||theta_i - theta_j|| at the captures, over the fragment. A message holds beta Delta + gamma phi, so where beta
     is not gamma, what each learned since its last outer step counts beta / gamma times."""
     skipped: bytes = b""
     """Bit map of the blocks whose distance bound did not hold (codec.py); empty for none. Neither side
@@ -190,7 +190,7 @@ class Box(Protocol):
 
 
 class LocalSide(Protocol):
-    """What an exchange asks of its own node while it runs; `rounds` supplies it."""
+    """What an exchange asks of its own node while it runs; outer.loop supplies it."""
 
     @property
     def outbox(self) -> Box: ...
@@ -198,7 +198,7 @@ class LocalSide(Protocol):
     @property
     def inbox(self) -> Box: ...
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         """Have the trainer write our message about `subject` into the outbox."""
         ...
 
@@ -209,7 +209,7 @@ class LocalSide(Protocol):
 
 @dataclass(frozen=True)
 class Applied:
-    """What an outer step did. `spread` is ||theta_i - theta_j|| at the snapshot (paired only)."""
+    """What an outer step did. `spread` is ||theta_i - theta_j|| at the capture (paired only)."""
 
     round: int
     inner_steps: int
@@ -220,7 +220,7 @@ class Applied:
 
 
 class Answerer(Protocol):
-    """How a node answers exchanges that others begin; `rounds` supplies it."""
+    """How a node answers exchanges that others begin; outer.loop supplies it."""
 
     def decide(self, offer: Offer) -> Answer:
         """Answer at once. After Accept this node is engaged until `ended` is called."""

@@ -154,6 +154,10 @@ class Evaluation(Section, frozen=True):
     batches: Positive = 16
 
 
+RETIRED = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
+"""Keys of `[trust]` that must be 0. They stay in what is signed, so that equal run files keep their run ids."""
+
+
 class Trust(Section, frozen=True):
     """What nodes believe of their partners, and how they bound what one can do to them (docs/security.md).
 
@@ -165,28 +169,24 @@ class Trust(Section, frozen=True):
     """The partner's difference from us counts up to this times the median of the last 16 that were accepted
     (ClippedGossip, arXiv 2202.01545), and its lead in rounds up to the median of theirs."""
     direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """How far against our own change a partner's step may point: it is refused below a cosine of minus this, as long as the
-    median of the last 16 partners is above plus this. Where noise outweighs learning, as at a run's beginning or on a
-    plateau, honest partners point anywhere, and nobody is judged."""
+    """Retired, see RETIRED."""
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """By how many nats per token the held-out loss may be worse with the partner's message than without it; by more while
-    rounds bring more than that, as honest partners may be behind by `staleness` of them. Tested are partners on probation,
-    those that are clipped to less than half, and one in 8 of the others, each at the price of about two inner steps, or
-    eight if that leaves a doubt, and of memory for another copy of the model."""
+    """Retired, see RETIRED."""
     reputation: bool = True
     """Peers whose messages were refused or broken too often are avoided and turned away for a growing while."""
     probation: Count = 3
     """Accepted exchanges with a peer before its difference counts as much as that of others; half as much until then."""
     draws: Count = 0
-    """Retired: always 0. It stays in what is signed, so that equal run files keep their run ids over releases."""
+    """Retired, see RETIRED."""
     donors: Annotated[int, Meta(ge=1, le=8)] = 2
     """Members whose weights a newcomer tries on its own held-out text, as long as they are much worse than members tell, or
     far from samples of as many other donors' weights, before it takes the best of them; 1 switches both looks off."""
 
     def __post_init__(self) -> None:
-        if self.draws:
-            cause = f"`trust.draws` is {self.draws}, and partner draws were removed."
-            raise RunFileError(cause, remedy="Found the run without `trust.draws`, or use release 0.1.")
+        for key, what in RETIRED.items():
+            if value := getattr(self, key):
+                cause = f"`trust.{key}` is {value:g}, and {what} removed."
+                raise RunFileError(cause, remedy=f"Found the run without `trust.{key}`, or use release 0.1.")
 
 
 class Manifest(Section, frozen=True):
@@ -318,7 +318,7 @@ def _where(text: str, error: Exception) -> str:
     if field:
         keys.append(field.group(1))
     if isinstance(error, RunFileError):
-        keys = ["outer", "gamma"] if isinstance(error, UnstableError) else ["trust", "draws"]
+        keys = ["outer", "gamma"] if isinstance(error, UnstableError) else re.findall(r"`(trust)\.(\w+)`", message)[0]
     section, *rest = [*keys] if keys else [""]
     inside = False
     for number, line in enumerate(text.splitlines(), 1):

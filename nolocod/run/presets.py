@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nolocod.errors import RunFileError
-from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, Trust
+from nolocod.run.manifest import RETIRED, Data, Evaluation, Inner, Manifest, Outer, Trust
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "10m": llama(384, 6, 6, 1024),  # 10.7 M
 }
 
-UNDEFENDED = Trust(clip=0, direction=0, accept=0, reputation=False, probation=0)
+UNDEFENDED = Trust(clip=0, reputation=False, probation=0)
 """No defence but those of structure, which cannot be switched off."""
-ALL_DEFENCES = Trust(direction=0.2, accept=0.02)
 
 
 def model(name_or_file: str, base: Path) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def to_toml(manifest: Manifest) -> str:
     table = msgspec.to_builtins(manifest)
     for key in ("owner", "format", "protocol"):
         del table[key]
-    del table["trust"]["draws"]  # retired
+    table["trust"] = {key: value for key, value in table["trust"].items() if key not in RETIRED}
     scalars = {key: value for key, value in table.items() if not isinstance(value, dict)}
     sections = {key: value for key, value in table.items() if isinstance(value, dict)}
     lines = [_toml_line(key, value) for key, value in scalars.items()]

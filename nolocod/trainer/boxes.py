@@ -40,7 +40,7 @@ def outbox_offset(size: int, *, kept: bool) -> int:
 
 
 class SharedBox:
-    """A `terms.Box`: `size` bytes (> 0) of the anonymous file `descriptor`, from `offset` on (a multiple of the page)."""
+    """A `proto.types.Box`: `size` bytes (> 0) of the anonymous file `descriptor`, from `offset` on (a multiple of the page)."""
 
     def __init__(self, descriptor: int, size: int, offset: int = 0) -> None:
         self._map = mmap.mmap(descriptor, size, offset=offset)

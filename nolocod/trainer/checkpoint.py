@@ -21,7 +21,7 @@ from nolocod.disk import PARTIAL, disk_errors, folder_written_whole, written_who
 from nolocod.errors import CheckpointError
 from nolocod.outer.codec import bytes_of, pieces
 from nolocod.proto.types import Standing  # noqa: TC001 - msgspec reads the annotation at run time
-from nolocod.trainer.clipping import Known
+from nolocod.trainer.clipping import History
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()
-    partners: Known = Known()
-    """What is known of them (trust.py)."""
+    partners: History = History()
     tensors: str = ""
     """BLAKE3 of the tensor file."""
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nolocod.trainer.capture import Plan
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, read_config
-from nolocod.trainer.snapshot import Plan
+from nolocod.trainer.model import BYTES_ON_DEVICE, BYTES_ON_HOST, layout_of, read_config
 
 if TYPE_CHECKING:
     from nolocod.run.manifest import Manifest
@@ -70,7 +70,7 @@ def estimate(manifest: Manifest) -> Estimate:
         tokens_per_step=inner.tokens_per_step,
         inner_steps=inner.steps,
         rounds=manifest.outer.rounds,
-        on_device=bytes_on_device(manifest) * layout.size,
+        on_device=BYTES_ON_DEVICE * layout.size,
         activations=_activations(config, manifest),
         on_host=BYTES_ON_HOST * layout.size + plan.boxes_size,
         message=plan.box_size,

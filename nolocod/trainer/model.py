@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
     from nolocod.run.manifest import Manifest
 
-_BYTES_TO_TRAIN = 16
+BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
-_BYTES_TO_ACCEPT = 4
-"""Per parameter: the weights that the accept test tries, float32."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _LOGIT_COPIES = 3
@@ -138,20 +136,15 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def bytes_on_device(manifest: Manifest) -> int:
-    """Per parameter, of all that is as large as the model."""
-    return _BYTES_TO_TRAIN + (_BYTES_TO_ACCEPT if manifest.trust.accept else 0)
-
-
 def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
     An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox (`boxes` bytes
-    together), the weights that the accept test tries, and the logits of one micro-batch; not the other activations.
+    together), and the logits of one micro-batch; not the other activations.
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
-    on_device = bytes_on_device(manifest) * parameters + logits
+    on_device = BYTES_ON_DEVICE * parameters + logits
     on_host = BYTES_ON_HOST * parameters + boxes
     host = psutil.virtual_memory().available
     if device.type == "cuda":

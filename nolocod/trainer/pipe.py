@@ -58,7 +58,7 @@ class Pause(Message, frozen=True):
     pass
 
 
-class Snapshot(Message, frozen=True):
+class Capture(Message, frozen=True):
     subject: Subject
 
 
@@ -69,7 +69,7 @@ class Inspect(Message, frozen=True):
 class Apply(Message, frozen=True):
     partner_round: int
     skipped: bytes
-    """Blocks of our message that the partner could not decode (terms.Inspection)."""
+    """Blocks of our message that the partner could not decode (proto.types.Inspection)."""
 
 
 class Solo(Message, frozen=True):
@@ -97,7 +97,7 @@ class Stop(Message, frozen=True):
 
 
 Command = (
-    Setup | Adopt | Compare | Train | Pause | Snapshot | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
+    Setup | Adopt | Compare | Train | Pause | Capture | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
 )
 
 

@@ -46,7 +46,7 @@ R = TypeVar("R", bound=pipe.Message)
 
 
 class TrainerProcess:
-    """One trainer, as the network process sees it (rounds.Trainer and more)."""
+    """One trainer, as the network process sees it (outer.loop.Trainer and more)."""
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         self.standing = Standing(0, 0, 0.0)
@@ -113,7 +113,7 @@ class TrainerProcess:
         await self._ask(pipe.Adopt(weights, standing), pipe.Done, _FILE_SECONDS)
 
     async def compare(self, samples: tuple[Sampled, ...]) -> str:
-        """Why the slow weights are too far from those of other donors (trainer/nearness.py); "" if they are not."""
+        """Why the slow weights are too far from those of other donors (trainer/compare_donors.py); "" if they are not."""
         return (await self._ask(pipe.Compare(samples), pipe.Compared, _FILE_SECONDS)).objection
 
     async def train(self) -> None:
@@ -124,15 +124,15 @@ class TrainerProcess:
         """Stop after the inner step under way."""
         await self._ask(pipe.Pause(), pipe.Done)
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         """Have our message about `subject` written into the outbox after the inner step under way.
 
         The message may be smaller than the box.
         """
-        return (await self._ask(pipe.Snapshot(subject), pipe.Described)).description
+        return (await self._ask(pipe.Capture(subject), pipe.Described)).description
 
     async def inspect(self, *, probation: bool) -> Inspection:
-        """Have the inbox checked against our snapshot; `probation` halves the clip radius. Raises RejectedTensorError."""
+        """Have the inbox checked against our capture; `probation` halves the clip radius. Raises RejectedTensorError."""
         return (await self._ask(pipe.Inspect(probation), pipe.Inspected)).inspection
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
@@ -144,7 +144,7 @@ class TrainerProcess:
         return (await self._ask(pipe.Solo(), pipe.Stepped)).applied
 
     async def discard(self) -> None:
-        """Drop the snapshot; nothing is applied."""
+        """Drop the capture; nothing is applied."""
         await self._ask(pipe.Discard(), pipe.Done)
 
     async def checkpoint(self) -> events.Checkpointed:

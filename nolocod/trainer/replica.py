@@ -2,7 +2,7 @@
 
 The rule: theta lives on the device, phi and delta in float32 in main memory, and every outer operation goes
 through them block by block, so that no further model-sized tensor is made here; what an exchange needs beyond
-the two boxes is in snapshot.py. An outer step is about one fragment: `ages` counts, for each, the inner steps
+the two boxes is in capture.py. An outer step is about one fragment: `ages` counts, for each, the inner steps
 since its last one.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import random
 import time
 from typing import TYPE_CHECKING
 
@@ -22,12 +21,11 @@ from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec import BLOCK
 from nolocod.proto.types import Applied, Description, Inspection, Standing, Subject, describe
-from nolocod.trainer import checkpoint, nearness
-from nolocod.trainer.accept import AcceptTest, Candidates
-from nolocod.trainer.clipping import Envelope
+from nolocod.trainer import checkpoint, compare_donors
+from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.clipping import Clipping
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
-from nolocod.trainer.snapshot import Plan, Snapshot, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,17 +67,10 @@ class Replica:
         self.rate = 0.0
         self._run_id = sealed.run_id
         self._rounding = torch.Generator().manual_seed(manifest.seed)
-        self._snapshot: Snapshot | None = None  # the one that is out, if one is ...
-        self._since_snapshot = 0  # ... and the inner steps taken since
-        self._snapshot_rate = 0.0  # ... and the learning rate of that moment
-        self.envelope = Envelope(manifest.trust, len(fragments))
-        self.accept_test: AcceptTest | None = None
-        if manifest.trust.accept:
-            twin = build(config, manifest.seed)
-            candidates = Candidates(twin, flatten(twin, self.layout, self.device))
-            chance = random.SystemRandom()  # nobody is to foresee it
-            self.accept_test = AcceptTest(candidates, manifest, chance)
-            self.accept_test.pool(source)
+        self._capture: Capture | None = None  # the one that is out, if one is ...
+        self._since_capture = 0  # ... and the inner steps taken since
+        self._capture_rate = 0.0  # ... and the learning rate of that moment
+        self.clipping = Clipping(manifest.trust, len(fragments))
         self.model.train()
 
     def draw_as(self, peer_id: str) -> None:
@@ -94,8 +85,8 @@ class Replica:
         return min(self.ages)
 
     @property
-    def snapshot_is_out(self) -> bool:
-        return self._snapshot is not None
+    def capture_is_out(self) -> bool:
+        return self._capture is not None
 
     def dense_due(self) -> tuple[bool, ...]:
         """For each fragment, whether the slow weights must travel at its next paired outer step."""
@@ -108,11 +99,11 @@ class Replica:
     def step(self) -> None:
         """Take one inner step."""
         self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
-        if self._snapshot is not None and not self._since_snapshot:
-            self._snapshot.train_on()
+        if self._capture is not None and not self._since_capture:
+            self._capture.train_on()
         self.inner.step(self._batch, self.rate)
         self.ages = [age + 1 for age in self.ages]
-        self._since_snapshot += 1
+        self._since_capture += 1
         self.inner_steps += 1
         tokens = self.standing.tokens + self.manifest.inner.tokens_per_step
         self.standing = Standing(self.standing.round, tokens, self.standing.loss)
@@ -138,21 +129,21 @@ class Replica:
 
     # --- outer
 
-    def snapshot(self, outbox: Tensor, subject: Subject) -> Description:
+    def prepare(self, outbox: Tensor, subject: Subject) -> Description:
         """Write our message about `subject` into `outbox` (uint8, `plan.box_size` long) and hash its chunks."""
         self.capture(subject)
         return self.write(outbox)
 
     def capture(self, subject: Subject) -> None:
-        """The first part of `snapshot`, between two inner steps. TrainerError if the weights are not finite."""
+        """The first part of `prepare`, between two inner steps. TrainerError if the weights are not finite."""
         if subject.fragment >= len(self.ages):
             raise RejectedTensorError(f"fragment {subject.fragment} is not one of this run's {len(self.ages)}.")
         self.discard()
         seed = int(torch.randint(0, 1 << 62, (), generator=self._rounding).item())
-        snapshot = Snapshot(self.plan, self.weights, subject, seed)
-        snapshot.capture()
-        self._snapshot, self._since_snapshot = snapshot, 0
-        self._snapshot_rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
+        capture = Capture(self.plan, self.weights, subject, seed)
+        capture.keep()
+        self._capture, self._since_capture = capture, 0
+        self._capture_rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
         """The second part; beside training if `plan.writes_aside`."""
@@ -163,13 +154,11 @@ class Replica:
 
         RejectedTensorError if it may not be applied.
         """
-        snapshot = self._out()
-        found = snapshot.inspect(outbox, inbox)
-        fragment, seen = snapshot.subject.fragment, snapshot.measured
-        snapshot.weight = self.envelope.weigh(fragment, seen, self._snapshot_rate, probation=probation)
-        if self.accept_test is not None and self.accept_test.due(snapshot.weight, probation=probation):
-            self.accept_test.check(snapshot, (outbox, inbox), self.phi, self.source)
-        return Inspection(found.spread, found.skipped, snapshot.weight)
+        capture = self._out()
+        found = capture.inspect(outbox, inbox)
+        fragment = capture.subject.fragment
+        capture.weight = self.clipping.weigh(fragment, capture.norms, self._capture_rate, probation=probation)
+        return Inspection(found.spread, found.skipped, capture.weight)
 
     def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
         """Take the paired outer step with the messages in both boxes; merge what was trained meanwhile.
@@ -186,13 +175,13 @@ class Replica:
 
     def merge(self, outbox: Tensor, partner_round: int, began: float) -> Applied:
         """The second part, between two inner steps. `began`: when the first one did (time.perf_counter)."""
-        snapshot, since = self._out(), self._since_snapshot
-        snapshot.merge(outbox, trained_on=since > 0)
-        subject = snapshot.subject
-        self.envelope.accept(subject.fragment, snapshot.measured, self._snapshot_rate)
+        capture, since = self._out(), self._since_capture
+        capture.merge(outbox, trained_on=since > 0)
+        subject = capture.subject
+        self.clipping.accept(subject.fragment, capture.norms, self._capture_rate)
         self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
-        round_number = self.envelope.believe(self.standing.round, partner_round)
-        return self._stepped(subject.fragment, since, round_number, began, snapshot.weight)
+        round_number = self.clipping.next_round(self.standing.round, partner_round)
+        return self._stepped(subject.fragment, since, round_number, began, capture.weight)
 
     def solo(self) -> Applied:
         """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
@@ -213,13 +202,13 @@ class Replica:
         self.ages = [0] * len(self.ages)
 
     def discard(self) -> None:
-        """Drop the snapshot: nothing was applied."""
-        self._snapshot = None
+        """Drop the capture: nothing was applied."""
+        self._capture = None
 
-    def _out(self) -> Snapshot:
-        if self._snapshot is None:
-            raise TrainerError("an outer step was asked for without a snapshot.")
-        return self._snapshot
+    def _out(self) -> Capture:
+        if self._capture is None:
+            raise TrainerError("an outer step was asked for without a capture.")
+        return self._capture
 
     def _stepped(self, fragment: int, since: int, round_number: int, began: float, weight: float = 1.0) -> Applied:
         """The outer step of `fragment` is taken, on weights of `since` inner steps ago."""
@@ -230,10 +219,10 @@ class Replica:
         return Applied(round_number, inner_steps, None, time.perf_counter() - began, weight)
 
     def usual_distance(self, fragment: int = 0) -> float:
-        """How far the messages of partners about `fragment` are from ours as a rule; measured with the snapshot out."""
+        """How far the messages of partners about `fragment` are from ours as a rule; measured with the capture out."""
         span = self.plan.fragments[fragment].span
         change = self.manifest.outer.beta * (self.theta[span].cpu() - self.phi[span]).norm().item()
-        return self.envelope.usual(fragment, change, self._snapshot_rate)
+        return self.clipping.usual(fragment, change, self._capture_rate)
 
     # --- files
 
@@ -248,7 +237,7 @@ class Replica:
             inner_steps=self.inner_steps,
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
-            partners=self.envelope.state,
+            partners=self.clipping.history,
         )
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors["rng.rounding"] = self._rounding.get_state()
@@ -282,7 +271,7 @@ class Replica:
         self.ages, self.sparse = list(state.ages), list(state.sparse)
         self.inner_steps = state.inner_steps
         self.source.seek(state.position)
-        self.envelope.restore(state.partners)
+        self.clipping.restore(state.partners)
 
     def adopt(self, path: Path, standing: Standing) -> None:
         """Take a donor's slow weights in place of ours, with its standing; the outer momentum starts anew.
@@ -311,7 +300,7 @@ class Replica:
 
     def compare(self, samples: Sequence[Sampled]) -> str:
         """Why phi is too far from other donors' weights, of which these are samples; "" if it is not."""
-        return nearness.objection(self.layout.split(self.phi), samples)
+        return compare_donors.objection(self.layout.split(self.phi), samples)
 
     def dump(self, path: Path) -> Description:
         """Write phi to `path` as safetensors, whole or not at all, for newcomers; hashed chunk by chunk."""

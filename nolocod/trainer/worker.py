@@ -151,7 +151,7 @@ class Worker:
         if replica is None or not self._training:
             return None
         settings = replica.manifest
-        waits = replica.snapshot_is_out or replica.steps_since_outer >= settings.inner.steps
+        waits = replica.capture_is_out or replica.steps_since_outer >= settings.inner.steps
         if not (settings.outer.blocking and waits):
             self._held_since = None
             return 0.0
@@ -217,7 +217,7 @@ class Worker:
             case pipe.Pause():
                 self._training = False
                 self._report(time.perf_counter())
-            case pipe.Snapshot(subject):
+            case pipe.Capture(subject):
                 self._spread = None
                 replica.capture(subject)
                 return self._beside(replica.plan.writes_aside, lambda: replica.write(outbox), pipe.Described)

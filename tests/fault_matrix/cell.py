@@ -129,7 +129,7 @@ class Cell:
         since = trio.current_time()
         await self.until("another exchange", HORIZON, lambda: all(one.committed(since) and one.idle for one in self.nodes))
         for node in self.nodes:
-            await node.rounds.close(QUIET)
+            await node.loop.close(QUIET)
         await trio.sleep(quiet)
         for node in self.nodes:
             self.violations += [f"{what} left at node {node.number}: {left}" for what, left in node.left().items() if left]

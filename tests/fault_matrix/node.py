@@ -182,7 +182,7 @@ class NodeUnderTest(SimNode):
             "offers": len(self.exchange_service._outstanding),
             "streams": len(self.port.ends),
             "engagements": int(not self.idle),
-            "snapshots": int(self.replica.snapshot_out is not None),
+            "snapshots": int(self.replica.captured is not None),
         }
 
     def _checkpoint(self) -> None:

@@ -16,8 +16,8 @@ from nolocod.errors import CheckpointError, RejectedTensorError
 from nolocod.outer.codec import box_size, fragments_of
 from nolocod.proto.types import Sampled, Subject
 from nolocod.run.manifest import Codec, Outer
-from nolocod.trainer import checkpoint, nearness
-from nolocod.trainer.snapshot import Plan, Snapshot, Weights
+from nolocod.trainer import checkpoint, compare_donors
+from nolocod.trainer.capture import Capture, Plan, Weights
 from tests.fuzz.targets import FOLDER, RUN, target
 
 _CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8", "delta4")
@@ -25,35 +25,35 @@ _SIZE = 1500
 
 
 @functools.cache
-def _met(codec: Codec) -> tuple[Snapshot, torch.Tensor, torch.Tensor]:
-    """A snapshot in the middle of an exchange, its outbox, and the partner's good message."""
+def _met(codec: Codec) -> tuple[Capture, torch.Tensor, torch.Tensor]:
+    """A capture in the middle of an exchange, its outbox, and the partner's good message."""
     torch.set_num_threads(1)
     fragments = fragments_of((_SIZE,), 1)
     plan = Plan(codec, Outer(blocking=True), fragments)
-    boxes, snapshots = [], []
+    boxes, captures = [], []
     for seed in (1, 2):
         phi = torch.randn(_SIZE, generator=torch.Generator().manual_seed(seed)) * 1e-3
         weights = Weights.of((phi.clone(), phi, torch.zeros_like(phi)), codec, fragments)
         for distances in weights.distance:
             distances.fill_(1e-2)
-        snapshots.append(Snapshot(plan, weights, Subject(), seed))
-        snapshots[-1].capture()
+        captures.append(Capture(plan, weights, Subject(), seed))
+        captures[-1].keep()
         boxes.append(torch.zeros(box_size(codec, fragments), dtype=torch.uint8))
-        snapshots[-1].write(boxes[-1])
-    return snapshots[0], boxes[0], boxes[1]
+        captures[-1].write(boxes[-1])
+    return captures[0], boxes[0], boxes[1]
 
 
 @target(*(bytes([number, 0, at]) + b"\xff\x7f" for number in range(len(_CODECS)) for at in (0, 24, 32, 64, 68, 90)), most=256)
 def tensor(raw: bytes) -> None:
     if len(raw) < 3:
         return
-    snapshot, outbox, good = _met(_CODECS[raw[0] % len(_CODECS)])
+    capture, outbox, good = _met(_CODECS[raw[0] % len(_CODECS)])
     inbox = good.clone()
     start = int.from_bytes(raw[1:3], "big") % len(inbox)
     content = torch.frombuffer(bytearray(raw[3:] + b"\0"), dtype=torch.uint8)[: min(len(raw) - 3, len(inbox) - start)]
     inbox[start : start + len(content)] = content
     with suppress(RejectedTensorError):
-        assert math.isfinite(snapshot.inspect(outbox, inbox).spread)
+        assert math.isfinite(capture.inspect(outbox, inbox).spread)
 
 
 def _file(size: int = 4) -> bytes:
@@ -75,7 +75,7 @@ def weights_sample(raw: bytes) -> None:
     """Of another donor's weights, in two pieces, the second of which begins within a value."""
     path = FOLDER.write("sample", raw)
     spans = ((0, len(raw) // 2), (len(raw) // 2 + 3, len(raw) // 2 - 3))
-    nearness.objection([("phi", torch.ones(4, 4))], [Sampled(path, spans)])
+    compare_donors.objection([("phi", torch.ones(4, 4))], [Sampled(path, spans)])
 
 
 @target(msgspec.json.encode({"run_id": RUN, "tensors": "00", "standing": {"round": 3, "tokens": 30, "loss": 2.5}}))

@@ -16,9 +16,9 @@ from nolocod.identity import Identity, PeerId
 from nolocod.node import daemon
 from nolocod.node.config import NodeConfig
 from nolocod.node.daemon import Node
-from nolocod.node.peers import CurrentRounds, Peers
+from nolocod.node.peers import CurrentLoop, Peers
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
-from nolocod.outer.loop import Pace, Rounds
+from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing, Subject
@@ -328,26 +328,26 @@ async def test_one_snapshot_lies_on_the_disk_however_many_newcomers_went_away(sc
 # --- answering ----------------------------------------------------------------------------------------
 
 
-def rounds_of(trainer: StandInTrainer) -> Rounds:
+def loop_of(trainer: StandInTrainer) -> OuterLoop:
     trainer.began -= PHASE  # due
     mesh = cast("Any", StandInMesh())
-    return Rounds(PeerId("own"), cast("Any", trainer), mesh, Pace(4, 3, 60.0, 0), [].append)
+    return OuterLoop(PeerId("own"), cast("Any", trainer), mesh, LoopSettings(4, 3, 60.0, 0), [].append, lambda _: False)
 
 
 async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autojump_clock: object) -> None:
-    answerer, offer = CurrentRounds(), Offer(PEER, b"s", Standing(0, 0, 1.0))
+    answerer, offer = CurrentLoop(), Offer(PEER, b"s", Standing(0, 0, 1.0))
     answer = answerer.decide(offer)
     assert isinstance(answer, Busy)
     assert answer.reason == "not ready"
 
     dead = StandInTrainer([].append)
-    answerer.rounds = rounds_of(dead)
+    answerer.loop = loop_of(dead)
     assert isinstance(answerer.decide(offer), Accept)
-    await answerer.local_side.snapshot(Subject())
+    await answerer.local_side.capture(Subject())
     dead.die()
-    answerer.rounds = None
+    answerer.loop = None
     assert isinstance(answerer.decide(offer), Busy)
-    answerer.rounds = rounds_of(StandInTrainer([].append))
+    answerer.loop = loop_of(StandInTrainer([].append))
     assert isinstance(answerer.decide(offer), Busy), "until the old exchange has ended"
     with pytest.raises(TrainerError):
         await answerer.ended(Ended("aborted", PEER, b"s"))

@@ -138,7 +138,7 @@ class StandInTrainer:
     def dense_due(self, fragment: int) -> bool:
         return fragment == 0
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         self.note("snapshot")
         return Description(0, 1, ())
 
@@ -585,7 +585,7 @@ async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_cl
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.snapshot(Subject())
+        await local_side.capture(Subject())
         await trio.sleep(2)
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
@@ -600,7 +600,7 @@ async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, 
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.snapshot(Subject())
+        await local_side.capture(Subject())
         await trio.sleep_forever()
         raise AssertionError
 
@@ -643,7 +643,7 @@ async def test_a_node_that_falls_behind_fetches_afresh_and_trains_on(tmp_path: P
     assert await scene.session.train(scene.stop) == "behind"
     assert "stopping" not in [event.state for event in scene.told(StateChanged)]
     assert scene.trainer.calls[-1] == "pause", "old weights are not worth a checkpoint"
-    assert isinstance(scene.session.rounds.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
+    assert isinstance(scene.session.loop.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
     await scene.session.refresh()
     assert (scene.session.state, scene.weights.standing.round) == ("joining", 9)
     assert await scene.train_until_stopped(PHASE + 1) == "stopped"
@@ -678,7 +678,7 @@ async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.snapshot(Subject())
+        await local_side.capture(Subject())
         scene.swarm.add("peer", 1000)
         await trio.sleep_forever()
         raise AssertionError
@@ -708,7 +708,7 @@ async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(t
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.snapshot(Subject())
+        await local_side.capture(Subject())
         await trio.sleep(200)  # longer than the grace of a stop
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
@@ -719,7 +719,7 @@ async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(t
     assert trio.current_time() - scene.began == pytest.approx(PHASE + 200)
     assert scene.trainer.calls[-2:] == ["pause", "checkpoint"]
     assert "apply" in scene.trainer.calls
-    assert isinstance(scene.session.rounds.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
+    assert isinstance(scene.session.loop.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
 
 
 async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_clock: object) -> None:
@@ -727,7 +727,7 @@ async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.snapshot(Subject())
+        await local_side.capture(Subject())
         await trio.sleep_forever()
         raise AssertionError
 
@@ -801,7 +801,7 @@ async def test_a_dead_trainer_ends_the_session_at_once(tmp_path: Path, autojump_
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.snapshot(Subject())
+        await local_side.capture(Subject())
         scene.trainer.die()
         await trio.sleep_forever()
         raise AssertionError

@@ -14,7 +14,7 @@ from nolocod.outer.codec import BLOCK, HEADER, Block, box_size, fragments_of, is
 from nolocod.outer.codec.base import Noise
 from nolocod.proto.types import CHUNK_SIZE, Description, Inspection, Subject, describe
 from nolocod.run.manifest import Codec, Outer
-from nolocod.trainer.snapshot import Plan, Snapshot, Weights
+from nolocod.trainer.capture import Capture, Plan, Weights
 
 CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8", "delta4")
 SIZES = (1500, 3, BLOCK + 4000, 130)
@@ -25,7 +25,7 @@ many = settings(max_examples=5, deadline=None, suppress_health_check=[HealthChec
 
 
 class Node:
-    """One replica's tensors, boxes and snapshot, without a model."""
+    """One replica's tensors, boxes and capture, without a model."""
 
     def __init__(self, codec: Codec, seed: int, outer: Outer = OUTER, phi: torch.Tensor | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -46,20 +46,20 @@ class Node:
 
     def write(self, seed: int, subject: Subject = Subject()) -> Description:  # noqa: B008 - frozen
         self.subject = subject
-        self.snapshot = Snapshot(self.plan, self.weights, subject, seed)
-        self.snapshot.capture()
-        return self.snapshot.write(self.outbox)
+        self.capture = Capture(self.plan, self.weights, subject, seed)
+        self.capture.keep()
+        return self.capture.write(self.outbox)
 
     def apply(self, skipped: bytes, *, trained_on: bool) -> None:
-        self.snapshot.step(self.outbox, self.inbox, skipped)
-        self.snapshot.merge(self.outbox, trained_on=trained_on)
+        self.capture.step(self.outbox, self.inbox, skipped)
+        self.capture.merge(self.outbox, trained_on=trained_on)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
         own, theirs = [], []
-        for block, phi, change, record in self.snapshot._blocks(self.inbox, self.outbox):
-            own.append(self.snapshot._own(block, phi, change, self.outbox).double())
-            decoded = self.snapshot._coder.other(block, phi, change, record, check=True)
+        for block, phi, change, record in self.capture._blocks(self.inbox, self.outbox):
+            own.append(self.capture._own(block, phi, change, self.outbox).double())
+            decoded = self.capture._coder.other(block, phi, change, record, check=True)
             assert decoded is not None
             theirs.append(decoded.double())
         return torch.cat(own), torch.cat(theirs)
@@ -95,7 +95,7 @@ def exchange(alice: Node, bob: Node, seed: int = 0, subject: Subject = Subject()
     for number, node in enumerate((alice, bob)):
         node.write(2 * seed + number, subject)
     swap(alice, bob)
-    a, b = (node.snapshot.inspect(node.outbox, node.inbox) for node in (alice, bob))
+    a, b = (node.capture.inspect(node.outbox, node.inbox) for node in (alice, bob))
     alice.apply(b.skipped, trained_on=False)
     bob.apply(a.skipped, trained_on=False)
     return a, b
@@ -113,15 +113,15 @@ def bound(node: Node, change: torch.Tensor) -> torch.Tensor:
             return float_rounding + 2**-7 * (s / beta + change.abs()) * 1.01
         case "modulo8":
             out = float_rounding + 2**-7 * change.abs() * 1.01
-            coder = node.snapshot._coder
-            for block in node.snapshot.fragment.blocks:
+            coder = node.capture._coder
+            for block in node.capture.fragment.blocks:
                 step = coder._bounds[block.index] / 128  # type: ignore[attr-defined] # Modulo8 has them
                 out[block.span] += step / 2 / beta if step else 2**-7 * s[block.span] / beta * 1.01
             return out
         case "delta4":
             out = float_rounding + 2**-7 * change.abs() * 1.01
             kept = change + node.weights.residual.float()
-            for block in node.snapshot.fragment.blocks:
+            for block in node.capture.fragment.blocks:
                 for part in kept[block.span].split(128):
                     start = part.storage_offset()
                     out[start : start + part.numel()] += part.abs().max() * 1.02 / 14
@@ -142,7 +142,7 @@ def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec
         node.weights.delta.normal_(0, CHANGE, generator=node.generator)
         node.write(seed + number, Subject(0, dense))
     swap(alice, bob)
-    inspections = [node.snapshot.inspect(node.outbox, node.inbox) for node in nodes]
+    inspections = [node.capture.inspect(node.outbox, node.inbox) for node in nodes]
     assert [one.skipped for one in inspections] == [b"", b""]
     assert inspections[0].spread == pytest.approx(inspections[1].spread, rel=1e-6)
     sent = []
@@ -186,14 +186,14 @@ def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
         swap(*nodes)
         if number:
             nodes[0].outbox.fill_(255)
-        inspection = nodes[0].snapshot.inspect(nodes[0].outbox, nodes[0].inbox)
+        inspection = nodes[0].capture.inspect(nodes[0].outbox, nodes[0].inbox)
         nodes[0].apply(inspection.skipped, trained_on=False)
     assert torch.equal(pairs[0][0].weights.phi, pairs[1][0].weights.phi)
 
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("codec", CODECS)
-def test_training_may_go_on_while_a_snapshot_is_out(codec: Codec, blocking: bool) -> None:
+def test_training_may_go_on_while_a_capture_is_out(codec: Codec, blocking: bool) -> None:
     outer = Outer(alpha=0.5, beta=0.7, gamma=0.9, blocking=blocking)
     alice, bob = pair(codec, 5, outer)
     waiting, other = pair(codec, 5, outer)
@@ -201,12 +201,12 @@ def test_training_may_go_on_while_a_snapshot_is_out(codec: Codec, blocking: bool
     for number, node in enumerate((alice, bob)):
         node.write(number)
     swap(alice, bob)
-    at_snapshot = alice.weights.theta.clone()
-    change = at_snapshot - alice.weights.phi
-    alice.snapshot.train_on()
+    at_capture = alice.weights.theta.clone()
+    change = at_capture - alice.weights.phi
+    alice.capture.train_on()
     alice.train()
-    progress = alice.weights.theta - at_snapshot
-    alice.snapshot.inspect(alice.outbox, alice.inbox)
+    progress = alice.weights.theta - at_capture
+    alice.capture.inspect(alice.outbox, alice.inbox)
     alice.apply(b"", trained_on=True)
     assert (alice.weights.phi - waiting.weights.phi).abs().max() <= 2e-8, "training on changes nothing of the outer step"
     kept = alice.weights.theta - alice.weights.phi - progress  # what rounding the change left out stays in theta
@@ -221,7 +221,7 @@ def test_rounding_to_bfloat16_is_to_a_neighbour_and_right_on_average() -> None:
     assert rounded.double().mean().item() == pytest.approx(value, abs=5 * 2**-7 * 0.46 / math.sqrt(BLOCK))
     exact = torch.randn(100).bfloat16().float()
     assert torch.equal(Noise(1).round(exact.clone(), block, 0), exact)
-    # One element over many seeds, too: the noise of a snapshot is drawn once and only turned.
+    # One element over many seeds, too: the noise of a capture is drawn once and only turned.
     one = [Noise(seed).round(torch.tensor([value]), Block(7, 0, 1, 0), 1).item() for seed in range(400)]
     assert sum(one) / 400 == pytest.approx(value, abs=5 * 2**-7 * 0.46 / 20)
 
@@ -232,7 +232,7 @@ def test_bytes_per_parameter() -> None:
         alice, _ = pair(codec, 1)
         for dense in (True, False):
             sizes[codec, dense] = alice.write(0, Subject(0, dense)).size / sum(SIZES)
-            assert alice.snapshot.fragment.size * sizes[codec, dense] <= len(alice.outbox)
+            assert alice.capture.fragment.size * sizes[codec, dense] <= len(alice.outbox)
     assert sizes["float32", True] == pytest.approx(4, abs=0.01)
     assert sizes["bfloat16", True] == pytest.approx(2, abs=0.01)
     assert sizes["modulo8", True] == pytest.approx(1, abs=0.01)
@@ -263,7 +263,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
     smaller = [node.write(4).size for node in (alice, bob)]
     assert min(smaller) > sum(SIZES) + far.size, "two bytes for each of its values"
     swap(alice, bob)
-    assert alice.snapshot.inspect(alice.outbox, alice.inbox).skipped == b""
+    assert alice.capture.inspect(alice.outbox, alice.inbox).skipped == b""
 
 
 def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> None:
@@ -272,7 +272,7 @@ def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> N
         node.write(number)
     swap(alice, bob)
     for node, told in ((alice, to_bitmap([1])), (bob, b"")):
-        assert node.snapshot.inspect(node.outbox, node.inbox).skipped == b""
+        assert node.capture.inspect(node.outbox, node.inbox).skipped == b""
         node.apply(told, trained_on=False)
     assert [node.weights.distance[0].isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
     one = alice.blocks()[1]
@@ -300,7 +300,7 @@ def test_error_feedback_tells_everything_in_the_end() -> None:
         alice.write(2 * number, Subject(0, dense=False))
         bob.write(2 * number + 1, Subject(0, dense=False))
         swap(alice, bob)
-        alice.snapshot.inspect(alice.outbox, alice.inbox)
+        alice.capture.inspect(alice.outbox, alice.inbox)
         meant += alice.weights.theta - alice.weights.phi
         told += (alice.read()[0] - alice.slow) / OUTER.beta
         alice.apply(b"", trained_on=False)
@@ -336,7 +336,7 @@ def test_hostile_bytes_are_rejected_or_read_never_worse(codec: Codec, position: 
     start = position % size if length > 1 else position % 200
     alice.inbox[start : start + length] = value
     try:
-        inspection = alice.snapshot.inspect(alice.outbox, alice.inbox)
+        inspection = alice.capture.inspect(alice.outbox, alice.inbox)
     except RejectedTensorError:
         return
     assert math.isfinite(inspection.spread)
@@ -360,7 +360,7 @@ def test_a_message_of_another_kind_is_rejected(codec: Codec) -> None:
         swap(alice, bob)
         damage(alice.inbox)
         with pytest.raises(RejectedTensorError, match=says):
-            alice.snapshot.inspect(alice.outbox, alice.inbox)
+            alice.capture.inspect(alice.outbox, alice.inbox)
     with pytest.raises(TrainerError, match="without an inspection"):
         alice.apply(b"", trained_on=False)
 
@@ -374,7 +374,7 @@ def test_a_modulo_record_with_an_unknown_mode_or_bound_is_rejected(bound: float,
     alice.inbox[HEADER] = mode
     alice.inbox[HEADER + 4 : HEADER + 8].view(torch.float32)[0] = bound
     with pytest.raises(RejectedTensorError, match="block 0 has the mode"):
-        alice.snapshot.inspect(alice.outbox, alice.inbox)
+        alice.capture.inspect(alice.outbox, alice.inbox)
 
 
 def test_weights_that_are_not_finite_are_our_own_fault() -> None:

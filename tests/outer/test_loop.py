@@ -12,7 +12,7 @@ import trio
 from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
 from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
-from nolocod.outer.loop import LocalSide, Pace, Rounds
+from nolocod.outer.loop import LoopSettings, OuterLoop, TrainerSide
 from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing, Subject
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ClockTrainer:
         self.round = 0
         self.calls: Counter[str] = Counter()
         self.began = trio.current_time()
-        self.snapshot_at: float | None = None
+        self.captured_at: float | None = None
         self.weight = 1.0
 
     @property
@@ -55,10 +55,10 @@ class ClockTrainer:
     def dense_due(self, fragment: int) -> bool:
         return fragment == 0
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         await trio.sleep(self.step_seconds)
-        self.calls["snapshot"] += 1
-        self.snapshot_at = trio.current_time()
+        self.calls["capture"] += 1
+        self.captured_at = trio.current_time()
         return Description(0, 1, ())
 
     async def inspect(self, *, probation: bool) -> Inspection:
@@ -67,11 +67,11 @@ class ClockTrainer:
         return Inspection(1.0, weight=self.weight)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        assert self.snapshot_at is not None, "applied without a snapshot"
-        steps = int((self.snapshot_at - self.began) / self.step_seconds)
+        assert self.captured_at is not None, "applied without a capture"
+        steps = int((self.captured_at - self.began) / self.step_seconds)
         self.calls["apply"] += 1
         self.round = max(self.round + 1, partner_round)
-        self.began, self.snapshot_at = self.snapshot_at, None
+        self.began, self.captured_at = self.captured_at, None
         return Applied(self.round, steps, 1.0, 0.0, self.weight)
 
     async def solo(self) -> Applied:
@@ -82,7 +82,12 @@ class ClockTrainer:
 
     async def discard(self) -> None:
         self.calls["discard"] += 1
-        self.snapshot_at = None
+        self.captured_at = None
+
+
+def trusted(peer: PeerId) -> bool:
+    """Nobody is on probation."""
+    return False
 
 
 class Table:
@@ -111,8 +116,8 @@ class Node:
         self.table = table
         self.trainer = ClockTrainer(step_seconds)
         self.events: list[Event] = []
-        pace = Pace(INNER_STEPS, int(staleness), patience, int(goal))
-        self.rounds = Rounds(name, self.trainer, self, pace, self.events.append)
+        pace = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
+        self.loop = OuterLoop(name, self.trainer, self, pace, self.events.append, trusted)
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
         live = [n for n in self.table.nodes if n != self.name and n not in avoid and not self.table.suspected[n]]
@@ -121,11 +126,11 @@ class Node:
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: TrainerSide) -> Ended:
         await trio.sleep(LATENCY)
         if partner in self.table.dead:
             return Ended("unreachable", partner, b"s")
-        other = self.table.nodes[partner].rounds
+        other = self.table.nodes[partner].loop
         answer = other.decide(Offer(self.name, b"s", standing, subject))
         if not isinstance(answer, Accept):
             await trio.sleep(LATENCY)
@@ -133,12 +138,12 @@ class Node:
             return Ended("busy", partner, b"s", retry_after=answer.retry_after)
         if isinstance(answer, Refuse):
             return Ended("refused", partner, b"s", reason=answer.reason)
-        other_desk = other.local_side
-        await local_side.snapshot(subject)
-        await other_desk.snapshot(subject)
+        other_side = other.local_side
+        await local_side.capture(subject)
+        await other_side.capture(subject)
         await trio.sleep(EXCHANGE_SECONDS)
         await local_side.inspect()
-        await other_desk.inspect()
+        await other_side.inspect()
         outcome = "aborted" if partner in self.table.broken else "committed"
         await other.ended(Ended(outcome, self.name, b"s", partner_standing=standing))
         return Ended(outcome, partner, b"s", partner_standing=answer.standing)
@@ -151,7 +156,7 @@ async def run_for(table: Table, seconds: float) -> None:
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
             for node in table.nodes.values():
-                nursery.start_soon(node.rounds.run)
+                nursery.start_soon(node.loop.run)
             await trio.sleep_forever()
 
 
@@ -182,7 +187,7 @@ async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object
 async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:
     table = Table()
     node = table.add("only", goal=5)
-    await node.rounds.run()
+    await node.loop.run()
     assert [step.round for step in node.steps("solo")] == [1, 2, 3, 4, 5]
     assert trio.current_time() - node.trainer.began == 0
     assert all(step.inner_steps == INNER_STEPS for step in node.steps("solo"))
@@ -194,7 +199,7 @@ async def test_a_dead_partner_is_suspected_once_and_another_is_taken(autojump_cl
     table.add("live-2")
     table.add("dead")
     table.dead.add(PeerId("dead"))
-    table.nodes[PeerId("dead")].rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+    table.nodes[PeerId("dead")].loop.run = trio.sleep_forever  # type: ignore[method-assign]
     await run_for(table, 500)
     assert table.suspected[PeerId("dead")] == 1
     assert len(node.steps("paired")) >= 10
@@ -208,7 +213,7 @@ async def test_aborted_exchanges_apply_on_neither_side(autojump_clock: object) -
     await run_for(table, 300)
     for one in (node, other):
         assert one.trainer.calls["apply"] == 0
-        assert one.trainer.calls["snapshot"] == one.trainer.calls["discard"] > 0
+        assert one.trainer.calls["capture"] == one.trainer.calls["discard"] > 0
         assert one.steps("solo"), "training goes on alone"
         assert any(isinstance(event, ExchangeEnded) and event.outcome == "aborted" for event in one.events)
 
@@ -225,43 +230,43 @@ async def test_both_offer_at_once_and_the_lower_id_stands(autojump_clock: object
 async def test_what_is_answered_to_an_offer(autojump_clock: object) -> None:
     table = Table()
     node = table.add("node", goal=9)
-    node.rounds._step_seconds = 1.0
+    node.loop._step_seconds = 1.0
     offer = Offer(PeerId("other"), b"s", Standing(0, 0, 1.0))
-    early = node.rounds.decide(offer)
+    early = node.loop.decide(offer)
     assert isinstance(early, Busy)
     assert early.retry_after == pytest.approx(INNER_STEPS / 2)
     await trio.sleep(INNER_STEPS / 2)
-    far = node.rounds.decide(Offer(PeerId("other"), b"s", Standing(4, 0, 1.0)))
+    far = node.loop.decide(Offer(PeerId("other"), b"s", Standing(4, 0, 1.0)))
     assert isinstance(far, Refuse)
     assert "4 rounds apart" in far.reason
-    assert isinstance(node.rounds.decide(offer), Accept)
-    assert isinstance(node.rounds.decide(offer), Busy), "one exchange at a time"
-    await node.rounds.ended(Ended("aborted", PeerId("other"), b"s"))
-    assert isinstance(node.rounds.decide(offer), Accept), "free again"
-    await node.rounds.ended(Ended("in_doubt", PeerId("other"), b"s"))
+    assert isinstance(node.loop.decide(offer), Accept)
+    assert isinstance(node.loop.decide(offer), Busy), "one exchange at a time"
+    await node.loop.ended(Ended("aborted", PeerId("other"), b"s"))
+    assert isinstance(node.loop.decide(offer), Accept), "free again"
+    await node.loop.ended(Ended("in_doubt", PeerId("other"), b"s"))
     assert node.trainer.calls["apply"] == 0
     node.trainer.round = 9
-    assert isinstance(node.rounds.decide(offer), Refuse), "the goal is reached"
+    assert isinstance(node.loop.decide(offer), Refuse), "the goal is reached"
 
 
 async def test_close_waits_for_the_exchange_under_way_but_not_for_ever(autojump_clock: object) -> None:
     table = Table()
     node = table.add("node")
     await trio.sleep(INNER_STEPS)
-    assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    assert isinstance(node.loop.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
     began = trio.current_time()
-    await node.rounds.close(10)
+    await node.loop.close(10)
     assert trio.current_time() - began == pytest.approx(10)
-    assert isinstance(node.rounds.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Busy)
+    assert isinstance(node.loop.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Busy)
 
 
-async def test_cancelled_in_the_middle_discards_the_snapshot(autojump_clock: object) -> None:
+async def test_cancelled_in_the_middle_discards_the_capture(autojump_clock: object) -> None:
     table = Table()
     node, other = table.add("a"), table.add("b")
     other.trainer.began -= INNER_STEPS  # ready to accept, its own run not started
     with trio.move_on_after(INNER_STEPS + LATENCY + 2.2):
-        await node.rounds.run()
-    assert node.trainer.calls["snapshot"] == 1
+        await node.loop.run()
+    assert node.trainer.calls["capture"] == 1
     assert node.trainer.calls["discard"] == 1
     assert node.trainer.calls["apply"] == 0
     assert isinstance(node.events[-1], ExchangeEnded), "nobody is shown an exchange that is over"
@@ -273,16 +278,16 @@ async def test_an_offer_accepted_in_the_moment_another_ends_keeps_the_desk(autoj
     table.add("other")
     await trio.sleep(INNER_STEPS)
     first, second = (Offer(PeerId(name), b"s", Standing(0, 0, 1.0)) for name in ("first", "second"))
-    assert isinstance(node.rounds.decide(first), Accept)
+    assert isinstance(node.loop.decide(first), Accept)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.rounds.run)
+        nursery.start_soon(node.loop.run)
         await trio.sleep(1)  # at its boundary, waiting for the exchange to end
-        await node.rounds.ended(Ended("aborted", first.partner, b"s"))
-        assert isinstance(node.rounds.decide(second), Accept)
-        local_side = node.rounds.local_side
+        await node.loop.ended(Ended("aborted", first.partner, b"s"))
+        assert isinstance(node.loop.decide(second), Accept)
+        local_side = node.loop.local_side
         await trio.sleep(3)
-        assert node.rounds.local_side is local_side, "two exchanges would share the boxes"
-        assert node.trainer.calls["snapshot"] == 0, "no offer of our own beside it"
+        assert node.loop.local_side is local_side, "two exchanges would share the boxes"
+        assert node.trainer.calls["capture"] == 0, "no offer of our own beside it"
         nursery.cancel_scope.cancel()
 
 
@@ -291,30 +296,29 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
     table = Table()
     node = table.add("node")
     await trio.sleep(INNER_STEPS)
-    assert isinstance(node.rounds.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
-    await node.rounds.local_side.snapshot(Subject())
+    assert isinstance(node.loop.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    await node.loop.local_side.capture(Subject())
 
     async def die(*_: object) -> NoReturn:
         raise TrainerError("it died.")
 
     node.trainer.apply = node.trainer.discard = die  # type: ignore[method-assign]
     with pytest.raises(TrainerError):
-        await node.rounds.ended(Ended(outcome, PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0)))  # type: ignore[arg-type]
+        await node.loop.ended(Ended(outcome, PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0)))  # type: ignore[arg-type]
     assert [type(event) for event in node.events] == [ExchangeStarted, ExchangeEnded]
     with pytest.raises(AssertionError, match="not accepted"):
-        _ = node.rounds.local_side
+        _ = node.loop.local_side
 
 
 async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object) -> None:
     table = Table()
     alice, bob = table.add("alice"), table.add("bob")
-    alice.rounds = Rounds(
-        alice.name, alice.trainer, alice, Pace(INNER_STEPS, 3, 60.0, 1), alice.events.append, lambda peer: peer == bob.name
-    )
-    bob.rounds = Rounds(bob.name, bob.trainer, bob, Pace(INNER_STEPS, 3, 60.0, 1), bob.events.append)
+    settings = LoopSettings(INNER_STEPS, 3, 60.0, 1)
+    alice.loop = OuterLoop(alice.name, alice.trainer, alice, settings, alice.events.append, lambda peer: peer == bob.name)
+    bob.loop = OuterLoop(bob.name, bob.trainer, bob, settings, bob.events.append, trusted)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(alice.rounds.run)
-        nursery.start_soon(bob.rounds.run)
+        nursery.start_soon(alice.loop.run)
+        nursery.start_soon(bob.loop.run)
     assert (alice.trainer.calls["on probation"], bob.trainer.calls["on probation"]) == (1, 0)
     steps = [event for event in alice.events if isinstance(event, OuterStep)]
     assert [step.weight for step in steps] == [0.5]
@@ -326,10 +330,10 @@ async def test_patience_ends_though_there_is_always_another_to_ask(autojump_cloc
     node = table.add("one", patience=30, goal=1)
     for index in range(500):  # more than can be asked in that time
         other = table.add(f"busy-{index}")
-        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.loop.run = trio.sleep_forever  # type: ignore[method-assign]
         other.trainer.began = 1e9  # its inner steps never begin
     began = trio.current_time()
-    await node.rounds.run()
+    await node.loop.run()
     assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
     assert 30 <= trio.current_time() - began - INNER_STEPS < 32
 
@@ -340,9 +344,9 @@ async def test_a_busy_partner_is_not_followed_by_the_next_at_once(autojump_clock
     node = table.add("one", patience=20, goal=1)
     for index in range(100):
         other = table.add(f"busy-{index}")
-        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.loop.run = trio.sleep_forever  # type: ignore[method-assign]
         other.trainer.began = 1e9
-    await node.rounds.run()
+    await node.loop.run()
     asked = sum(isinstance(event, ExchangeEnded) for event in node.events)
     assert 10 < asked < 30
 
@@ -353,11 +357,11 @@ async def test_patience_ends_in_the_pause_between_two_partners_too(autojump_cloc
     node = table.add("one", patience=5, goal=1)
     for index in range(10):
         other = table.add(f"busy-{index}")
-        other.rounds.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.loop.run = trio.sleep_forever  # type: ignore[method-assign]
         other.trainer.began = 1e9
-    node.rounds._step_seconds = 200.0
+    node.loop._step_seconds = 200.0
     began = trio.current_time()
-    await node.rounds.run()
+    await node.loop.run()
     assert trio.current_time() - began - INNER_STEPS < 7
 
 

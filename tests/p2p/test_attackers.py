@@ -85,7 +85,7 @@ class Reception:
         await trio.lowlevel.checkpoint()
         self.over.append(ended)
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         await trio.lowlevel.checkpoint()
         return describe(self.outbox.content)
 

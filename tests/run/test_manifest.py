@@ -143,7 +143,7 @@ def test_no_key_of_the_data_table_can_name_a_file(key: str) -> None:
         unseal(signed({**content, "data": {"source": "text", key: "/etc/passwd"}}))
 
 
-# --- partner draws, which were removed -------------------------------------------------------------
+# --- defences that were removed --------------------------------------------------------------------
 
 
 OF_RELEASE_0_1 = (
@@ -168,14 +168,22 @@ def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -
     assert again.run_id == RUN_ID_OF_RELEASE_0_1
 
 
-def test_draws_switched_on_are_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="partner draws were removed") as altered:
-        unseal(signed({"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1, "trust": {"draws": 8}}))
-    path = written(tmp_path, RUN_FILE + "\n[trust]\ndraws = 8\n")
-    with pytest.raises(RunFileError, match=r"line 14, key `trust.draws`: .*partner draws were removed") as caught:
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("draws", 8, "partner draws were"),
+        ("direction", 0.2, "the direction check was"),
+        ("accept", 0.02, "the accept test was"),
+    ],
+)
+def test_retired_keys_switched_on_are_refused_with_a_way_out(tmp_path: Path, key: str, value: float, what: str) -> None:
+    with pytest.raises(ManifestError, match=f"{what} removed") as altered:
+        unseal(signed({"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1, "trust": {key: value}}))
+    path = written(tmp_path, RUN_FILE + f"\n[trust]\n{key} = {value}\n")
+    with pytest.raises(RunFileError, match=rf"line 14, key `trust.{key}`: .*{what} removed") as caught:
         read_run_file(path)
     assert "release 0.1" in caught.value.remedy == altered.value.remedy
-    assert read_run_file(written(tmp_path, RUN_FILE + "\n[trust]\ndraws = 0\n")) == read_run_file(written(tmp_path, RUN_FILE))
+    assert read_run_file(written(tmp_path, RUN_FILE + f"\n[trust]\n{key} = 0\n")) == read_run_file(written(tmp_path, RUN_FILE))
 
 
 # --- signed manifests ------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_resume_is_exact_for_codecs_with_a_state_and_for_fragments(tmp_path: Pat
     def exchange(fragment: int) -> None:
         for replica, box in zip((alice, bob), boxes, strict=True):
             steps(replica, 2)
-            replica.snapshot(box, Subject(fragment, dense=False))
+            replica.prepare(box, Subject(fragment, dense=False))
         for replica, own, other in ((alice, *boxes), (bob, *boxes[::-1])):
             replica.inspect(own, other)
             replica.apply(own, other, 0)
@@ -88,7 +88,7 @@ def test_resume_is_exact_for_codecs_with_a_state_and_for_fragments(tmp_path: Pat
     contents = []
     for replica in (alice, resumed):
         steps(replica, 3)
-        description = replica.snapshot(boxes[0], Subject(0, dense=True))
+        description = replica.prepare(boxes[0], Subject(0, dense=True))
         contents.append((description, replica.weights.residual.clone()))
     assert contents[0][0] == contents[1][0], "the same message, to the last bit"
     assert torch.equal(contents[0][1], contents[1][1])

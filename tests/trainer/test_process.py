@@ -62,7 +62,7 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         for trainer in (alice, bob):
             await trainer.train()
             await trainer.wait_boundary()
-        descriptions = [await alice.snapshot(Subject()), await bob.snapshot(Subject())]
+        descriptions = [await alice.capture(Subject()), await bob.capture(Subject())]
         assert descriptions[0] == describe(alice.outbox.view(0, descriptions[0].size))
         assert descriptions[0].root != descriptions[1].root
         copy_outbox(alice, bob)
@@ -96,7 +96,7 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
         assert alice.subject == Subject(0, dense=False)
         await alice.train()
         await alice.wait_boundary()
-        first = await alice.snapshot(alice.subject)
+        first = await alice.capture(alice.subject)
         copy_box(alice)
         await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == 4
@@ -104,7 +104,7 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
         assert alice.subject == Subject(1, dense=False)
         await alice.solo()
         assert alice.subject.fragment == 0
-        dense = await alice.snapshot(Subject(0, dense=True))
+        dense = await alice.capture(Subject(0, dense=True))
         assert 4 * first.size < dense.size <= alice.outbox.size
         await alice.discard()
 
@@ -197,12 +197,12 @@ async def reports_what_the_user_did_wrong(trainer: TrainerProcess, folder: Path)
 
 
 async def rejects_a_bad_tensor(trainer: TrainerProcess) -> None:
-    await trainer.snapshot(Subject())
+    await trainer.capture(Subject())
     trainer.inbox.view(0, 4)[:] = b"\xff\xff\xff\x7f"
     with pytest.raises(RejectedTensorError):
         await trainer.inspect(probation=False)
     await trainer.discard()
-    with pytest.raises(TrainerError, match="without a snapshot"):
+    with pytest.raises(TrainerError, match="without a capture"):
         await trainer.apply(0, b"")
     assert (await trainer.solo()).round == 1
 
@@ -211,7 +211,7 @@ async def drops_the_answer_to_a_cancelled_command(trainer: TrainerProcess, child
     child.suspend()  # so that the answer cannot come before the cancellation
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(trainer.snapshot, Subject())
+            nursery.start_soon(trainer.capture, Subject())
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
     child.resume()
@@ -230,7 +230,7 @@ async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process)
         await trio.testing.wait_all_tasks_blocked()
         child.kill()
     with pytest.raises(TrainerError, match="SIGKILL"):
-        await trainer.snapshot(Subject())
+        await trainer.capture(Subject())
 
 
 async def test_the_child_ends_when_its_parent_vanishes(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: st
     alice, bob = pair(tmp_path, codec=codec)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     distance = (alice.theta - bob.theta).norm().item()
-    alice.snapshot(a_out, Subject())
-    bob.snapshot(b_out, Subject())
+    alice.prepare(a_out, Subject())
+    bob.prepare(b_out, Subject())
     spread = alice.inspect(a_out, b_out).spread
     assert spread == bob.inspect(b_out, a_out).spread == pytest.approx(distance, rel=1e-4 if codec == "float32" else 0.2)
     assert spread > 0
@@ -74,8 +74,8 @@ def test_where_beta_is_not_gamma_the_spread_counts_what_was_learned_beta_over_ga
     alice, bob = pair(tmp_path, codec="float32", outer=Outer(alpha=0.5, beta=1.0, gamma=0.75))
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     learned = (alice.theta - bob.theta).norm().item()  # both began with the same slow weights
-    alice.snapshot(a_out, Subject())
-    bob.snapshot(b_out, Subject())
+    alice.prepare(a_out, Subject())
+    bob.prepare(b_out, Subject())
     assert alice.inspect(a_out, b_out).spread == pytest.approx(learned / 0.75, rel=1e-4)
 
 
@@ -83,11 +83,11 @@ def test_where_beta_is_not_gamma_the_spread_counts_what_was_learned_beta_over_ga
 def test_what_is_trained_during_an_exchange_is_kept(tmp_path: Path, codec: str) -> None:
     alice, bob = pair(tmp_path, codec=codec)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    alice.snapshot(a_out, Subject())
-    bob.snapshot(b_out, Subject())
-    at_snapshot, change = alice.theta.clone(), alice.theta - alice.phi
+    alice.prepare(a_out, Subject())
+    bob.prepare(b_out, Subject())
+    at_capture, change = alice.theta.clone(), alice.theta - alice.phi
     train(alice, 3)
-    progress = alice.theta - at_snapshot
+    progress = alice.theta - at_capture
     alice.inspect(a_out, b_out)
     applied = alice.apply(a_out, b_out, 0)
     assert applied.inner_steps == 4
@@ -109,8 +109,8 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
         others = torch.ones(alice.layout.size, dtype=torch.bool)
         others[span] = False
         before = alice.theta.clone(), alice.phi.clone()
-        alice.snapshot(a_out, Subject(fragment))
-        bob.snapshot(b_out, Subject(fragment))
+        alice.prepare(a_out, Subject(fragment))
+        bob.prepare(b_out, Subject(fragment))
         steps = alice.steps_since_outer
         alice.inspect(a_out, b_out)
         bob.inspect(b_out, a_out)
@@ -134,7 +134,7 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
 def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     with pytest.raises(RejectedTensorError, match="fragment 1"):
-        alice.snapshot(boxes(alice)[0], Subject(1))
+        alice.prepare(boxes(alice)[0], Subject(1))
     with pytest.raises(RunFileError, match=r"outer\.fragments.*64 fragments"):
         make_replica(sealed_run(outer=Outer(fragments=64)), tmp_path)
 
@@ -147,8 +147,8 @@ def test_slow_weights_are_due_every_so_many_paired_steps_of_a_fragment(tmp_path:
     for _ in range(5):
         subject = Subject(0, alice.dense_due()[0])
         seen.append(subject.dense)
-        alice.snapshot(a_out, subject)
-        bob.snapshot(b_out, subject)
+        alice.prepare(a_out, subject)
+        bob.prepare(b_out, subject)
         alice.inspect(a_out, b_out)
         alice.apply(a_out, b_out, 0)
     assert seen == [False, False, True, False, False]
@@ -160,9 +160,9 @@ def test_a_partner_that_did_not_mean_the_same_is_rejected(tmp_path: Path) -> Non
     sealed = sealed_run(codec="delta4", outer=Outer(fragments=2))
     alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    alice.snapshot(a_out, Subject(0, dense=True))
+    alice.prepare(a_out, Subject(0, dense=True))
     for subject in (Subject(0, dense=False), Subject(1, dense=True)):
-        bob.snapshot(b_out, subject)
+        bob.prepare(b_out, subject)
         with pytest.raises(RejectedTensorError, match="another kind"):
             alice.inspect(a_out, b_out)
 
@@ -184,10 +184,10 @@ def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     before = (alice.theta.clone(), alice.phi.clone(), alice.delta.clone())
     out, inbox = boxes(alice)
-    alice.snapshot(out, Subject())
+    alice.prepare(out, Subject())
     alice.discard()
     assert all(torch.equal(a, b) for a, b in zip(before, (alice.theta, alice.phi, alice.delta), strict=True))
-    with pytest.raises(TrainerError, match="without a snapshot"):
+    with pytest.raises(TrainerError, match="without a capture"):
         alice.apply(out, inbox, 0)
 
 
@@ -195,8 +195,8 @@ def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
 def test_a_partner_s_bad_values_are_rejected(tmp_path: Path, bad: float) -> None:
     alice, bob = pair(tmp_path)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    alice.snapshot(a_out, Subject())
-    bob.snapshot(b_out, Subject())
+    alice.prepare(a_out, Subject())
+    bob.prepare(b_out, Subject())
     b_out.view(torch.float32)[-1] = bad
     with pytest.raises(RejectedTensorError):
         alice.inspect(a_out, b_out)
@@ -206,7 +206,7 @@ def test_weights_gone_wrong_are_our_own_fault(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     alice.theta[3] = math.nan
     with pytest.raises(TrainerError, match="not finite"):
-        alice.snapshot(boxes(alice)[0], Subject())
+        alice.prepare(boxes(alice)[0], Subject())
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_every_node_draws_its_own_randomness(tmp_path: Path) -> None:
         replica.draw_as(peer)
         replica.step()
         box = torch.empty(replica.plan.box_size, dtype=torch.uint8)
-        replica.snapshot(box, Subject())
+        replica.prepare(box, Subject())
         boxes.append(box)
     assert torch.equal(boxes[0], boxes[2])
     assert not torch.equal(boxes[0], boxes[1]), "equal rounding errors would add up"

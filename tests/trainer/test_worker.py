@@ -99,7 +99,7 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
     outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
     assert parent.ask(pipe.Train()) == pipe.Done()
     done = 0
-    for command in (pipe.Snapshot(Subject()), pipe.Inspect(probation=False), pipe.Apply(0, b"")):
+    for command in (pipe.Capture(Subject()), pipe.Inspect(probation=False), pipe.Apply(0, b"")):
         gate.clear()
         number = parent.send(command)
         done += 8
@@ -118,7 +118,7 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
                 assert inspection.spread == 0
             case pipe.Stepped(applied):
                 assert applied.round == 1
-                assert reply.progress.steps_since_outer >= 16, "what was trained since the snapshot counts for the next"
+                assert reply.progress.steps_since_outer >= 16, "what was trained since the capture counts for the next"
             case other:
                 raise AssertionError(other)
 
@@ -128,7 +128,7 @@ def test_a_command_after_one_that_nobody_waits_for_finds_its_work_done(
 ) -> None:
     parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     parent.ask(pipe.Train())
-    first = parent.send(pipe.Snapshot(Subject()))
+    first = parent.send(pipe.Capture(Subject()))
     parent.train_until(4)
     second = parent.send(pipe.Discard())
     gate.set()
@@ -148,7 +148,7 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
     monkeypatch.setattr(Replica, "write", broken)
     parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     parent.ask(pipe.Train())
-    result = parent.ask(pipe.Snapshot(Subject()))
+    result = parent.ask(pipe.Capture(Subject()))
     assert isinstance(result, pipe.Failed)
     assert (result.code, result.cause) == (TrainerError.entry.code, "no such luck.")
     parent.train_until(4)
@@ -157,6 +157,6 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
 def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Event, tmp_path: Path) -> None:
     gate.set()
     parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))  # not training: nobody to stand beside
-    assert isinstance(parent.ask(pipe.Snapshot(Subject())), pipe.Described)
+    assert isinstance(parent.ask(pipe.Capture(Subject())), pipe.Described)
     assert parent.worker._aside is None
     assert isinstance(parent.ask(pipe.Discard()), pipe.Done)

@@ -5,7 +5,7 @@ Not here: when and with whom (outer.loop).
 The rule: both partners of an exchange apply what the bytes say, the sender too: what it reads back is bit
 for bit what the partner reads. With rounding in between, anything else would leave the two with different
 means of delta. The sender need not keep the bytes for that: encoding is a function of phi, the change and
-the snapshot's seed, and is done again. What arrives is hostile until it was read without RejectedTensorError.
+the capture's seed, and is done again. What arrives is hostile until it was read without RejectedTensorError.
 
 A message is a header and then one record per block (blocks.py), in order; docs/codecs.md has the layout.
 Everything works on one block at a time, in scratch memory that fits a core's caches.

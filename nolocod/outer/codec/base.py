@@ -1,6 +1,6 @@
 """What all codecs share: the header, the scratch memory, the seeded noise, the shape of a coder.
 
-The rule: a coder lives for one snapshot. Its state that outlives the exchange (distances, residuals) belongs
+The rule: a coder lives for one capture. Its state that outlives the exchange (distances, residuals) belongs
 to the replica and changes only when the exchange is applied.
 """
 
@@ -69,7 +69,7 @@ def read_head(box: Tensor) -> Head:
 
 
 class Noise:
-    """Uniform 16-bit noise for stochastic rounding, drawn once per snapshot and turned for every block.
+    """Uniform 16-bit noise for stochastic rounding, drawn once per capture and turned for every block.
 
     Whatever the turn, each element's noise is uniform over the draw of the seed: its rounding has no bias.
     """
@@ -101,8 +101,8 @@ class Shared:
 
 
 class Coder(ABC):
-    """One codec at work on one snapshot: `phi` are slow weights, `change` is theta - phi as kept with the
-    snapshot, both float32 of one block. Tensors that are returned are scratch: valid until the next call of the
+    """One codec at work on one capture: `phi` are slow weights, `change` is theta - phi as kept with the
+    capture, both float32 of one block. Tensors that are returned are scratch: valid until the next call of the
     same method."""
 
     def __init__(self, shared: Shared) -> None:

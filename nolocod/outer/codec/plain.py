@@ -2,7 +2,7 @@
 
 The rule: float32 is exact. bfloat16 rounds stochastically: random low 16 bits are added and cut off, so that
 the expectation of the rounded value is the value itself. Little-endian. Values that are not finite would not
-survive the rounding, and a snapshot refuses them before.
+survive the rounding, and a capture refuses them before.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Session:
 
     async def _prepare(self) -> None:
         with trio.move_on_after(self._limits.snapshot_seconds):
-            self._description = await self._local_side.snapshot(self.machine.subject)
+            self._description = await self._local_side.capture(self.machine.subject)
         if self._description is None:
             raise TrainerError(f"no snapshot within {self._limits.snapshot_seconds:.0f} s.")
         self._prepared.set()

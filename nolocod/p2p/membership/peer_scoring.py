@@ -24,7 +24,6 @@ from nolocod.errors import (
     DataDirError,
     HarmfulTensorError,
     LocalError,
-    MisdirectedTensorError,
     PeerTooSlowError,
     ProtocolError,
     RejectedTensorError,
@@ -81,7 +80,7 @@ def conduct_of(error: RemoteError) -> Conduct | None:
             return Conduct.ALTERED_BYTES
         case ProtocolError():
             return Conduct.BROKE_PROTOCOL
-        case MisdirectedTensorError() | HarmfulTensorError():
+        case HarmfulTensorError():
             return Conduct.REJECTED
         case RejectedTensorError():
             return Conduct.FALSE_TENSOR

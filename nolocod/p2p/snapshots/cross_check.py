@@ -2,7 +2,7 @@
 
 The rule: each donor signs for all of its snapshot before it learns which chunks are asked for, and those are drawn anew by
 chance each time, the same of every donor. Nobody is waited for: who is busy, gone or slow is no witness. What a
-sample says of the weights is the trainer's matter (trainer/nearness.py).
+sample says of the weights is the trainer's matter (trainer/compare_donors.py).
 """
 
 from __future__ import annotations

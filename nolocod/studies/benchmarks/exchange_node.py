@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from nolocod.identity import PeerId, load_or_create
-from nolocod.outer.loop import LocalSide
+from nolocod.outer.loop import TrainerSide
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
@@ -38,16 +38,16 @@ _LISTEN = Address("127.0.0.1", 0)
 _OFFER_SECONDS = 120.0
 
 
-class _TimedLocalSide(LocalSide):
+class _TimedTrainerSide(TrainerSide):
     """The product's local side, which notes when its node did what."""
 
     def __init__(self, trainer: TrainerProcess) -> None:
         super().__init__(trainer, lambda: None, lambda: False)
         self.times: dict[str, float] = {}
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         self.times["snapshot_began"] = time.monotonic()
-        description = await super().snapshot(subject)
+        description = await super().capture(subject)
         self.times["snapshot_ended"] = time.monotonic()
         return description
 
@@ -67,7 +67,7 @@ class _Reception:
 
     def next(self) -> None:
         """Forget the exchange that was."""
-        self.local_side = _TimedLocalSide(self._trainer)
+        self.local_side = _TimedTrainerSide(self._trainer)
         self.over = trio.Event()
         self.how: Ended | None = None
 

@@ -8,7 +8,6 @@ and another is taken, as outer.loop does.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
@@ -86,9 +85,6 @@ class AdversarialReplicas(MultiReplica):
         self._beginning = self._replicas[0].phi.clone()
         self._drift = torch.randn(size, generator=generator)
         self._drift /= self._drift.norm()
-        for index, replica in enumerate(self._honest):
-            if replica.accept_test is not None:
-                replica.accept_test.chance = random.Random(f"{manifest.seed} {index}")  # the study is to be repeatable
         self.weights: list[float] = []
         """What each partner's difference counted for, of all exchanges of honest replicas with one another."""
         self.met: Counter[Kind] = Counter()
@@ -155,7 +151,7 @@ class AdversarialReplicas(MultiReplica):
     def _pair(self, first: int, second: int) -> bool:
         both = ((first, second), (second, first))
         for index in (first, second):
-            self._replicas[index].snapshot(self._boxes[index], Subject())
+            self._replicas[index].prepare(self._boxes[index], Subject())
         accepted = [self._inspected(own, other, "honest") for own, other in both]
         if all(accepted):
             rounds = [self._replicas[other].standing.round for _, other in both]
@@ -180,7 +176,7 @@ class AdversarialReplicas(MultiReplica):
         replica, hostile = self._replicas[victim], self._replicas[attacker]
         attack = self._attacks[self._turn % len(self._attacks)]
         self._turn += 1
-        replica.snapshot(self._boxes[victim], Subject())
+        replica.prepare(self._boxes[victim], Subject())
         self._write(attack, hostile, replica, self._boxes[attacker])
         committed = self._inspected(victim, attacker, "hostile")
         if committed:
@@ -216,7 +212,7 @@ class AdversarialReplicas(MultiReplica):
             case "stale":
                 wanted = settings.gamma * self._beginning
         hostile.theta.copy_(step.sent(hostile.phi, wanted, settings))
-        hostile.snapshot(box, Subject())
+        hostile.prepare(box, Subject())
         if attack == "not finite":
             box[HEADER:].fill_(255)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from nolocod.errors import TrainerError
 from nolocod.run import presets
-from nolocod.run.manifest import Trust
+from nolocod.run.manifest import RETIRED, Trust
 from nolocod.studies.lab.results import Results
 
 if TYPE_CHECKING:
@@ -30,14 +30,11 @@ if TYPE_CHECKING:
 
 PAGE = "attacks.md"
 NONE, MIXED = "none", "all mixed"
-OFF, EVERYTHING = presets.UNDEFENDED, presets.ALL_DEFENCES
+OFF = presets.UNDEFENDED
 DEFENCES = {
     "none": OFF,
     "clip": msgspec.structs.replace(OFF, clip=1.5),
-    "direction": msgspec.structs.replace(OFF, direction=EVERYTHING.direction),
-    "accept test": msgspec.structs.replace(OFF, accept=EVERYTHING.accept),
     "as by default": Trust(),
-    "everything": EVERYTHING,
 }
 """Reputation and probation are nothing alone: they follow from what the others refuse, and change the clip radius."""
 
@@ -117,7 +114,7 @@ and 0.7, was not tried.
 
 Defended is a run with {trust}, as runs are by default; undefended one without any. In both, messages of another size are
 refused, and so are values that are not finite: that cannot be switched off. A refused partner costs a try, and another one
-is asked. Everything is the default with `direction = {everything.direction}` and `accept = {everything.accept}`.
+is asked.
 
 | attack | what it is |
 |---|---|
@@ -129,8 +126,7 @@ is asked. Everything is the default with `direction = {everything.direction}` an
 
 def _settings(trust: Trust) -> str:
     settings = msgspec.structs.asdict(trust)
-    del settings["draws"]  # retired
-    return ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in settings.items())
+    return ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in settings.items() if name not in RETIRED)
 
 
 def log(kept: Path) -> Log:
@@ -159,7 +155,7 @@ class Study:
 
     def trials(self) -> list[AttackTrial]:
         pairs = [(attack, trust) for attack in self.attacks for trust in (OFF, Trust())]
-        pairs += [(MIXED, EVERYTHING), *((NONE, trust) for trust in DEFENCES.values())]
+        pairs += [(NONE, trust) for trust in DEFENCES.values()]
         return [self._trial(attack, trust, seed) for seed in self.seeds for attack, trust in pairs]
 
     @property
@@ -186,8 +182,6 @@ class Study:
         for attack in self.attacks:
             cells = [*self._losses(attack, OFF, log), *self._losses(attack, Trust(), log), *self._refused(attack, Trust(), log)]
             lines.append(f"| {' | '.join([attack, *cells])} |")
-        cells = ["", "", *self._losses(MIXED, EVERYTHING, log), *self._refused(MIXED, EVERYTHING, log)]
-        lines.append(f"| {' | '.join([f'{MIXED}, everything on', *cells])} |")
         lines += [
             "\nWithout attackers, what each defence costs:\n",
             "| defence | loss | | honest refused | mean weight of a partner's difference |",
@@ -204,7 +198,7 @@ class Study:
         from nolocod.studies.lab.adversarial import ATTACKS  # as above
 
         kinds = "\n".join(f"| {name} | {what} |" for name, what in ATTACKS.items())
-        return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(Trust()), everything=EVERYTHING)
+        return _PAGE.format(kinds=kinds, table=self.to_text(log), trust=_settings(Trust()))
 
     def _found(self, attack: str, trust: Trust, log: Log) -> list[AttackOutcome]:
         return [log[self._trial(attack, trust, seed)] for seed in self.seeds]

@@ -137,7 +137,7 @@ class MultiReplica:
             fragment = ages.index(max(ages))
             dense = any(self._replicas[index].dense_due()[fragment] for index in pair)
             for index in pair:
-                self._replicas[index].snapshot(self._boxes[index], Subject(fragment, dense))
+                self._replicas[index].prepare(self._boxes[index], Subject(fragment, dense))
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:

@@ -82,7 +82,7 @@ class Trial:
         )  # fmt: skip
         outer = change(run.outer, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
         # what trust costs is measured elsewhere (`nolocod lab attacks`)
-        trust = change(run.trust, clip=0.0, direction=0.0, accept=0.0)
+        trust = change(run.trust, clip=0.0)
         return change(run, inner=inner, outer=outer, trust=trust, evaluation=change(run.evaluation, batches=self.held_out))
 
 

@@ -82,7 +82,7 @@ def _run(outer: OuterSettings, rounds: int, seed: int) -> Manifest:
 
 
 class Learner(SimReplica):
-    """rounds.Trainer around a real replica."""
+    """outer.loop.Trainer around a real replica."""
 
     def __init__(self, outer: OuterSettings, speed: float, rng: random.Random, replica: Replica) -> None:
         super().__init__(outer, speed, rng, size=0)
@@ -119,7 +119,7 @@ class Learner(SimReplica):
         self._replica.report()
 
     def _write(self, state: State, subject: Subject) -> Description:
-        return self._replica.snapshot(_tensor(self.outbox), subject)
+        return self._replica.prepare(_tensor(self.outbox), subject)
 
     def _look(self, state: State, *, probation: bool) -> Inspection:
         return self._replica.inspect(_tensor(self.outbox), _tensor(self.inbox), probation=probation)

@@ -11,7 +11,7 @@ import trio
 
 from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerTooSlowError, PeerUnavailableError
 from nolocod.observe.events import Troubled
-from nolocod.outer.loop import Pace, Rounds
+from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.membership.peer_scoring import Reputation
@@ -70,8 +70,8 @@ class SimNode(SimMember):
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
             staleness=scenario.staleness, rng=self._rng, aside=self.aside,
         )  # fmt: skip
-        pace = Pace(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
-        self.rounds = Rounds(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
+        pace = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
+        self.loop = OuterLoop(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
         self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
         port.handlers[EXCHANGE] = self.outliving(self.exchange_service.handle)
         replica.applied = self._applied
@@ -105,19 +105,19 @@ class SimNode(SimMember):
     @property
     def idle(self) -> bool:
         """Whether it is in no exchange."""
-        return self.rounds._local_side is None
+        return self.loop._local_side is None
 
     async def take_part(self) -> None:
         """Take outer steps until the goal is reached; gossip goes on then, as a finished node's does."""
         await sleep(self._rng.uniform(0.0, self.gossip.pause()))
-        await self.rounds.run()
+        await self.loop.run()
         self.state = "finished"
         self.world.finished(self)
 
     def members(self) -> list[Member]:
         return self.table.live(trio.current_time())
 
-    # --- rounds.Mesh ------------------------------------------------------------------------------------
+    # --- outer.loop.Mesh ------------------------------------------------------------------------------------
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
         if self.script is not None:
@@ -154,21 +154,21 @@ class SimNode(SimMember):
     def decide(self, offer: Offer) -> Answer:
         if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):
             return Busy(1.0, "another exchange comes first")
-        return self.rounds.decide(offer)
+        return self.loop.decide(offer)
 
     @property
     def local_side(self) -> LocalSide:
-        return self.rounds.local_side
+        return self.loop.local_side
 
     async def ended(self, ended: Ended) -> None:
         self._note(ended)
-        await self.rounds.ended(ended)
+        await self.loop.ended(ended)
 
     def _note(self, ended: Ended) -> None:
         """Before anything is applied, or dropped."""
-        if ended.outcome in ("committed", "in_doubt") and self.replica.snapshot_out is not None:
+        if ended.outcome in ("committed", "in_doubt") and self.replica.captured is not None:
             self._session = ended.session.hex()
-            self.world.oracle.snapshot(self._session, self.peer_id, self.replica.snapshot_out)
+            self.world.oracle.snapshot(self._session, self.peer_id, self.replica.captured)
 
     def _applied(self, before: State, after: State, paired: bool) -> None:
         if not self.port.up:

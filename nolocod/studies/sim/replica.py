@@ -1,7 +1,7 @@
 """A replica of a few numbers, exact to the last bit: the product's outer step on float64, and inner steps that are the
 passing of virtual time.
 
-The rule: it is rounds.Trainer to the product, and an open book to the simulation, whose oracle works out by another
+The rule: it is outer.loop.Trainer to the product, and an open book to the simulation, whose oracle works out by another
 formula what every outer step must come to. theta moves by a draw for each inner step; those taken while an exchange is
 under way are kept when it is merged.
 """
@@ -69,7 +69,7 @@ class State:
 
 
 class SimReplica:
-    """rounds.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
+    """outer.loop.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
 
     codec = "float64/1"
 
@@ -88,14 +88,14 @@ class SimReplica:
         self.applied: Callable[[State, State, bool], None] = lambda _before, _after, _paired: None
         self.waits: Callable[[], bool] = lambda: False
         """Whether a boundary waits for another node to offer."""
-        self.snapshot_out: State | None = None
+        self.captured: State | None = None
         self.unheard_until = 0.0
         """The network process stands still, and hears no answer before that."""
         self._chunk = chunk
         self._rng = rng
         self._began = trio.current_time()  # when the inner steps began that count since the last outer step
         self._trained = 0  # of those, how many are in theta
-        self._snapshot_steps = 0
+        self._captured_steps = 0
         self._inspected: tuple[float, ...] | None = None
         self._commands = trio.Lock()  # one after the other, as over the trainer's pipe
 
@@ -151,14 +151,14 @@ class SimReplica:
     def dense_due(self, fragment: int) -> bool:
         return True
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
         async with self._commands:
             await sleep(self.speed / 2)
         self._train()
-        self.snapshot_out = self.state
-        self._snapshot_steps = self._trained
-        description = self._write(self.snapshot_out, subject)
+        self.captured = self.state
+        self._captured_steps = self._trained
+        description = self._write(self.captured, subject)
         await self._heard()
         return description
 
@@ -177,9 +177,9 @@ class SimReplica:
         async with self._commands:
             await sleep(self.speed / 4)
         await self._heard()
-        if self.snapshot_out is None:
-            raise AssertionError("inspected without a snapshot")
-        return self._look(self.snapshot_out, probation=probation)
+        if self.captured is None:
+            raise AssertionError("inspected without a capture")
+        return self._look(self.captured, probation=probation)
 
     def _look(self, state: State, *, probation: bool) -> Inspection:
         """At the inbox. RejectedTensorError."""
@@ -191,9 +191,9 @@ class SimReplica:
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         await self._heard()
-        before = self.snapshot_out
+        before = self.captured
         if before is None:
-            raise AssertionError("applied without a snapshot")
+            raise AssertionError("applied without a capture")
         self._train()
         return self._stepped(before, self._pair(before, partner_round, skipped), paired=True)
 
@@ -201,7 +201,7 @@ class SimReplica:
         await trio.lowlevel.checkpoint()
         self._train()
         before = self.state
-        self._snapshot_steps = self._trained
+        self._captured_steps = self._trained
         return self._stepped(before, self._alone(before), paired=False)
 
     def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
@@ -226,7 +226,7 @@ class SimReplica:
         self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]
 
     def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
-        taken = self._snapshot_steps
+        taken = self._captured_steps
         self._began += taken * self.speed
         self._trained -= taken
         self.applied(before, self.state, paired)
@@ -238,4 +238,4 @@ class SimReplica:
         self._forget()
 
     def _forget(self) -> None:
-        self.snapshot_out = self._inspected = None
+        self.captured = self._inspected = None

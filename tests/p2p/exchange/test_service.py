@@ -98,7 +98,7 @@ class FakeDesk:
         memory[offset:] = self.outbox.content
         self.outbox, self.inbox = FakeBox(memory[offset:]), FakeBox(memory[:size])
 
-    async def snapshot(self, subject: Subject) -> Description:
+    async def capture(self, subject: Subject) -> Description:
         self.subject = subject
         await trio.sleep(self.snapshot_seconds)
         return describe(self.outbox.content, CHUNK)
@@ -784,7 +784,7 @@ async def test_altered_bytes_are_not_taken(tmp_path: Path, autojump_clock: objec
             alice.local_side.outbox.content[-1] ^= 1
             return told
 
-        alice.local_side.snapshot = lying  # type: ignore[method-assign]  # what a faulty trainer would do
+        alice.local_side.capture = lying  # type: ignore[method-assign]  # what a faulty trainer would do
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
     assert ended.outcome == bob.reception.over[0].outcome == "aborted"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nolocod.proto.types import Sampled
-from nolocod.trainer import nearness
+from nolocod.trainer import compare_donors
 from nolocod.trainer.checkpoint import write_tensors
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def test_a_lie_in_any_tensor_is_far_from_one_witness_and_from_two(
     tmp_path: Path, lie: Callable[[Weights], Weights], witnesses: int
 ) -> None:
     samples = [sample(tmp_path, number, weights(number)) for number in range(2, 2 + witnesses)]
-    assert nearness.objection(weights(1).items(), samples) == ""
-    why = nearness.objection(lie(weights(1)).items(), samples)
+    assert compare_donors.objection(weights(1).items(), samples) == ""
+    why = compare_donors.objection(lie(weights(1)).items(), samples)
     assert f"the nearest of {witnesses}," in why
     if lie is one_zeroed:
         assert why.startswith("b.weight is 1.00")
@@ -73,18 +73,18 @@ def test_a_lie_in_any_tensor_is_far_from_one_witness_and_from_two(
 
 def test_a_lying_witness_does_not_speak_against_who_agrees_with_another(tmp_path: Path) -> None:
     samples = [sample(tmp_path, 2, flipped(weights(2))), sample(tmp_path, 3, weights(3))]
-    assert nearness.objection(weights(1).items(), samples) == ""
-    assert nearness.objection(weights(1).items(), samples[:1]) != "", "one alone: word against word"
+    assert compare_donors.objection(weights(1).items(), samples) == ""
+    assert compare_donors.objection(weights(1).items(), samples[:1]) != "", "one alone: word against word"
 
 
 def test_two_that_have_just_exchanged_do_not_make_a_third_look_far(tmp_path: Path) -> None:
     samples = [sample(tmp_path, number, weights(2)) for number in (2, 3)]
-    assert nearness.objection(weights(1, apart=0.25).items(), samples) == ""
+    assert compare_donors.objection(weights(1, apart=0.25).items(), samples) == ""
 
 
 def test_biases_may_differ_by_more_than_they_are(tmp_path: Path) -> None:
-    assert nearness.distance(weights(1)["b.bias"], weights(2)["b.bias"]) > nearness.FAR
-    assert nearness.objection(weights(1).items(), [sample(tmp_path, 2, weights(2))]) == ""
+    assert compare_donors.distance(weights(1)["b.bias"], weights(2)["b.bias"]) > compare_donors.FAR
+    assert compare_donors.objection(weights(1).items(), [sample(tmp_path, 2, weights(2))]) == ""
 
 
 def test_where_no_two_agree_none_is_near(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_where_no_two_agree_none_is_near(tmp_path: Path) -> None:
     three = [weights(1), flipped(weights(2)), noisy(noisy(weights(3)))]
     for number, one in enumerate(three):
         others = [sample(tmp_path, other, three[other]) for other in range(3) if other != number]
-        assert nearness.objection(one.items(), others) != ""
+        assert compare_donors.objection(one.items(), others) != ""
 
 
 def test_only_what_was_sampled_counts_wherever_it_begins(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_only_what_was_sampled_counts_wherever_it_begins(tmp_path: Path) -> None
         samples = [sample(tmp_path, n, weights(n), span, round_number=10 ** (12 * (n - 2))) for n in (2, 3)]
         sizes = {one.path.stat().st_size for one in samples}
         assert len(sizes) == 2
-        assert nearness.objection(weights(1).items(), samples) == ""
-        assert bool(nearness.objection(lie.items(), samples)) == seen
+        assert compare_donors.objection(weights(1).items(), samples) == ""
+        assert bool(compare_donors.objection(lie.items(), samples)) == seen
 
 
 @pytest.mark.parametrize("broken", ["shape", "names", "nan", "kind", "bytes"])
@@ -124,5 +124,5 @@ def test_what_is_no_sample_of_this_model_is_no_witness(tmp_path: Path, broken: s
     taken = sample(tmp_path, 2, flipped(bad))
     if broken == "bytes":
         taken.path.write_bytes(b"\xff" * taken.path.stat().st_size)
-    assert nearness.objection(weights(1).items(), [taken]) == ""
-    assert nearness.objection(flipped(weights(1)).items(), [taken, sample(tmp_path, 3, weights(3))]) != ""
+    assert compare_donors.objection(weights(1).items(), [taken]) == ""
+    assert compare_donors.objection(flipped(weights(1)).items(), [taken, sample(tmp_path, 3, weights(3))]) != ""

@@ -1,4 +1,4 @@
-"""Our side of one exchange: a message about a fragment as it was at the snapshot, and what comes of it.
+"""Our side of one exchange: a message about a fragment as it was at the capture, and what comes of it.
 
 The rule: what was sent can be made again when the partner's message lies over it. While training waits (a blocking
 run), theta itself tells; a copy of it is made only if training goes on after all. Where training goes on during the
@@ -25,7 +25,7 @@ from nolocod.outer.codec.base import Noise, read_head, write_head
 from nolocod.outer.codec.blocks import is_set, to_bitmap
 from nolocod.proto.types import CHUNK_SIZE, Description, Inspection, Subject
 from nolocod.trainer.boxes import outbox_offset
-from nolocod.trainer.clipping import Measured
+from nolocod.trainer.clipping import Norms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for all snapshots of a run."""
+    """What is the same for all captures of a run."""
 
     codec: Codec
     settings: Outer
@@ -100,16 +100,16 @@ class Plan:
 
     @property
     def writes_aside(self) -> bool:
-        """Whether training may go on while a message is written: it is made from what `capture` kept."""
+        """Whether training may go on while a message is written: it is made from what `keep` kept."""
         return self.codec != "float32" and not self.settings.blocking
 
     @property
     def steps_aside(self) -> bool:
-        """Whether training may go on between `capture` and `merge`: theta as it is meanwhile is not looked at."""
+        """Whether training may go on between `keep` and `merge`: theta as it is meanwhile is not looked at."""
         return not self.settings.blocking
 
 
-class Snapshot:
+class Capture:
     """A fragment of `weights` at this moment; `seed` draws the rounding."""
 
     def __init__(self, plan: Plan, weights: Weights, subject: Subject, seed: int) -> None:
@@ -126,14 +126,14 @@ class Snapshot:
             self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
-        self.measured = Measured(0.0, 0.0, 0.0)
+        self.norms = Norms(0.0, 0.0)
         """What `inspect` found."""
         self.weight = 1.0
-        """What `step` lets the partner's difference count for; whoever judges what was measured sets it."""
+        """What `step` lets the partner's difference count for; set by whoever judges the norms."""
         self._offsets: list[int] = []  # where our records lie in the outbox
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
 
-    def capture(self) -> None:
+    def keep(self) -> None:
         """Keep the change of theta, if the codec does that. TrainerError if the weights are not finite."""
         if self._kept is None:
             return
@@ -166,7 +166,7 @@ class Snapshot:
         return change
 
     def train_on(self) -> None:
-        """Training goes on with this snapshot out: keep what it was made of, if nothing else does."""
+        """Training goes on with this capture out: keep what it was made of, if nothing else does."""
         if self._kept is None and not self._plan.keeps_outbox:
             self._kept = self._weights.theta[self.fragment.span].to("cpu", copy=True)
 
@@ -176,7 +176,7 @@ class Snapshot:
         RejectedTensorError if it is not a message about our subject, or holds what is not finite.
         """
         self._records = self._walk(inbox)
-        total = own_change = along = 0.0
+        total = own_change = 0.0
         apart: list[float | None] = []
         for block, phi, change, record in self._blocks(inbox, outbox):
             own = self._own(block, phi, change, outbox)
@@ -187,14 +187,13 @@ class Snapshot:
             difference = torch.sub(own, other, out=self._total[: block.size])
             total += torch.dot(difference, difference).item()
             own_change += torch.dot(change, change).item()
-            along += torch.dot(change, difference).item()
             apart.append(self._coder.apart(difference))
         if not math.isfinite(total):
             raise RejectedTensorError("it holds values that are not finite, or beyond all measure.")
         self._apart = apart
-        self.measured = _measured(total, own_change, along, self._plan.settings.beta)
+        self.norms = Norms(math.sqrt(total), self._plan.settings.beta * math.sqrt(own_change))
         skipped = to_bitmap(index for index, one in enumerate(apart) if one is None)
-        return Inspection(math.sqrt(total) / self._plan.settings.gamma, skipped)
+        return Inspection(self.norms.distance / self._plan.settings.gamma, skipped)
 
     def step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
         """Take the paired outer step on phi and delta, a solo step in blocks that either side could not decode.
@@ -215,23 +214,6 @@ class Snapshot:
             self._coder.learn(block, None if apart is None else self.weight * apart)
             step.step(phi, self._weights.delta[block.span], total, n, settings)
 
-    def rehearse(self, outbox: Tensor, inbox: Tensor, flat: Tensor, *, paired: bool) -> None:
-        """Write the fragment's slow weights as `step` would leave them into `flat` (all of the model, on any device);
-        with the partner's message, or as alone."""
-        after, momentum = torch.empty(BLOCK), torch.empty(BLOCK)
-        for block, phi, change, record in self._blocks(inbox, outbox):
-            other = None
-            if paired and self._apart is not None and self._apart[block.index] is not None:
-                other = self._coder.other(block, phi, change, record, check=False)
-            if other is None:
-                total, n = self._coder.exact(phi, change), 1
-            else:
-                total, n = self._sum(self._own(block, phi, change, outbox), other), 2
-            delta = momentum[: block.size].copy_(self._weights.delta[block.span])
-            slow = after[: block.size].copy_(phi)
-            step.step(slow, delta, total, n, self._plan.settings)
-            flat[block.span].copy_(slow)
-
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
         """s_i + s_j (scratch), where the partner's difference from us counts for `weight`."""
         total = self._total[: own.numel()]
@@ -240,7 +222,7 @@ class Snapshot:
         return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
 
     def merge(self, outbox: Tensor, *, trained_on: bool) -> None:
-        """Bring theta after `step`. `trained_on`: inner steps were taken since the snapshot, and are kept."""
+        """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
         if not trained_on:
             self._weights.theta[self.fragment.span].copy_(self._weights.phi[self.fragment.span])
             return
@@ -272,7 +254,7 @@ class Snapshot:
             yield block, phi, self._change(block, phi, outbox), inbox[where]
 
     def _change(self, block: Block, phi: Tensor, outbox: Tensor) -> Tensor:
-        """theta - phi at the snapshot."""
+        """theta - phi at the capture."""
         change = self._scratch[: block.size]
         if self._plan.keeps_outbox:
             return step.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
@@ -288,14 +270,6 @@ class Snapshot:
     def _sent(self, block: Block, outbox: Tensor) -> Tensor:
         offset = self._offsets[block.index]
         return outbox[offset : offset + 4 * block.size].view(torch.float32)
-
-
-def _measured(distance: float, change: float, along: float, beta: float) -> Measured:
-    """From |v|^2, |Delta|^2 and Delta * (s_i - s_j): the partner's step as we see it is beta Delta - (s_i - s_j)."""
-    step = beta**2 * change - 2 * beta * along + distance
-    product = math.sqrt(max(0.0, step) * change)
-    cosine = (beta * change - along) / product if product else 0.0
-    return Measured(math.sqrt(distance), beta * math.sqrt(change), cosine)
 
 
 class _ChunkHasher:
