@@ -23,7 +23,7 @@ from nolocod.outer import step
 from nolocod.outer.codec import BLOCK, HEADER, Coder, Fragment, Head, Shared, box_size, bytes_of, coder_for
 from nolocod.outer.codec.base import Noise, read_head, write_head
 from nolocod.outer.codec.blocks import is_set, to_bitmap
-from nolocod.proto.types import CHUNK_SIZE, Description, Inspection, Subject
+from nolocod.proto.types import CHUNK_SIZE, Description, Subject
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
 
@@ -133,6 +133,11 @@ class Capture:
         self._offsets: list[int] = []  # where our records lie in the outbox
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
 
+    @property
+    def spread(self) -> float:
+        """||theta_i - theta_j|| as `inspect` found it (proto.types.Inspection)."""
+        return self.norms.distance / self._plan.settings.gamma
+
     def keep(self) -> None:
         """Keep the change of theta, if the codec does that. TrainerError if the weights are not finite."""
         if self._kept is None:
@@ -170,8 +175,8 @@ class Capture:
         if self._kept is None and not self._plan.keeps_outbox:
             self._kept = self._weights.theta[self.fragment.span].to("cpu", copy=True)
 
-    def inspect(self, outbox: Tensor, inbox: Tensor) -> Inspection:
-        """Compare the partner's message in `inbox` (hostile bytes) with ours.
+    def inspect(self, outbox: Tensor, inbox: Tensor) -> bytes:
+        """Compare the partner's message in `inbox` (hostile bytes) with ours; returns Inspection.skipped.
 
         RejectedTensorError if it is not a message about our subject, or holds what is not finite.
         """
@@ -192,8 +197,7 @@ class Capture:
             raise RejectedTensorError("it holds values that are not finite, or beyond all measure.")
         self._apart = apart
         self.norms = Norms(math.sqrt(total), self._plan.settings.beta * math.sqrt(own_change))
-        skipped = to_bitmap(index for index, one in enumerate(apart) if one is None)
-        return Inspection(self.norms.distance / self._plan.settings.gamma, skipped)
+        return to_bitmap(index for index, one in enumerate(apart) if one is None)
 
     def step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
         """Take the paired outer step on phi and delta, a solo step in blocks that either side could not decode.

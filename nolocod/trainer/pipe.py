@@ -6,16 +6,19 @@ cross in shared memory. One request at a time has one answer with the same id; r
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from pathlib import Path  # noqa: TC003 - msgspec reads annotations at run time
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from nolocod.proto.types import Applied, Description, Inspection, Sampled, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.proto.types import Description, Sampled, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""
 
+
+_NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 
 T = TypeVar("T")
 
@@ -38,62 +41,72 @@ class Setup(Message, frozen=True, kw_only=True):
 
 
 class Adopt(Message, frozen=True):
-    """Take a donor's slow weights from a file, and its standing with them."""
+    """Take a donor's slow weights from a file, and its standing with them. RejectedTensorError if they do not fit."""
 
     weights: Path
     standing: Standing
 
 
 class Compare(Message, frozen=True):
-    """Tell whether the slow weights lie near those of other donors."""
+    """Tell why the slow weights are too far from those of other donors, of which these are samples; "" if they are not."""
 
     samples: tuple[Sampled, ...]
 
 
 class Train(Message, frozen=True):
-    pass
+    """Start or resume inner steps."""
 
 
 class Pause(Message, frozen=True):
-    pass
+    """Stop after the inner step under way."""
 
 
 class Capture(Message, frozen=True):
+    """Write our message about `subject` into the outbox. Answered with its Description."""
+
     subject: Subject
 
 
 class Inspect(Message, frozen=True):
+    """Check the inbox against our capture. Answered with an Inspection; RejectedTensorError."""
+
     probation: bool
 
 
 class Apply(Message, frozen=True):
+    """Take the paired outer step. Answered with Applied."""
+
     partner_round: int
     skipped: bytes
     """Blocks of our message that the partner could not decode (proto.types.Inspection)."""
 
 
 class Solo(Message, frozen=True):
-    pass
+    """Take the outer step alone. Answered with Applied."""
 
 
 class Discard(Message, frozen=True):
-    pass
+    """Drop the capture; nothing is applied."""
 
 
 class Checkpoint(Message, frozen=True):
-    pass
+    """Write a checkpoint. Answered with Saved; DiskFullError."""
 
 
 class Dump(Message, frozen=True):
+    """Write the slow weights for newcomers. Answered with Dumped."""
+
     path: Path
 
 
 class Evaluate(Message, frozen=True):
+    """Answered with the mean held-out loss, and with an EvaluatedReport if it is to be `told`."""
+
     told: bool
 
 
 class Stop(Message, frozen=True):
-    pass
+    """End the process."""
 
 
 Command = (
@@ -116,14 +129,9 @@ class Progress(msgspec.Struct, frozen=True):
     dense_due: tuple[bool, ...]
     """For each fragment, whether the slow weights must travel at its next paired outer step."""
 
-    @property
-    def steps_since_outer(self) -> int:
-        """Inner steps since the last outer step, whatever its fragment."""
-        return min(self.ages)
 
-
-class Loaded(Message, frozen=True):
-    """The model stands ready. `box_size` is the bytes of the largest message of the run."""
+class Loaded(msgspec.Struct, frozen=True):
+    """What Setup is answered with: the model stands ready. `box_size` is the bytes of the largest message of the run."""
 
     standing: Standing
     parameters: int
@@ -137,45 +145,20 @@ class Loaded(Message, frozen=True):
     """What went wrong and was got round, for example a damaged checkpoint, by name."""
 
 
-class Dumped(Message, frozen=True):
+class Dumped(msgspec.Struct, frozen=True):
     """A file of slow weights was written whole."""
 
     standing: Standing
     description: Description
 
 
-class Done(Message, frozen=True):
-    pass
-
-
-class Described(Message, frozen=True):
-    description: Description
-
-
-class Inspected(Message, frozen=True):
-    inspection: Inspection
-
-
-class Stepped(Message, frozen=True):
-    applied: Applied
-
-
-class Saved(Message, frozen=True):
+class Saved(msgspec.Struct, frozen=True):
     round: int
     size: int
     seconds: float
 
 
-class Loss(Message, frozen=True):
-    loss: float
-
-
-class Compared(Message, frozen=True):
-    objection: str
-    """Why the weights are too far off; "" if they are not."""
-
-
-class Failed(Message, frozen=True):
+class Failed(msgspec.Struct, frozen=True):
     """A command (or, with id 0, training itself) failed with one of our error codes."""
 
     code: str
@@ -183,13 +166,19 @@ class Failed(Message, frozen=True):
     remedy: str
 
 
-Result = Loaded | Dumped | Done | Described | Inspected | Stepped | Saved | Loss | Compared | Failed
-
-
 class Answer(Message, frozen=True):
     id: int
-    result: Result
+    result: msgspec.Raw
+    """What the command is answered with, in MessagePack; nothing where it failed."""
+    failure: Failed | None
     progress: Progress | None
+
+
+def answer(number: int, result: object, progress: Progress | None) -> Answer:
+    """Of request `number`: its result, or what it failed of."""
+    if isinstance(result, Failed):
+        return Answer(number, _NOTHING, result, progress)
+    return Answer(number, msgspec.Raw(msgspec.msgpack.encode(result)), None, progress)
 
 
 class Trained(Message, frozen=True):
@@ -212,21 +201,9 @@ class EvaluatedReport(Message, frozen=True):
 Reply = Answer | Trained | EvaluatedReport
 
 
-def _encode_path(value: Any) -> str:  # noqa: ANN401 - msgspec hands over whatever it does not know
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"{type(value)} does not cross the pipe")
-
-
-def _decode_path(kind: type, value: Any) -> Any:  # noqa: ANN401 - msgspec's own signature
-    if issubclass(kind, Path):
-        return Path(value)
-    raise NotImplementedError(f"{kind} does not cross the pipe")
-
-
 def frame(message: Request | Reply) -> bytes:
     """Encode `message` with its length (4 bytes, big-endian) before it."""
-    body = msgspec.msgpack.encode(message, enc_hook=_encode_path)
+    body = msgspec.msgpack.encode(message, enc_hook=os.fspath)
     return len(body).to_bytes(4, "big") + body
 
 
@@ -234,7 +211,7 @@ class Unframer(Generic[T]):
     """Cuts a byte stream into messages; feeds of any size."""
 
     def __init__(self, kind: Any) -> None:  # noqa: ANN401 - a union is not a type to mypy
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, dec_hook=_decode_path)
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, dec_hook=lambda path, told: path(told))
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:

@@ -14,8 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
+from types import NoneType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+import msgspec
 import trio
 
 from nolocod import errors
@@ -42,46 +44,51 @@ _FILE_SECONDS = 600.0
 _LOAD_SECONDS = 3600.0
 """Tokenising a large text, or waiting for a data set's server."""
 
-R = TypeVar("R", bound=pipe.Message)
+R = TypeVar("R")
 
 
 class TrainerProcess:
     """One trainer, as the network process sees it (outer.loop.Trainer and more)."""
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
-        self.standing = Standing(0, 0, 0.0)
-        self.inner_steps = 0
         self.parameters = 0
-        self._ages: tuple[int, ...] = (0,)
-        self._dense_due: tuple[bool, ...] = (True,)
+        self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,), (True,))
         self._stream = stream
         self._memory = memory
         self._emit = emit
         self._boxes: tuple[Box, Box] | None = None
         self._phase = 0
-        self._moved = trio.Event()  # replaced whenever the progress changes
+        self._heard = trio.Event()  # replaced whenever the child says something
         self._lock = trio.Lock()
         self._last_id = 0
         self._due = -math.inf  # when all that the child was told must be done; no longer ahead once it has answered
-        self._answers: dict[int, pipe.Result] = {}
-        self._answered = trio.Event()
+        self._answer: pipe.Answer | None = None  # to the last request
         self._dead = trio.Event()
         self._death: LocalError | None = None
 
     @property
+    def standing(self) -> Standing:
+        return self._progress.standing
+
+    @property
+    def inner_steps(self) -> int:
+        return self._progress.inner_steps
+
+    @property
     def steps_since_outer(self) -> int:
         """Inner steps since the last outer step, whatever its fragment."""
-        return min(self._ages)
+        return min(self._progress.ages)
 
     @property
     def subject(self) -> Subject:
         """What the next outer step that we offer is about: the fragment that has waited longest."""
-        fragment = self._ages.index(max(self._ages))
+        ages = self._progress.ages
+        fragment = ages.index(max(ages))
         return Subject(fragment, self.dense_due(fragment))
 
     def dense_due(self, fragment: int) -> bool:
         """Whether the slow weights must travel at the next paired outer step of `fragment`."""
-        return self._dense_due[fragment]
+        return self._progress.dense_due[fragment]
 
     @property
     def outbox(self) -> Box:
@@ -110,42 +117,42 @@ class TrainerProcess:
 
         Raises RejectedTensorError if they do not fit; nothing is changed then.
         """
-        await self._ask(pipe.Adopt(weights, standing), pipe.Done, _FILE_SECONDS)
+        await self._ask(pipe.Adopt(weights, standing), NoneType, _FILE_SECONDS)
 
     async def compare(self, samples: tuple[Sampled, ...]) -> str:
         """Why the slow weights are too far from those of other donors (trainer/compare_donors.py); "" if they are not."""
-        return (await self._ask(pipe.Compare(samples), pipe.Compared, _FILE_SECONDS)).objection
+        return await self._ask(pipe.Compare(samples), str, _FILE_SECONDS)
 
     async def train(self) -> None:
         """Start or resume inner steps."""
-        await self._ask(pipe.Train(), pipe.Done)
+        await self._ask(pipe.Train(), NoneType)
 
     async def pause(self) -> None:
         """Stop after the inner step under way."""
-        await self._ask(pipe.Pause(), pipe.Done)
+        await self._ask(pipe.Pause(), NoneType)
 
     async def capture(self, subject: Subject) -> Description:
         """Have our message about `subject` written into the outbox after the inner step under way.
 
         The message may be smaller than the box.
         """
-        return (await self._ask(pipe.Capture(subject), pipe.Described)).description
+        return await self._ask(pipe.Capture(subject), Description)
 
     async def inspect(self, *, probation: bool) -> Inspection:
         """Have the inbox checked against our capture; `probation` halves the clip radius. Raises RejectedTensorError."""
-        return (await self._ask(pipe.Inspect(probation), pipe.Inspected)).inspection
+        return await self._ask(pipe.Inspect(probation), Inspection)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
         """Take the paired outer step with the partner's message; `skipped` as the partner's inspection found."""
-        return (await self._ask(pipe.Apply(partner_round, skipped), pipe.Stepped)).applied
+        return await self._ask(pipe.Apply(partner_round, skipped), Applied)
 
     async def solo(self) -> Applied:
         """Take the outer step alone, on the fragment that has waited longest."""
-        return (await self._ask(pipe.Solo(), pipe.Stepped)).applied
+        return await self._ask(pipe.Solo(), Applied)
 
     async def discard(self) -> None:
         """Drop the capture; nothing is applied."""
-        await self._ask(pipe.Discard(), pipe.Done)
+        await self._ask(pipe.Discard(), NoneType)
 
     async def checkpoint(self) -> events.Checkpointed:
         """Write a checkpoint. Raises DiskFullError; older checkpoints are then untouched."""
@@ -160,13 +167,13 @@ class TrainerProcess:
 
     async def evaluate(self, *, told: bool = True) -> float:
         """Mean held-out loss of the fast weights, nats per token; emitted too if it is to be `told`."""
-        return (await self._ask(pipe.Evaluate(told), pipe.Loss, _FILE_SECONDS)).loss
+        return await self._ask(pipe.Evaluate(told), float, _FILE_SECONDS)
 
     async def wait_boundary(self) -> None:
         """Return once the inner steps of one phase were done since the last outer step."""
         while self.steps_since_outer < self._phase or not self._phase:
             self._check_alive()
-            await self._moved.wait()
+            await self._heard.wait()
         await trio.lowlevel.checkpoint()
 
     async def wait_dead(self) -> NoReturn:
@@ -185,11 +192,13 @@ class TrainerProcess:
             # A command whose caller was cancelled goes on in the child, and its time is not this one's.
             self._due = max(self._due, trio.current_time()) + seconds
             with trio.CancelScope(deadline=self._due):
-                # An answer that comes after its caller was cancelled finds no one and is dropped.
-                return self._checked(await self._exchange(pipe.Request(self._last_id, command)), kind)
+                answer = await self._exchange(pipe.Request(self._last_id, command))
+                if answer.failure is not None:
+                    raise _error(answer.failure)
+                return msgspec.msgpack.decode(answer.result, type=kind)
         raise TrainerError(f"it did not answer {type(command).__name__.lower()!r} within {seconds:.0f} s.")
 
-    async def _exchange(self, request: pipe.Request) -> pipe.Result:
+    async def _exchange(self, request: pipe.Request) -> pipe.Answer:
         # Half a frame would make all later ones unreadable. A Setup may be longer than what the socket holds, and
         # a child that still imports does not read: who gives that one up ends the child with it.
         with trio.CancelScope(shield=not isinstance(request.command, Setup)):
@@ -197,17 +206,10 @@ class TrainerProcess:
                 await self._stream.send_all(pipe.frame(request))
             except trio.BrokenResourceError:
                 await self._dead.wait()
-        while request.id not in self._answers:
+        while self._answer is None or self._answer.id != request.id:
             self._check_alive()
-            await self._answered.wait()
-        return self._answers.pop(request.id)
-
-    def _checked(self, result: pipe.Result, kind: type[R]) -> R:
-        if isinstance(result, pipe.Failed):
-            raise _error(result)
-        if not isinstance(result, kind):
-            raise TrainerError(f"it answered with {type(result).__name__} where {kind.__name__} was due.")
-        return result
+            await self._heard.wait()
+        return self._answer
 
     def _check_alive(self) -> None:
         if self._death is not None:
@@ -230,29 +232,20 @@ class TrainerProcess:
 
     def _take_in(self, message: pipe.Reply) -> None:
         match message:
-            case pipe.Answer(0, pipe.Failed() as failure):
+            case pipe.Answer(id=0, failure=pipe.Failed() as failure):
                 error = _error(failure)
                 self._death = error if isinstance(error, LocalError) else TrainerError(error.cause)
-            case pipe.Answer(number, result, progress):
-                if progress is not None:
-                    self._progress(progress)
-                if number == self._last_id:
+            case pipe.Answer():
+                self._progress = message.progress or self._progress
+                if message.id == self._last_id:  # else its caller was cancelled
                     self._due = -math.inf
-                    self._answers = {number: result}
-                    self._answered, was = trio.Event(), self._answered
-                    was.set()
+                    self._answer = message
             case pipe.Trained(steps, tokens, loss, rate, seconds, progress):
-                self._progress(progress)
+                self._progress = progress
                 self._emit(events.InnerSteps(steps, tokens, loss, rate, seconds))
             case pipe.EvaluatedReport(round_number, loss, seconds):
                 self._emit(events.Evaluated(round_number, loss, seconds))
-
-    def _progress(self, progress: pipe.Progress) -> None:
-        self.standing = progress.standing
-        self._ages = progress.ages
-        self._dense_due = progress.dense_due
-        self.inner_steps = progress.inner_steps
-        self._moved, was = trio.Event(), self._moved
+        self._heard, was = trio.Event(), self._heard
         was.set()
 
     def _died(self, status: int) -> None:
@@ -261,8 +254,7 @@ class TrainerProcess:
             how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
             self._death = TrainerError(f"the trainer process ended {how}.")
         self._dead.set()
-        self._answered.set()
-        self._moved.set()
+        self._heard.set()
 
 
 def _error(failure: pipe.Failed) -> NolocodError:

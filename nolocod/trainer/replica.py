@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import blake3
@@ -155,10 +156,10 @@ class Replica:
         RejectedTensorError if it may not be applied.
         """
         capture = self._out()
-        found = capture.inspect(outbox, inbox)
+        skipped = capture.inspect(outbox, inbox)
         fragment = capture.subject.fragment
         capture.weight = self.clipping.weigh(fragment, capture.norms, self._capture_rate, probation=probation)
-        return Inspection(found.spread, found.skipped, capture.weight)
+        return Inspection(capture.spread, skipped, capture.weight)
 
     def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
         """Take the paired outer step with the messages in both boxes; merge what was trained meanwhile.
@@ -181,7 +182,8 @@ class Replica:
         self.clipping.accept(subject.fragment, capture.norms, self._capture_rate)
         self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
         round_number = self.clipping.next_round(self.standing.round, partner_round)
-        return self._stepped(subject.fragment, since, round_number, began, capture.weight)
+        applied = self._stepped(subject.fragment, since, round_number, began)
+        return replace(applied, spread=capture.spread, weight=capture.weight)
 
     def solo(self) -> Applied:
         """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
@@ -210,13 +212,13 @@ class Replica:
             raise TrainerError("an outer step was asked for without a capture.")
         return self._capture
 
-    def _stepped(self, fragment: int, since: int, round_number: int, began: float, weight: float = 1.0) -> Applied:
+    def _stepped(self, fragment: int, since: int, round_number: int, began: float) -> Applied:
         """The outer step of `fragment` is taken, on weights of `since` inner steps ago."""
         inner_steps = self.steps_since_outer - since
         self.ages[fragment] = since
         self.standing = Standing(round_number, self.standing.tokens, self.standing.loss)
         self.discard()
-        return Applied(round_number, inner_steps, None, time.perf_counter() - began, weight)
+        return Applied(round_number, inner_steps, None, time.perf_counter() - began)
 
     def usual_distance(self, fragment: int = 0) -> float:
         """How far the messages of partners about `fragment` are from ours as a rule; measured with the capture out."""

@@ -9,7 +9,6 @@ Started as `python -m nolocod.trainer.worker SOCKET MEMORY` with two inherited d
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import mmap
@@ -22,6 +21,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
@@ -34,16 +34,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.proto.types import Applied, Inspection
     from nolocod.trainer.replica import Replica
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 _REPORT_SECONDS = 0.5
 
 
-class Link:
+class ChildEnd:
     """The child's end of the pipe: blocking, and polled between steps."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -74,27 +72,21 @@ class Link:
             raise EOFError from error
 
 
-class Aside:
-    """A command's work in a thread, and what is to follow between two inner steps."""
+@dataclass(frozen=True)
+class Background:
+    """A command's work in a thread beside training, and what follows between two inner steps."""
 
-    def __init__(self, future: Future[Any], end: Callable[[Any], pipe.Result]) -> None:
-        self._future = future
-        self._end = end
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def end(self) -> pipe.Result:
-        """Wait for the thread; raises what it raised."""
-        return self._end(self._future.result())
+    number: int
+    """The id of its request."""
+    work: Future[Any]
+    end: Callable[[Any], object]
 
 
 class Worker:
     """Serves one parent."""
 
-    def __init__(self, link: Link, memory: int) -> None:
-        self._link = link
+    def __init__(self, parent: ChildEnd, memory: int) -> None:
+        self._parent = parent
         self._memory = memory
         self._boxes: tuple[Tensor, Tensor] | None = None
         self._replica: Replica | None = None
@@ -106,44 +98,40 @@ class Worker:
         self._reported_steps = 0
         self._computing = 0.0
         self._evaluated_round = 0
-        self._spread: float | None = None
-        self._helper = ThreadPoolExecutor(1, initializer=_one_thread)
-        self._aside: Aside | None = None
-        self._aside_id = 0
+        self._thread = ThreadPoolExecutor(1, initializer=_one_thread)
+        self._background: Background | None = None
 
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
         while True:
             patience = self._patience()
-            if self._aside is not None and (patience != 0 or self._aside.done):
-                self._answer_aside()
+            if self._background is not None and (patience != 0 or self._background.work.done()):
+                self._answer_background()
                 continue
-            request = self._link.receive(patience)
+            request = self._parent.receive(patience)
             if request is None:
                 with _memory_errors():
                     self._train()
                 continue
-            if self._aside is not None:
-                self._answer_aside()  # whoever asked for it waits no more, or would not ask for more
+            if self._background is not None:
+                self._answer_background()  # whoever asked for it waits no more, or would not ask for more
             if isinstance(request.command, pipe.Stop):
                 return
-            result = self._execute(request.command)
-            if isinstance(result, Aside):
-                self._aside, self._aside_id = result, request.id
-            else:
+            result = _told(self._execute, request)
+            if not isinstance(result, Background):
                 self._answer(request.id, result)
 
-    def _answer(self, number: int, result: pipe.Result) -> None:
-        self._link.send(pipe.Answer(number, result, self._progress()))
+    def _answer(self, number: int, result: object) -> None:
+        self._parent.send(pipe.answer(number, result, self._progress()))
         if self._held_since is not None:
             self._held_since = time.monotonic()  # an exchange is under way: the wait begins anew
         self._evaluate_if_due()
 
-    def _answer_aside(self) -> None:
-        """Wait for the job beside training, and answer with what came of it."""
-        job, self._aside = self._aside, None
-        assert job is not None  # asked for only when there is one
-        self._answer(self._aside_id, _told(job.end))
+    def _answer_background(self) -> None:
+        """Wait for the work beside training, and answer with what came of it."""
+        done, self._background = self._background, None
+        assert done is not None  # asked for only when there is one
+        self._answer(done.number, _told(lambda: done.end(done.work.result())))
 
     def _patience(self) -> float | None:
         """How long to wait for a command before the next inner step; None for ever."""
@@ -167,7 +155,7 @@ class Worker:
         self._computing += now - began
         self._reported_steps += 1
         phase = replica.manifest.inner.steps
-        marks = (phase, math.ceil(phase / 2))  # rounds waits for exactly these
+        marks = (phase, math.ceil(phase / 2))  # the outer loop waits for exactly these
         if self._first or now - self._reported >= _REPORT_SECONDS or replica.steps_since_outer in marks:
             self._first = False
             self._report(now)
@@ -180,7 +168,7 @@ class Worker:
         tokens = self._reported_steps * replica.manifest.inner.tokens_per_step
         progress = self._progress()
         assert progress is not None  # a replica is loaded
-        self._link.send(pipe.Trained(self._reported_steps, tokens, loss, replica.rate, self._computing, progress))
+        self._parent.send(pipe.Trained(self._reported_steps, tokens, loss, replica.rate, self._computing, progress))
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
 
     def _progress(self) -> pipe.Progress | None:
@@ -196,21 +184,20 @@ class Worker:
 
     # --- commands
 
-    def _execute(self, command: pipe.Command) -> pipe.Result | Aside:
-        return _told(lambda: self._dispatch(command))
-
-    def _dispatch(self, command: pipe.Command) -> pipe.Result | Aside:
-        if isinstance(command, pipe.Setup):
-            return self._load(command)
+    def _execute(self, request: pipe.Request) -> object:
+        """The command's result; a Background where it will be answered later. Raises what went wrong."""
+        if isinstance(request.command, pipe.Setup):
+            return self._load(request.command)
         replica = self._loaded()
         assert self._boxes is not None  # mapped when the replica was loaded
         outbox, inbox = self._boxes
-        match command:
+        beside = replica.plan.steps_aside
+        match request.command:
             case pipe.Adopt(weights, standing):
                 replica.adopt(weights, standing)
                 self._evaluated_round = standing.round
             case pipe.Compare(samples):
-                return pipe.Compared(replica.compare(samples))
+                return replica.compare(samples)
             case pipe.Train():
                 self._training = self._first = True
                 self._reported = time.perf_counter()
@@ -218,22 +205,16 @@ class Worker:
                 self._training = False
                 self._report(time.perf_counter())
             case pipe.Capture(subject):
-                self._spread = None
                 replica.capture(subject)
-                return self._beside(replica.plan.writes_aside, lambda: replica.write(outbox), pipe.Described)
+                return self._work(request, replica.plan.writes_aside, lambda: replica.write(outbox))
             case pipe.Inspect(probation):
-                return self._beside(
-                    replica.plan.steps_aside, lambda: replica.inspect(outbox, inbox, probation=probation), self._inspected
-                )
+                return self._work(request, beside, lambda: replica.inspect(outbox, inbox, probation=probation))
             case pipe.Apply(partner_round, skipped):
                 began = time.perf_counter()
-
-                def merge(_: None) -> pipe.Result:
-                    return pipe.Stepped(self._with_spread(replica.merge(outbox, partner_round, began)))
-
-                return self._beside(replica.plan.steps_aside, lambda: replica.take_step(outbox, inbox, skipped), merge)
+                step = lambda: replica.take_step(outbox, inbox, skipped)  # noqa: E731
+                return self._work(request, beside, step, lambda _: replica.merge(outbox, partner_round, began))
             case pipe.Solo():
-                return pipe.Stepped(replica.solo())
+                return replica.solo()
             case pipe.Discard():
                 replica.discard()
             case pipe.Checkpoint():
@@ -241,22 +222,18 @@ class Worker:
             case pipe.Dump(path):
                 return pipe.Dumped(replica.standing, replica.dump(path))
             case pipe.Evaluate(told):
-                return pipe.Loss(self._evaluate() if told else replica.evaluate())
-        return pipe.Done()
+                return self._evaluate() if told else replica.evaluate()
+        return None
 
-    def _beside(self, possible: bool, job: Callable[[], T], end: Callable[[T], pipe.Result]) -> pipe.Result | Aside:
+    def _work(
+        self, request: pipe.Request, beside: bool, job: Callable[[], T], end: Callable[[T], object] = lambda done: done
+    ) -> object:
         """Do `job` in a thread while training goes on, and then `end` between two inner steps; both at once if
-        it is not `possible`, or training does not go on."""
-        if not (possible and self._patience() == 0):
+        it cannot be done `beside`, or training does not go on."""
+        if not (beside and self._patience() == 0):
             return end(job())
-        return Aside(self._helper.submit(job), end)
-
-    def _inspected(self, inspection: Inspection) -> pipe.Result:
-        self._spread = inspection.spread
-        return pipe.Inspected(inspection)
-
-    def _with_spread(self, applied: Applied) -> Applied:
-        return dataclasses.replace(applied, spread=self._spread)
+        self._background = Background(request.id, self._thread.submit(job), end)
+        return self._background
 
     def _load(self, setup: pipe.Setup) -> pipe.Loaded:
         import torch
@@ -313,15 +290,15 @@ class Worker:
         began = time.perf_counter()
         loss = replica.evaluate()
         self._evaluated_round = replica.standing.round
-        self._link.send(pipe.EvaluatedReport(replica.standing.round, loss, time.perf_counter() - began))
+        self._parent.send(pipe.EvaluatedReport(replica.standing.round, loss, time.perf_counter() - began))
         return loss
 
 
-def _told(work: Callable[[], R]) -> R | pipe.Failed:
+def _told(work: Callable[..., object], *given: object) -> object:
     """What `work` returns, or what it failed of."""
     try:
         with _memory_errors():
-            return work()
+            return work(*given)
     except NolocodError as error:
         return _failed(error)
 
@@ -370,15 +347,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control, memory = (int(text) for text in sys.argv[1:])
-    link = Link(socket.socket(fileno=control))
+    parent = ChildEnd(socket.socket(fileno=control))
     _import_heavy()
     status = 0
     try:
-        Worker(link, memory).run()
+        Worker(parent, memory).run()
     except EOFError:
         pass  # the parent is gone, and so is the reason to be
     except LocalError as error:
-        link.send(pipe.Answer(0, _failed(error), None))
+        parent.send(pipe.answer(0, _failed(error), None))
         status = 1
     sys.stderr.flush()
     os._exit(status)  # every file is synced when its command is answered; taking torch down takes a second

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import BLOCK, HEADER, Block, box_size, fragments_of, is_set, pieces, to_bitmap
 from nolocod.outer.codec.base import Noise
-from nolocod.proto.types import CHUNK_SIZE, Description, Inspection, Subject, describe
+from nolocod.proto.types import CHUNK_SIZE, Description, Subject, describe
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
 
@@ -90,14 +90,14 @@ def swap(alice: Node, bob: Node) -> None:
     bob.inbox.copy_(alice.outbox)
 
 
-def exchange(alice: Node, bob: Node, seed: int = 0, subject: Subject = Subject()) -> tuple[Inspection, Inspection]:  # noqa: B008
-    """A whole exchange; both apply."""
+def exchange(alice: Node, bob: Node, seed: int = 0, subject: Subject = Subject()) -> tuple[bytes, bytes]:  # noqa: B008
+    """A whole exchange; both apply. Returns the blocks that each skipped."""
     for number, node in enumerate((alice, bob)):
         node.write(2 * seed + number, subject)
     swap(alice, bob)
     a, b = (node.capture.inspect(node.outbox, node.inbox) for node in (alice, bob))
-    alice.apply(b.skipped, trained_on=False)
-    bob.apply(a.skipped, trained_on=False)
+    alice.apply(b, trained_on=False)
+    bob.apply(a, trained_on=False)
     return a, b
 
 
@@ -142,9 +142,8 @@ def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec
         node.weights.delta.normal_(0, CHANGE, generator=node.generator)
         node.write(seed + number, Subject(0, dense))
     swap(alice, bob)
-    inspections = [node.capture.inspect(node.outbox, node.inbox) for node in nodes]
-    assert [one.skipped for one in inspections] == [b"", b""]
-    assert inspections[0].spread == pytest.approx(inspections[1].spread, rel=1e-6)
+    assert [node.capture.inspect(node.outbox, node.inbox) for node in nodes] == [b"", b""]
+    assert nodes[0].capture.spread == pytest.approx(nodes[1].capture.spread, rel=1e-6)
     sent = []
     for node, other in (nodes, nodes[::-1]):
         own, _ = node.read()
@@ -186,8 +185,8 @@ def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
         swap(*nodes)
         if number:
             nodes[0].outbox.fill_(255)
-        inspection = nodes[0].capture.inspect(nodes[0].outbox, nodes[0].inbox)
-        nodes[0].apply(inspection.skipped, trained_on=False)
+        skipped = nodes[0].capture.inspect(nodes[0].outbox, nodes[0].inbox)
+        nodes[0].apply(skipped, trained_on=False)
     assert torch.equal(pairs[0][0].weights.phi, pairs[1][0].weights.phi)
 
 
@@ -254,7 +253,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
     for weights in (alice.weights, bob.weights):
         expected.append((OUTER.beta * (weights.theta - weights.phi)[far.span], weights.phi[far.span].clone()))
     a, b = exchange(alice, bob)
-    assert a.skipped == b.skipped == to_bitmap([far.index])
+    assert a == b == to_bitmap([far.index])
     for node, (delta, phi) in zip((alice, bob), expected, strict=True):
         assert (node.weights.delta[far.span] - delta).abs().max() <= 2**-7 * delta.abs().max() + 1e-8
         assert torch.equal(node.weights.phi[far.span], phi + node.weights.delta[far.span])
@@ -263,7 +262,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
     smaller = [node.write(4).size for node in (alice, bob)]
     assert min(smaller) > sum(SIZES) + far.size, "two bytes for each of its values"
     swap(alice, bob)
-    assert alice.capture.inspect(alice.outbox, alice.inbox).skipped == b""
+    assert alice.capture.inspect(alice.outbox, alice.inbox) == b""
 
 
 def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> None:
@@ -272,7 +271,7 @@ def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> N
         node.write(number)
     swap(alice, bob)
     for node, told in ((alice, to_bitmap([1])), (bob, b"")):
-        assert node.capture.inspect(node.outbox, node.inbox).skipped == b""
+        assert node.capture.inspect(node.outbox, node.inbox) == b""
         node.apply(told, trained_on=False)
     assert [node.weights.distance[0].isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
     one = alice.blocks()[1]
@@ -336,11 +335,11 @@ def test_hostile_bytes_are_rejected_or_read_never_worse(codec: Codec, position: 
     start = position % size if length > 1 else position % 200
     alice.inbox[start : start + length] = value
     try:
-        inspection = alice.capture.inspect(alice.outbox, alice.inbox)
+        skipped = alice.capture.inspect(alice.outbox, alice.inbox)
     except RejectedTensorError:
         return
-    assert math.isfinite(inspection.spread)
-    alice.apply(inspection.skipped, trained_on=False)
+    assert math.isfinite(alice.capture.spread)
+    alice.apply(skipped, trained_on=False)
     assert alice.weights.phi.isfinite().all()
 
 

@@ -84,7 +84,7 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         await alice.wait_boundary()
         assert alice.steps_since_outer == 4
         while alice.steps_since_outer == 4:
-            await alice._moved.wait()
+            await alice._heard.wait()
         steps = [event for event in events if isinstance(event, InnerSteps)]
         assert [event.steps for event in steps][:3] == [1, 1, 2]
         assert [event.tokens for event in steps[:3]] == [64, 64, 128]
@@ -277,7 +277,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gives_up", [False, True])
 async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: bool, autojump_clock: object) -> None:
     """An evaluation that takes 500 s of the 600 that it may, and a pause, which has 120, told meanwhile."""
-    answers = {pipe.Evaluate: (500, pipe.Loss(1.0)), pipe.Pause: (1, pipe.Done()), pipe.Discard: (1000, pipe.Done())}
+    answers = {pipe.Evaluate: (500, 1.0), pipe.Pause: (1, None), pipe.Discard: (1000, None)}
     ours, theirs = socket.socketpair()
     async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
         trainer = TrainerProcess(stream, (-1, -1), [].append)
@@ -289,7 +289,7 @@ async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: 
                     for request in requests.feed(data):
                         seconds, result = answers[type(request.command)]
                         await trio.sleep(seconds)
-                        await end.send_all(pipe.frame(pipe.Answer(request.id, result, None)))
+                        await end.send_all(pipe.frame(pipe.answer(request.id, result, None)))
 
         async def evaluate() -> None:
             with trio.move_on_after(5 if gives_up else 1000):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import pytest
 
 from nolocod.errors import TrainerError
-from nolocod.proto.types import Subject, describe
+from nolocod.proto.types import Applied, Description, Inspection, Subject, describe
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.replica import Replica
-from nolocod.trainer.worker import Link, Worker
+from nolocod.trainer.worker import ChildEnd, Worker
 from tests.support.trainer_parts import sealed_run, setup_for
 
 if TYPE_CHECKING:
@@ -22,9 +24,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.proto.types import Description
-
 DEADLINE = 60.0
+R = TypeVar("R")
 
 
 class Parent:
@@ -34,7 +35,7 @@ class Parent:
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(DEADLINE)
         self.memory = anonymous_file("boxes")
-        self.worker = Worker(Link(theirs), self.memory)
+        self.worker = Worker(ChildEnd(theirs), self.memory)
         self.thread = threading.Thread(target=self.worker.run)
         self._unframer: pipe.Unframer[pipe.Reply] = pipe.Unframer(pipe.Reply)
         self._waiting: list[pipe.Reply] = []
@@ -50,13 +51,17 @@ class Parent:
             self._waiting += self._unframer.feed(self.ours.recv(1 << 16))
         return self._waiting.pop(0)
 
-    def ask(self, command: pipe.Command) -> pipe.Result:
+    def answer(self, command: pipe.Command) -> pipe.Answer:
         number = self.send(command)
-        while True:
-            reply = self.next()
-            if isinstance(reply, pipe.Answer):
-                assert reply.id == number
-                return reply.result
+        while not isinstance(reply := self.next(), pipe.Answer):
+            pass
+        assert reply.id == number
+        return reply
+
+    def ask(self, command: pipe.Command, kind: type[R]) -> R:
+        answer = self.answer(command)
+        assert answer.failure is None
+        return msgspec.msgpack.decode(answer.result, type=kind)
 
     def train_until(self, inner_steps: int) -> None:
         """Nothing but reports may come before so many inner steps are done."""
@@ -94,40 +99,39 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate: threading.Event, tmp_path: Path) -> None:
-    loaded = parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))
-    assert isinstance(loaded, pipe.Loaded)
+    loaded = parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path), pipe.Loaded)
     outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
-    assert parent.ask(pipe.Train()) == pipe.Done()
+    parent.ask(pipe.Train(), NoneType)
     done = 0
-    for command in (pipe.Capture(Subject()), pipe.Inspect(probation=False), pipe.Apply(0, b"")):
+
+    def beside(command: pipe.Command, kind: type[R]) -> R:
+        nonlocal done
         gate.clear()
         number = parent.send(command)
-        done += 8
-        parent.train_until(done)
+        parent.train_until(done + 8)
         gate.set()
         while not isinstance(reply := parent.next(), pipe.Answer):
             pass
-        assert reply.id == number
+        assert (reply.id, reply.failure) == (number, None)
         assert reply.progress is not None
         done = reply.progress.inner_steps
-        match reply.result:
-            case pipe.Described(description):
-                assert description == describe(outbox.view(0, description.size))
-                inbox.view(0, inbox.size)[:] = outbox.view(0, outbox.size)  # the trainer is its own partner
-            case pipe.Inspected(inspection):
-                assert inspection.spread == 0
-            case pipe.Stepped(applied):
-                assert applied.round == 1
-                assert reply.progress.steps_since_outer >= 16, "what was trained since the capture counts for the next"
-            case other:
-                raise AssertionError(other)
+        ages.append(min(reply.progress.ages))
+        return msgspec.msgpack.decode(reply.result, type=kind)
+
+    ages: list[int] = []
+    description = beside(pipe.Capture(Subject()), Description)
+    assert description == describe(outbox.view(0, description.size))
+    inbox.view(0, inbox.size)[:] = outbox.view(0, outbox.size)  # the trainer is its own partner
+    assert beside(pipe.Inspect(probation=False), Inspection).spread == 0
+    assert beside(pipe.Apply(0, b""), Applied).round == 1
+    assert ages[-1] >= 16, "what was trained since the capture counts for the next"
 
 
 def test_a_command_after_one_that_nobody_waits_for_finds_its_work_done(
     parent: Parent, gate: threading.Event, tmp_path: Path
 ) -> None:
-    parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))
-    parent.ask(pipe.Train())
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.answer(pipe.Train())
     first = parent.send(pipe.Capture(Subject()))
     parent.train_until(4)
     second = parent.send(pipe.Discard())
@@ -135,8 +139,8 @@ def test_a_command_after_one_that_nobody_waits_for_finds_its_work_done(
     answers = []
     while len(answers) < 2:
         if isinstance(reply := parent.next(), pipe.Answer):
-            answers.append((reply.id, type(reply.result)))
-    assert answers == [(first, pipe.Described), (second, pipe.Done)]
+            answers.append((reply.id, msgspec.msgpack.decode(reply.result) is not None))
+    assert answers == [(first, True), (second, False)]
 
 
 def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
@@ -146,17 +150,17 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
         raise TrainerError("no such luck.")
 
     monkeypatch.setattr(Replica, "write", broken)
-    parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))
-    parent.ask(pipe.Train())
-    result = parent.ask(pipe.Capture(Subject()))
-    assert isinstance(result, pipe.Failed)
-    assert (result.code, result.cause) == (TrainerError.entry.code, "no such luck.")
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.answer(pipe.Train())
+    failure = parent.answer(pipe.Capture(Subject())).failure
+    assert failure is not None
+    assert (failure.code, failure.cause) == (TrainerError.entry.code, "no such luck.")
     parent.train_until(4)
 
 
 def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Event, tmp_path: Path) -> None:
     gate.set()
-    parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path))  # not training: nobody to stand beside
-    assert isinstance(parent.ask(pipe.Capture(Subject())), pipe.Described)
-    assert parent.worker._aside is None
-    assert isinstance(parent.ask(pipe.Discard()), pipe.Done)
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))  # not training: nobody to stand beside
+    assert parent.ask(pipe.Capture(Subject()), Description).size
+    assert parent.worker._background is None
+    parent.ask(pipe.Discard(), NoneType)
