@@ -32,6 +32,7 @@ trainer p2p.limits p2p.timing p2p.libp2p_patches
 p2p.transport
 p2p.connections
 p2p.host
+p2p.keepalive
 p2p.nat p2p.discovery p2p.membership
 p2p.exchange
 p2p.snapshots

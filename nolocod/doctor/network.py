@@ -35,7 +35,7 @@ from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.transport.multiaddrs import split, tcp_parts, via
 from nolocod.p2p.transport.requests import Terms, ask
 from nolocod.p2p.transport.stream import GOSSIP
-from nolocod.p2p.transport.throughput import rate
+from nolocod.p2p.transport.throughput import measure
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAJOR
 from nolocod.units import SLOWEST_RATE
@@ -271,7 +271,7 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
 async def throughput(host: Host, peer: PeerId, exchange: int | None) -> Finding:
     """D30: the last check, so that no other one is in its way. `exchange`: bytes of one, each way, if known."""
     try:
-        down, up = await rate(host, peer, "down"), await rate(host, peer, "up")
+        down, up = [await measure(host.open_stream, peer, way) for way in ("down", "up")]
     except PeerBusyError:
         return skipped("D30", f"{short(peer)} gives no sample now: it is asked by others, or was by us a moment ago.")
     except RefusedError:

@@ -37,7 +37,7 @@ from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
-from nolocod.p2p.transport.throughput import SAMPLE, Sampler
+from nolocod.p2p.transport.throughput import THROUGHPUT, ThroughputProbes
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
@@ -247,7 +247,7 @@ class Node:
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, outliving(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, outliving(self._pausable.guard(donor.handle), self.emit))
-        mesh.serve(SAMPLE, self._pausable.guard(Sampler().handle))
+        mesh.serve(THROUGHPUT, self._pausable.guard(ThroughputProbes().handle))
         return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:

@@ -34,7 +34,7 @@ from nolocod.p2p.transport.connection import relayed
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.dialer import Dialler
 from nolocod.p2p.transport.exceptions import map_exceptions
-from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, Self, answer, ask
+from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, answer, ask
 from nolocod.p2p.transport.libp2p_stream import LibStream
 from nolocod.p2p.transport.listen_addresses import announced, claim
 from nolocod.p2p.transport.multiaddrs import dialable, endpoint, multiaddr_of, with_peer
@@ -80,7 +80,7 @@ class HostLimits:
     """Of one of our protocols, being served."""
     streams_per_connection: int = 128
     """Opened by a peer and not yet ended, libp2p's own protocols included."""
-    door: ConnectionLimits = field(default_factory=ConnectionLimits)
+    inbound: ConnectionLimits = field(default_factory=ConnectionLimits)
     rates: Mapping[str, Rate] = field(default_factory=dict)
     """Of the streams of some protocols that are opened to us; for all others NORMAL."""
 
@@ -111,7 +111,7 @@ async def open_host(
     noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater or ConnectionGater())
     basic = _basic_host(keys, limits, noise)
     swarm = cast("Swarm", basic.get_network())
-    dialler = Dialler(swarm, bound, limits.connections, limits.connect, ConnectionLimiter(limits.door))
+    dialler = Dialler(swarm, bound, limits.connections, limits.connect, ConnectionLimiter(limits.inbound))
     async with basic.run([Multiaddr(multiaddr_of(address)) for address in bound]), trio.open_nursery() as nursery:
         await libp2p_patches.never_dial_unasked(swarm)
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
@@ -323,4 +323,4 @@ class Host(Connections):
     async def _tell_who_we_are(self, stream: Stream) -> None:
         key = self.basic.get_public_key().serialize()
         protocols = [str(protocol) for protocol in self.basic.get_mux().get_protocols() if protocol]
-        await answer(stream, Self(key, self.announced, protocols), cast("LibStream", stream).remote_address)
+        await answer(stream, key, self.announced, protocols, cast("LibStream", stream).remote_address)

@@ -26,6 +26,7 @@ from nolocod.p2p.discovery.bootstrap import Discovery, find_run
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.keepalive import drop_the_dead, keep_alive
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.rate_limits import ConnectionLimits
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
@@ -36,7 +37,6 @@ from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.transport.keepalive import drop_the_dead, keep_alive
 from nolocod.p2p.transport.multiaddrs import split
 from nolocod.p2p.transport.requests import Terms, turn_away
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
@@ -88,7 +88,7 @@ async def open_mesh(
     book = AddressBook(config.paths.peers, emit)
     raised: NolocodError | None = None
     gater = ConnectionGater.reading(prologue(_network_key(config)), config.access.allow, read_allow_list)
-    limits = HostLimits(connections=config.connections, door=ConnectionLimits(per_address=config.connections_per_address))
+    limits = HostLimits(connections=config.connections, inbound=ConnectionLimits(per_address=config.connections_per_address))
     host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gater)
     async with host_of as host, trio.open_nursery() as nursery:
         nursery.start_soon(gater.follow, host.peers, host.disconnect, emit)
@@ -230,7 +230,13 @@ class Mesh:
             async with dht_of as discovery.dht, trio.open_nursery() as nursery:
                 nursery.start_soon(gossip.run, nursery)
                 nursery.start_soon(discovery.run, self._contacts)
-                nursery.start_soon(keep_alive, self._host, self._table, gossip, self._around.timing)
+                nursery.start_soon(
+                    keep_alive,
+                    self._host,
+                    self._around.timing,
+                    lambda peer: gossip.heard_directly.get(peer, 0.0),
+                    self.suspect,
+                )
                 nursery.start_soon(self._remember)
                 nursery.start_soon(self._roam, gossip)
                 nursery.start_soon(self._admission.run, self._around.emit)

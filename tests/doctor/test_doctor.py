@@ -36,7 +36,7 @@ from nolocod.identity import Identity, load_or_create
 from nolocod.node import data_directory
 from nolocod.observe.status.report import ReachReport, RelayRow
 from nolocod.p2p.settings import Access, MeshSettings
-from nolocod.p2p.transport.throughput import SampleLimits, Sampler
+from nolocod.p2p.transport.throughput import ProbeLimits, ThroughputProbes
 from nolocod.run import invitations
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.run.paths import DataDir
@@ -490,7 +490,7 @@ def test_a_running_nodes_word() -> None:
 
 def test_what_a_node_gives_is_bounded_by_peer_and_in_all() -> None:
     now = 0.0
-    sampler = Sampler(SampleLimits(per_peer=100_000, total=250_000, span=600.0, least=1000), lambda: now)
+    sampler = ThroughputProbes(ProbeLimits(per_peer=100_000, total=250_000, span=600.0, least=1000), lambda: now)
     ann, bob, cyd = (Identity.generate().peer_id for _ in range(3))
     assert sampler.grant(ann, 60_000) == 60_000
     assert sampler.grant(ann, 60_000) == 40_000
@@ -503,4 +503,4 @@ def test_what_a_node_gives_is_bounded_by_peer_and_in_all() -> None:
 
 
 def test_the_largest_look_is_within_what_a_peer_gets() -> None:
-    assert replace(SampleLimits()).per_peer <= 4 << 20
+    assert replace(ProbeLimits()).per_peer <= 4 << 20

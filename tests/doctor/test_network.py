@@ -26,7 +26,7 @@ from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests, throughput
 from nolocod.p2p.transport.multiaddrs import through
-from nolocod.p2p.transport.throughput import SAMPLE, SampleLimits, Sampler
+from nolocod.p2p.transport.throughput import THROUGHPUT, ProbeLimits, ThroughputProbes
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
@@ -65,7 +65,7 @@ async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | Non
     async with open_mesh(config, identity, lambda _: None, rng=random.Random(7), timing=Timing(search=0.5)) as mesh:
         if sealed is not None:
             await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
-            mesh.serve(SAMPLE, Sampler().handle)
+            mesh.serve(THROUGHPUT, ThroughputProbes().handle)
         yield mesh
 
 
@@ -264,46 +264,46 @@ async def test_throughput() -> None:
         assert (await network.throughput(host, server.own, None)).status == "warn", "not connected"
         await host.connect(server.own, server.announced)
         assert "no samples" in (await network.throughput(host, server.own, None)).found
-        server.serve(SAMPLE, Sampler().handle)
+        server.serve(THROUGHPUT, ThroughputProbes().handle)
         finding = await network.throughput(host, server.own, 3_000_000)
         assert finding.status == "ok", finding
         assert "an exchange of 3.0 MB takes" in finding.found
         assert server.faults == 0
-        server.serve(SAMPLE, Sampler(SampleLimits(total=0)).handle)
+        server.serve(THROUGHPUT, ThroughputProbes(ProbeLimits(total=0)).handle)
         assert (await network.throughput(host, server.own, None)).status == "skipped"
 
 
 async def test_samples_are_given_one_at_a_time_and_within_a_peers_share() -> None:
     async with a_host() as server, a_host(OWN) as host:
-        server.serve(SAMPLE, Sampler(SampleLimits(per_peer=200_000)).handle)
+        server.serve(THROUGHPUT, ThroughputProbes(ProbeLimits(per_peer=200_000)).handle)
         await host.connect(server.own, server.announced)
         for way in ("down", "up"):
-            assert await throughput.rate(host, server.own, way) > 0
-            server.serve(SAMPLE, Sampler(SampleLimits(per_peer=200_000)).handle)
-        assert await throughput.rate(host, server.own, "down") > 0
+            assert await throughput.measure(host.open_stream, server.own, way) > 0
+            server.serve(THROUGHPUT, ThroughputProbes(ProbeLimits(per_peer=200_000)).handle)
+        assert await throughput.measure(host.open_stream, server.own, "down") > 0
         with pytest.raises(PeerBusyError):
-            await throughput.rate(host, server.own, "down")
-        held = await host.open_stream(server.own, SAMPLE)
-        server.serve(SAMPLE, Sampler().handle)
+            await throughput.measure(host.open_stream, server.own, "down")
+        held = await host.open_stream(server.own, THROUGHPUT)
+        server.serve(THROUGHPUT, ThroughputProbes().handle)
         await held.reset()
-        held = await host.open_stream(server.own, SAMPLE)
+        held = await host.open_stream(server.own, THROUGHPUT)
         await held.write(b"\x01\x00\x10\x00\x00")  # asked to send, and silent
         assert await held.read_exactly(4) == b"\x00\x10\x00\x00"
         with pytest.raises(PeerBusyError):
-            await throughput.rate(host, server.own, "up")
+            await throughput.measure(host.open_stream, server.own, "up")
         await held.reset()
 
 
 async def test_nonsense_costs_its_sender_the_stream() -> None:
     async with a_host() as server, a_host(OWN) as host:
-        server.serve(SAMPLE, Sampler().handle)
+        server.serve(THROUGHPUT, ThroughputProbes().handle)
         await host.connect(server.own, server.announced)
-        stream = await host.open_stream(server.own, SAMPLE)
+        stream = await host.open_stream(server.own, THROUGHPUT)
         await stream.write(b"\x07\x00\x10\x00\x00")
         with pytest.raises(PeerUnavailableError):
             await stream.read_exactly(4)
         assert server.faults == 1
-        assert await throughput.rate(host, server.own, "down") > 0
+        assert await throughput.measure(host.open_stream, server.own, "down") > 0
 
 
 # --- all together -------------------------------------------------------------------------------------

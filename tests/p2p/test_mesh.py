@@ -28,11 +28,11 @@ from nolocod.observe.events import Event, PeerLost, PeerSeen, RelayHeld, RelayLo
 from nolocod.p2p import host as host_module
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.host import open_host
+from nolocod.p2p.keepalive import PING
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
-from nolocod.p2p.transport.keepalive import PING
 from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import multiaddr_of
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP

@@ -67,7 +67,7 @@ class TokenBuckets:
         return self._level(name, now) >= self.rate.burst
 
 
-def source(host: str) -> str:
+def address_group(host: str) -> str:
     """What stands for all addresses that one customer has: the IPv4 address, or the /64 of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host)
@@ -110,9 +110,9 @@ class ConnectionLimiter:
         """How many connections are here, half-open ones included."""
         return self._inside.total()
 
-    def admit(self, host: str, now: float) -> Visit | None:
+    def admit(self, host: str, now: float) -> AdmittedConnection | None:
         """Let in a connection from `host`; None if it is one too many."""
-        limits, name = self._limits, source(host)
+        limits, name = self._limits, address_group(host)
         crowded = (
             self._inside[name] >= limits.per_address
             or self._half_open[name] >= limits.half_open_per_address
@@ -121,12 +121,12 @@ class ConnectionLimiter:
         if crowded or not self._arrivals.take(name, now):
             self.turned_away += 1
             return None
-        return Visit(name, self._inside, self._half_open)
+        return AdmittedConnection(name, self._inside, self._half_open)
 
 
 @dataclass
-class Visit:
-    """One connection that was let in. `leave` must be called once it has ended."""
+class AdmittedConnection:
+    """Counted from now on. `closed` must be called once it has ended."""
 
     _name: str
     _inside: Counter[str]
@@ -137,14 +137,13 @@ class Visit:
         self._inside[self._name] += 1
         self._half_open[self._name] += 1
 
-    def settle(self) -> None:
-        """Its handshake is over."""
+    def handshake_over(self) -> None:
         if self._shaking:
             self._shaking = False
             _less(self._half_open, self._name)
 
-    def leave(self) -> None:
-        self.settle()
+    def closed(self) -> None:
+        self.handshake_over()
         _less(self._inside, self._name)
 
 
@@ -179,7 +178,7 @@ class StreamLimiter:
         if not self._of_peers.setdefault(protocol, TokenBuckets(rate)).take(peer, now):
             return "peer"
         all_there = self._of_addresses.setdefault(protocol, TokenBuckets(rate.times(_PER_ADDRESS)))
-        if host is not None and not all_there.take(source(host), now):
+        if host is not None and not all_there.take(address_group(host), now):
             return "address"
         return None
 
@@ -205,12 +204,12 @@ class DialLimiter:
 
     def may(self, host: str, now: float) -> bool:
         """Whether to dial `host` now, which counts as in vain until it has `answered`."""
-        name = source(host)
+        name = address_group(host)
         return self._buckets(name).take(name, now)
 
     def answered(self, host: str, now: float) -> None:
         """The one who was dialled is there."""
-        name = source(host)
+        name = address_group(host)
         self._buckets(name).give_back(name, now)
         self._answered[name] = None
         self._answered.move_to_end(name)
@@ -222,7 +221,7 @@ class DialLimiter:
 
         It counts as where one of ours has answered: whose addresses they are chooses the race and who wins it.
         """
-        name = source(host)
+        name = address_group(host)
         if name not in self._answered and self._known.take(name, now):
             self._unknown.give_back(name, now)
 

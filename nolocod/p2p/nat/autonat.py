@@ -17,7 +17,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.limits.rate_limits import Rate, TokenBuckets, source
+from nolocod.p2p.limits.rate_limits import Rate, TokenBuckets, address_group
 from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
@@ -95,7 +95,7 @@ class AutoNatServer:
         wanted = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
         if not wanted:
             return Message.E_DIAL_REFUSED, "no address is of the host that asks", None
-        if not self._admit(peer, source(seen_at)):
+        if not self._admit(peer, address_group(seen_at)):
             return Message.E_DIAL_REFUSED, "too many questions", None
         self._busy.add(peer)
         try:

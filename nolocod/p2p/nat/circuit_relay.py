@@ -188,7 +188,7 @@ class Relay:
 
     async def _reserve(self, stream: Stream) -> None:
         self._prune()
-        address = rate_limits.source(host_of(cast("LibStream", stream).remote_address or ""))
+        address = rate_limits.address_group(host_of(cast("LibStream", stream).remote_address or ""))
         others = [place for peer, (_, place) in self._reservations.items() if peer != stream.remote]
         full = len(others) >= self.limits.reservations or others.count(address) >= self.limits.reservations_per_address
         if full and stream.remote not in self._reservations:

@@ -17,8 +17,8 @@ import trio
 from nolocod.errors import NoRelayError, PeerUnavailableError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import RelayHeld, RelayLost, Troubled
+from nolocod.p2p.keepalive import fell_silent
 from nolocod.p2p.transport.deadlines import deadline
-from nolocod.p2p.transport.keepalive import fell_silent
 from nolocod.p2p.transport.multiaddrs import straight, through
 
 if TYPE_CHECKING:

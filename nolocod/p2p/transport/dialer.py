@@ -240,8 +240,8 @@ class Dialler:
         inner = TcpEndpoint(stream.stream)
         remote = inner.get_remote_address() or ("", 0)
         full = self._swarm.get_total_connections() >= self._most
-        visit = None if full else self.connection_limiter.admit(remote[0], trio.current_time())
-        if visit is None:
+        admitted = None if full else self.connection_limiter.admit(remote[0], trio.current_time())
+        if admitted is None:
             await stream.close()
             return
         expected = self.expected.get(remote)
@@ -253,12 +253,12 @@ class Dialler:
                 muxed = (await self._as_client(link, expected.peer)).muxed_conn
             else:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
-            visit.settle()
+            admitted.handshake_over()
             await muxed.event_closed.wait()
         except (trio.TooSlowError, *FOREIGN) as error:
             logger.debug("an inbound connection failed: %s", error)
         finally:
-            visit.leave()
+            admitted.closed()
             await _hang_up(link)
 
 

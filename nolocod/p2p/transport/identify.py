@@ -19,7 +19,7 @@ from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.multiaddrs import dialable, straight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from nolocod.p2p.transport.stream import Stream
 
@@ -53,16 +53,6 @@ class Observation:
     """The multiaddr that it comes from, or is dialled at."""
 
 
-@dataclass(frozen=True)
-class Self:
-    """What we tell."""
-
-    public_key: bytes
-    """As libp2p's protobuf."""
-    addresses: Sequence[str]
-    protocols: Iterable[str]
-
-
 async def ask(stream: Stream) -> Identified:
     """Read the one message of an identify stream. Raises RemoteError."""
     with deadline(_ANSWER, "a peer's word about itself"):
@@ -77,15 +67,17 @@ async def ask(stream: Stream) -> Identified:
     )
 
 
-async def answer(stream: Stream, own: Self, observed: str | None) -> None:
-    """Tell `stream`'s peer who we are, and where we see it."""
+async def answer(
+    stream: Stream, public_key: bytes, addresses: Iterable[str], protocols: Iterable[str], observed: str | None
+) -> None:
+    """Tell `stream`'s peer who we are (`public_key` as libp2p's protobuf), and where we see it."""
     message = Identify(
         protocol_version=_VERSION,
         agent_version=_AGENT,
-        public_key=own.public_key,
-        listen_addrs=[Multiaddr(address).to_bytes() for address in own.addresses],
+        public_key=public_key,
+        listen_addrs=[Multiaddr(address).to_bytes() for address in addresses],
         observed_addr=Multiaddr(observed).to_bytes() if observed else b"",
-        protocols=own.protocols,
+        protocols=protocols,
     )
     await send_message(stream, message)
 

@@ -1,4 +1,4 @@
-"""How fast the line to a peer is: a few bytes on request, within what a peer gives to strangers.
+"""A throughput probe: how fast the line to a peer is, measured with a few megabytes that it grants.
 
 The rule: whoever is asked decides how much. A peer gets a few megabytes in ten minutes, all peers together a
 bounded multiple of that, one at a time; what is asked for beyond is refused at once, with a grant of zero.
@@ -24,13 +24,12 @@ from nolocod.identity import short
 from nolocod.p2p.transport.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from nolocod.identity import PeerId
-    from nolocod.p2p.host import Host
-    from nolocod.p2p.transport.stream import Stream
+    from nolocod.p2p.transport.stream import Dial, Stream
 
-SAMPLE = "/nolocod/sample"
+THROUGHPUT = "/nolocod/sample"
 Way = Literal["down", "up"]
 
 _DOWN, _UP = 0, 1
@@ -38,15 +37,15 @@ _QUESTION = struct.Struct(">BI")
 _COUNT = struct.Struct(">I")
 _PIECE = bytes(64 << 10)
 _FIRST = 128 << 10
-"""Bytes of the first sample, from which the second is reckoned."""
+"""Bytes of the first probe, from which the second is reckoned."""
 _MOST = 1408 << 10
 """Bytes of the second: both, both ways, are 3 MB."""
 _ENOUGH = 2.0
-"""Seconds that the second sample is to take."""
+"""Seconds that the second probe is to take."""
 
 
 @dataclass(frozen=True)
-class SampleLimits:
+class ProbeLimits:
     """What is given away. Bytes both ways together, seconds."""
 
     per_peer: int = 4 << 20
@@ -55,24 +54,24 @@ class SampleLimits:
     least: int = 16 << 10
     """Less is not granted: it bounds how many grants are remembered."""
     answer: float = 20.0
-    """For one sample."""
+    """For one probe."""
 
 
-class Sampler:
+class ThroughputProbes:
     """The side that is asked. `clock` in seconds."""
 
-    def __init__(self, limits: SampleLimits | None = None, clock: Callable[[], float] = trio.current_time) -> None:
-        self._limits = limits or SampleLimits()
+    def __init__(self, limits: ProbeLimits | None = None, clock: Callable[[], float] = trio.current_time) -> None:
+        self._limits = limits or ProbeLimits()
         self._clock = clock
         self._given: deque[tuple[float, PeerId, int]] = deque()
         self._busy = False
 
     async def handle(self, stream: Stream) -> None:
         """Answer one stream. Raises RemoteError for a peer's fault."""
-        with deadline(self._limits.answer, f"a sample for {short(stream.remote)}"):
+        with deadline(self._limits.answer, f"a throughput probe of {short(stream.remote)}"):
             way, asked = _QUESTION.unpack(await stream.read_exactly(_QUESTION.size))
             if way not in (_DOWN, _UP):
-                raise ProtocolError(f"{short(stream.remote)} asks for a sample in no direction that there is.")
+                raise ProtocolError(f"{short(stream.remote)} asks for a throughput probe in a direction that does not exist.")
             if self._busy:
                 await stream.write(_COUNT.pack(0))
                 return
@@ -106,30 +105,30 @@ class Sampler:
         return granted
 
 
-async def rate(host: Host, peer: PeerId, way: Way, addresses: Sequence[str] = ()) -> float:
-    """Bytes per second between us and `peer`, from a sample of at most 1.5 MB.
+async def measure(dial: Dial, peer: PeerId, way: Way) -> float:
+    """Bytes per second between us and `peer`, from at most 1.5 MB.
 
-    Raises PeerBusyError if it gives none now, RefusedError if it does not know the protocol, or another RemoteError.
+    Raises PeerBusyError if it grants none now, RefusedError if it does not know the protocol, or another RemoteError.
     """
-    first = await _measure(host, peer, way, _FIRST, addresses)
+    first = await _probe(dial, peer, way, _FIRST)
     count = min(_MOST, int(first * _ENOUGH))
     if count <= _FIRST:
         return first
     try:
-        return await _measure(host, peer, way, count, addresses)
+        return await _probe(dial, peer, way, count)
     except PeerBusyError:
         return first  # its share for us is used up, by an earlier look
 
 
-async def _measure(host: Host, peer: PeerId, way: Way, count: int, addresses: Sequence[str]) -> float:
-    stream = await host.open_stream(peer, SAMPLE, addresses)
+async def _probe(dial: Dial, peer: PeerId, way: Way, count: int) -> float:
+    stream = await dial(peer, THROUGHPUT)
     try:
         await stream.write(_QUESTION.pack(_UP if way == "up" else _DOWN, count))
         (granted,) = _COUNT.unpack(await stream.read_exactly(_COUNT.size))
         if granted > count:
             raise ProtocolError(f"{short(peer)} gives more than it was asked for.")
         if not granted:
-            raise PeerBusyError(f"{short(peer)} gives no sample now.", retry_after=SampleLimits.span)
+            raise PeerBusyError(f"{short(peer)} grants no throughput probe now.", retry_after=ProbeLimits.span)
         began = trio.current_time()
         if way == "down":
             await _take(stream, granted)

@@ -16,7 +16,7 @@ from nolocod.p2p.limits.rate_limits import (
     Rate,
     StreamLimiter,
     TokenBuckets,
-    source,
+    address_group,
 )
 
 HOME, OFFICE = "192.0.2.1", "198.51.100.7"
@@ -35,7 +35,7 @@ HOME, OFFICE = "192.0.2.1", "198.51.100.7"
     ],
 )
 def test_one_customer_is_an_ipv4_address_or_a_64_of_ipv6(host: str, name: str) -> None:
-    assert source(host) == name
+    assert address_group(host) == name
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
@@ -75,41 +75,41 @@ FREE = Rate(1e6, 1e6)
 
 
 def test_the_door_counts_those_inside_by_address() -> None:
-    door = ConnectionLimiter(ConnectionLimits(per_address=2, arrivals=FREE))
-    first, second = door.admit(HOME, 0.0), door.admit(HOME, 0.0)
+    limiter = ConnectionLimiter(ConnectionLimits(per_address=2, arrivals=FREE))
+    first, second = limiter.admit(HOME, 0.0), limiter.admit(HOME, 0.0)
     assert first is not None
     assert second is not None
-    assert door.admit(HOME, 0.0) is None
-    assert door.turned_away == 1
-    assert door.admit(OFFICE, 0.0) is not None
-    second.leave()
-    assert door.admit(HOME, 0.0) is not None
-    assert door.inside == 3
+    assert limiter.admit(HOME, 0.0) is None
+    assert limiter.turned_away == 1
+    assert limiter.admit(OFFICE, 0.0) is not None
+    second.closed()
+    assert limiter.admit(HOME, 0.0) is not None
+    assert limiter.inside == 3
 
 
 def test_handshakes_are_counted_by_address_and_in_all_until_they_are_over() -> None:
-    door = ConnectionLimiter(ConnectionLimits(half_open=5, half_open_per_address=3, arrivals=FREE))
-    visits = [door.admit(HOME, 0.0) for _ in range(3)]
-    assert door.admit(HOME, 0.0) is None
-    others = [door.admit(OFFICE, 0.0) for _ in range(2)]
-    assert door.admit(OFFICE, 0.0) is None, "five in all"
-    for visit in (*visits, *others):
-        assert visit is not None
-        visit.settle()
-        visit.settle()
-    assert door.admit(HOME, 0.0) is not None
-    assert door.inside == 6
+    limiter = ConnectionLimiter(ConnectionLimits(half_open=5, half_open_per_address=3, arrivals=FREE))
+    admitted = [limiter.admit(HOME, 0.0) for _ in range(3)]
+    assert limiter.admit(HOME, 0.0) is None
+    others = [limiter.admit(OFFICE, 0.0) for _ in range(2)]
+    assert limiter.admit(OFFICE, 0.0) is None, "five in all"
+    for connection in (*admitted, *others):
+        assert connection is not None
+        connection.handshake_over()
+        connection.handshake_over()
+    assert limiter.admit(HOME, 0.0) is not None
+    assert limiter.inside == 6
 
 
 def test_who_comes_too_often_waits_whatever_it_closed_again() -> None:
-    door = ConnectionLimiter(ConnectionLimits(arrivals=Rate(1.0, 4)))
+    limiter = ConnectionLimiter(ConnectionLimits(arrivals=Rate(1.0, 4)))
     for _ in range(4):
-        visit = door.admit("2001:db8::1", 0.0)
-        assert visit is not None
-        visit.leave()
-    assert door.inside == 0
-    assert door.admit("2001:db8::2", 0.0) is None, "the same /64"
-    assert door.admit("2001:db8::2", 1.0) is not None
+        connection = limiter.admit("2001:db8::1", 0.0)
+        assert connection is not None
+        connection.closed()
+    assert limiter.inside == 0
+    assert limiter.admit("2001:db8::2", 0.0) is None, "the same /64"
+    assert limiter.admit("2001:db8::2", 1.0) is not None
 
 
 # --- streams ----------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Finds connections whose other end is gone without a word.
 
 The rule: a peer of which any byte came in lately is not pinged; one that was not heard answers a ping within
-the deadline, or its connection is closed and it is suspected until it is heard again. Neither TCP
-nor libp2p would notice for more than a minute.
+the deadline, or its connection is closed. Neither TCP nor libp2p would notice for more than a minute.
 """
 
 from __future__ import annotations
@@ -16,35 +15,35 @@ from nolocod.errors import ProtocolError, RemoteError
 from nolocod.p2p.transport.deadlines import deadline
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nolocod.identity import PeerId
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership.gossip_service import GossipService
-    from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
 
 PING = "/ipfs/ping/1.0.0"
 
 
-async def keep_alive(host: Host, table: Membership, gossip: GossipService, timing: Timing) -> None:
-    """Check all connections until cancelled."""
+async def keep_alive(
+    host: Host, timing: Timing, gossiped_at: Callable[[PeerId], float], lost: Callable[[PeerId], None]
+) -> None:
+    """Check all connections until cancelled. `gossiped_at`: when gossip last heard a peer (trio's time); `lost` is told of
+    those that fell silent."""
     heard: dict[PeerId, float] = {}
 
     async def check(peer: PeerId) -> None:
         if await fell_silent(host, peer, timing.pong):
-            table.suspect(peer, trio.current_time())
+            lost(peer)
             await host.disconnect(peer)
 
     while True:
         await trio.sleep(timing.ping / 3)
-        now = trio.current_time()
-        connected = host.peers()
-        for peer in connected:  # a new connection counts as a sign of life
-            heard[peer] = max(heard.get(peer, now), gossip.heard_directly.get(peer, 0.0), host.heard_at(peer))
-        for peer in set(heard) - set(connected):
-            del heard[peer]
+        now, connected = trio.current_time(), host.peers()
+        # a new connection counts as a sign of life
+        heard = {peer: max(heard.get(peer, now), gossiped_at(peer), host.heard_at(peer)) for peer in connected}
         async with trio.open_nursery() as nursery:
-            for peer in connected:
-                if now - heard[peer] >= timing.ping:
+            for peer, at in heard.items():
+                if now - at >= timing.ping:
                     nursery.start_soon(check, peer)
 
 
@@ -66,21 +65,17 @@ async def fell_silent(host: Host, peer: PeerId, seconds: float) -> bool:
 
 
 async def _answers(host: Host, peer: PeerId, seconds: float) -> bool:
+    """Whether 32 random bytes, sent on a stream of their own, come back in time."""
+    sent = secrets.token_bytes(32)
     try:
         with deadline(seconds, "a ping"):
-            await ping(host, peer)
+            stream = await host.open_stream(peer, PING)
+            try:
+                await stream.write(sent)
+                if await stream.read_exactly(len(sent)) != sent:
+                    raise ProtocolError("a ping came back altered.")
+            finally:
+                await stream.reset()  # libp2p's answering side would wait for the next ping
     except RemoteError:
         return False
     return True
-
-
-async def ping(host: Host, peer: PeerId) -> None:
-    """Send 32 random bytes on a stream of their own and have them back. Raises RemoteError."""
-    sent = secrets.token_bytes(32)
-    stream = await host.open_stream(peer, PING)
-    try:
-        await stream.write(sent)
-        if await stream.read_exactly(len(sent)) != sent:
-            raise ProtocolError("a ping came back altered.")
-    finally:
-        await stream.reset()  # libp2p's answering side would wait for the next ping
