@@ -71,7 +71,7 @@ LIBRARIES = {
     "base58": "identity",
     "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",
-    "msgspec": "proto run trainer observe doctor p2p studies commands cli",
+    "msgspec": "proto run node trainer observe doctor p2p studies commands cli",
     "psutil": "p2p node trainer doctor studies",
     "trio": "outer.loop trainer p2p observe.status node doctor studies commands",
     "trio_typing": "trainer p2p observe.status node studies",

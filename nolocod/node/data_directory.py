@@ -7,15 +7,17 @@ file is what keeps two daemons from sharing one identity.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import psutil
+from msgspec import Meta
 
 from nolocod.disk import disk_errors, write_whole
-from nolocod.errors import DataDirError, DataDirInUseError, ManifestError, NotRunningError, WrongRunError
+from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, WrongRunError
 from nolocod.identity import load_or_create
 from nolocod.run.manifest import MAX_MANIFEST_BYTES, read_run_file, seal, stored_manifest
 
@@ -27,11 +29,10 @@ if TYPE_CHECKING:
     from nolocod.run.paths import DataDir
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(msgspec.Struct, frozen=True):
     """What a running daemon tells about itself in its data directory."""
 
-    pid: int
+    pid: Annotated[int, Meta(gt=0, lt=1 << 31)]
     http: str
     peer_id: str
     run_id: str
@@ -44,68 +45,46 @@ class Running:
 def hold(paths: DataDir) -> Iterator[None]:
     """Make the directory (mode 0700) and keep it locked; DataDirInUseError names the holder's process."""
     make(paths)
-    try:
+    with disk_errors(paths.lock):
         lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise DataDirError(f"{paths.lock}: {error.strerror}.") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
             raise DataDirInUseError(f"{paths.root} is held by process {holder}.") from error
-        _prepare(paths, lock)
+        with disk_errors(paths.root):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            for leftover in (paths.incoming, paths.serving):
+                shutil.rmtree(leftover, ignore_errors=True)
+            for folder in (paths.incoming, paths.serving, paths.cache, paths.checkpoints):
+                folder.mkdir(exist_ok=True)
         yield
     finally:
         os.close(lock)
 
 
-def _prepare(paths: DataDir, lock: int) -> None:
-    with disk_errors(paths.root):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        for leftover in (paths.incoming, paths.serving):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for folder in (paths.incoming, paths.serving, paths.cache, paths.checkpoints):
-            folder.mkdir(exist_ok=True)
-
-
 def make(paths: DataDir) -> None:
     """Make the directory with mode 0700, if it is not there."""
-    try:
+    with disk_errors(paths.root):
         paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataDirError(f"{paths.root}: {error.strerror}.") from error
 
 
 def announce(paths: DataDir, running: Running) -> None:
     """Leave word for `nolocod status`."""
-    write_whole(paths.daemon, json.dumps(asdict(running)).encode())
+    write_whole(paths.daemon, msgspec.json.encode(running))
 
 
 def find_running(paths: DataDir) -> Running:
     """Read what the daemon of this directory left; NotRunningError if none lives."""
     try:
-        entry = json.loads(paths.daemon.read_bytes())
-        running = Running(**{**entry, "addresses": tuple(entry["addresses"])})
-        texts = (running.http, running.peer_id, running.run_id, *running.addresses)
-        if not (isinstance(running.pid, int) and 0 < running.pid < 1 << 31 and all(isinstance(text, str) for text in texts)):
-            raise ValueError
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        running = msgspec.json.decode(paths.daemon.read_bytes(), type=Running)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotRunningError(f"{paths.root} has no running daemon.") from error
-    if not _lives(running.pid):
+    if not psutil.pid_exists(running.pid):
         raise NotRunningError(f"the daemon of {paths.root} (process {running.pid}) has ended.")
     return running
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def found(paths: DataDir, run_file: Path) -> Sealed:

@@ -7,15 +7,14 @@ foreign file cannot have us work or allocate at its will.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from msgspec import Meta
 
 from nolocod.disk import write_private
 from nolocod.errors import BackupError
@@ -24,30 +23,34 @@ from nolocod.identity import Identity, PeerId
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FORMAT = "nolocod identity 1"
 _MOST_BYTES = 4096
-_SALT, _NONCE, _SECRET, _TAG = 16, 12, 32, 16
+_SALT, _NONCE = 16, 12
 _COST = {"n": 1 << 16, "r": 8, "p": 1}
 """64 MiB and a fifth of a second for each guess (RFC 7914)."""
 
 
-@dataclass(frozen=True)
-class Backup:
-    """What a backup file holds. `sealed` is the secret, encrypted where `salt` and `nonce` are given."""
+class Backup(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a backup file holds: the secret, or `salt`, `nonce` and the secret that a passphrase seals."""
 
+    format: Literal["nolocod identity 1"]
     peer_id: PeerId
-    sealed: bytes = field(repr=False)
-    salt: bytes = b""
-    nonce: bytes = b""
+    secret: Annotated[bytes, Meta(min_length=32, max_length=32)] | None = None
+    salt: Annotated[bytes, Meta(min_length=_SALT, max_length=_SALT)] = b""
+    nonce: Annotated[bytes, Meta(min_length=_NONCE, max_length=_NONCE)] = b""
+    sealed: Annotated[bytes, Meta(min_length=48, max_length=48)] = b""
+
+    def __post_init__(self) -> None:
+        if self.secret is None and not (self.salt and self.nonce and self.sealed):
+            raise ValueError("it holds no secret")
 
     @property
     def encrypted(self) -> bool:
-        return bool(self.salt)
+        return self.secret is None
 
     def open(self, passphrase: str | None) -> Identity:
         """The identity inside; BackupError for a wrong passphrase, or if it is not that of `peer_id`."""
-        secret = self.sealed
-        if self.encrypted:
+        secret = self.secret
+        if secret is None:
             try:
                 secret = _cipher(passphrase or "", self.salt).decrypt(self.nonce, self.sealed, self.peer_id.encode())
             except InvalidTag as error:
@@ -61,14 +64,13 @@ class Backup:
 def write(path: Path, identity: Identity, passphrase: str | None) -> None:
     """Write a backup, mode 0600; without a passphrase the key is readable to whoever can read the file."""
     must_be_new(path)
-    fields = {"format": _FORMAT, "peer_id": identity.peer_id}
     if passphrase is None:
-        fields["secret"] = _text(identity.secret)
+        backup = Backup(format="nolocod identity 1", peer_id=identity.peer_id, secret=identity.secret)
     else:
         salt, nonce = os.urandom(_SALT), os.urandom(_NONCE)
         sealed = _cipher(passphrase, salt).encrypt(nonce, identity.secret, identity.peer_id.encode())
-        fields |= {"salt": _text(salt), "nonce": _text(nonce), "sealed": _text(sealed)}
-    write_private(path, json.dumps(fields, indent=1).encode() + b"\n")
+        backup = Backup(format="nolocod identity 1", peer_id=identity.peer_id, salt=salt, nonce=nonce, sealed=sealed)
+    write_private(path, msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n")
 
 
 def read(path: Path) -> Backup:
@@ -79,14 +81,8 @@ def read(path: Path) -> Backup:
     except OSError as error:
         raise BackupError(f"{path}: {error.strerror}.") from error
     try:
-        fields = json.loads(raw)
-        if len(raw) > _MOST_BYTES or fields["format"] != _FORMAT:
-            raise ValueError
-        if "secret" in fields:
-            return Backup(PeerId(str(fields["peer_id"])), _bytes(fields["secret"], _SECRET))
-        parts = (_bytes(fields[name], size) for name, size in (("sealed", _SECRET + _TAG), ("salt", _SALT), ("nonce", _NONCE)))
-        return Backup(PeerId(str(fields["peer_id"])), *parts)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return msgspec.json.decode(raw if len(raw) <= _MOST_BYTES else b"", type=Backup)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BackupError(f"{path} is no backup of an identity, or a damaged one.") from error
 
 
@@ -112,14 +108,3 @@ def must_be_free(path: Path) -> None:
 
 def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(Scrypt(salt=salt, length=32, **_COST).derive(passphrase.encode("utf-8", "surrogateescape")))
-
-
-def _text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
-
-
-def _bytes(text: object, size: int) -> bytes:
-    raw = base64.b64decode(str(text), validate=True)
-    if len(raw) != size:
-        raise ValueError
-    return raw

@@ -35,10 +35,11 @@ def test_a_directory_is_private_and_held_by_one_process(tmp_path: Path) -> None:
         assert stat.S_IMODE(paths.root.stat().st_mode) == 0o700
         code = f"""
 from pathlib import Path
-from nolocod import datadir, errors
-from nolocod.config import DataDir
+from nolocod import errors
+from nolocod.node import data_directory
+from nolocod.run.paths import DataDir
 try:
-    with datadir.hold(DataDir(Path({str(paths.root)!r}))):
+    with data_directory.hold(DataDir(Path({str(paths.root)!r}))):
         print("held twice")
 except errors.DataDirInUseError as error:
     print(error.cause)
@@ -125,11 +126,11 @@ def test_a_full_disk_leaves_the_old_content(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
-from nolocod import datadir, errors
+from nolocod import disk, errors
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    datadir.write_whole(Path({str(target)!r}), b"x" * 100_000)
+    disk.write_whole(Path({str(target)!r}), b"x" * 100_000)
 except errors.DiskFullError as error:
     print(error.code)
 """
