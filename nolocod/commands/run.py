@@ -56,12 +56,11 @@ def _plan(options: argparse.Namespace) -> None:
     rate = parse_rate(options.line, "--line")
     manifest = read_run_file(options.run_file)
     from nolocod.commands import terminal
-    from nolocod.commands.plan import plan_table
     from nolocod.trainer.estimate import estimate, speed
     from nolocod.trainer.model import pick_device
 
     device = pick_device(options.device)
-    terminal.show(plan_table(manifest, estimate(manifest), speed(device), str(device), rate))
+    terminal.show(terminal.plan_table(manifest, estimate(manifest), speed(device), str(device), rate))
 
 
 def _network_key(options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from nolocod.identity import short
 from nolocod.node import data_directory
 from nolocod.observe.status import client
 from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
-from nolocod.observe.words import amount
+from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nolocod.observe.status.report import StatusReport
+    from nolocod.run.manifest import Manifest
     from nolocod.run.paths import DataDir
     from nolocod.studies.testnet import Summary
+    from nolocod.trainer.estimate import Estimate
 
 _LINES_EVERY = 5.0
 """Seconds between two blocks of lines where the output is no terminal."""
@@ -42,23 +44,22 @@ def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
     def read() -> StatusReport:
         return client.read(data_directory.find_running(paths))
 
-    if not watch:
+    if watch and console.is_terminal and not as_json:
+        with Live(Watched(read()), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(1)
+                live.update(Watched(read()), refresh=True)
+    while True:
         report = read()
         if as_json:
-            console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
+            raw = msgspec.json.encode(report)
+            console.out((raw if watch else msgspec.json.format(raw, indent=2)).decode(), highlight=False)
         else:
-            console.print(node_table(report), crop=False)  # a terminal breaks a long address itself, and copies it whole
-        return
-    while as_json or not console.is_terminal:
-        if as_json:
-            console.out(msgspec.json.encode(read()).decode(), highlight=False)
-        else:
-            console.print(node_table(read()), "", crop=False)
+            # a terminal breaks a long address itself, and copies it whole
+            console.print(node_table(report), *([""] if watch else []), crop=False)
+        if not watch:
+            return
         time.sleep(1)
-    with Live(Watched(read()), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(1)
-            live.update(Watched(read()), refresh=True)
 
 
 @contextmanager
@@ -119,3 +120,44 @@ def summary_table(summary: Summary) -> RenderableType:
 
 def _loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"
+
+
+def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, rate: int) -> Table:
+    """A run's needs, beside what this machine does.
+
+    `speed`: floating-point operations per second of `device`; `rate`: bytes per second of the line, each way.
+    """
+    step, phase, exchange = needs.step_seconds(speed), needs.round_seconds(speed), needs.exchange_seconds(rate)
+    tokens = needs.rounds * needs.inner_steps * needs.tokens_per_step
+    per_node = f"{tokens:,} tokens per node ({tokens / needs.parameters:.1f} per parameter), {duration(needs.rounds * phase)}"
+    rows = {
+        "model": f"{needs.parameters:,} parameters",
+        "inner step": f"{needs.tokens_per_step:,} tokens, about {_short(step)} on this {device} ({speed / 1e12:.2f} TFLOP/s)",
+        "outer step": f"every {needs.inner_steps} inner steps, about {_short(phase)}",
+        "an exchange": f"{amount(needs.message)} each way at most ({manifest.codec}), {_short(exchange)} at {amount(rate)}/s",
+        "the line is busy": _share(exchange, phase),
+        "inner steps": f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer learn better",
+        f"memory on {device}": f"{amount(needs.on_device)}, and about {amount(needs.activations)} for activations",
+        "main memory": f"{amount(needs.on_host)}, and about 0.5 GB for the two processes",
+        "checkpoint": f"{amount(20 * needs.parameters)} on disk, two are kept",
+        "the whole run": f"{needs.rounds} outer steps, {per_node}" if needs.rounds else "",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def _share(exchange: float, phase: float) -> str:
+    """Training goes on during an exchange, unless it takes longer than a phase."""
+    if exchange <= phase:
+        return f"{exchange / phase:.0%} of the time; training goes on meanwhile"
+    return (
+        f"all the time: an exchange takes {exchange / phase:.1f} times as long as the inner steps before it. More inner steps, "
+        "a smaller codec or fragments help"
+    )
+
+
+def _short(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else duration(seconds)

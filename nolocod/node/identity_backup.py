@@ -43,6 +43,9 @@ class Backup(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         if self.secret is None and not (self.salt and self.nonce and self.sealed):
             raise ValueError("it holds no secret")
 
+    def __repr__(self) -> str:
+        return f"Backup of {self.peer_id}"  # the secret is not shown
+
     @property
     def encrypted(self) -> bool:
         return self.secret is None

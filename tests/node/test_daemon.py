@@ -25,7 +25,7 @@ from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer,
 from nolocod.run.manifest import Data, Inner, Manifest, seal
 from nolocod.trainer.pipe import Dumped
 from nolocod.units import Hours
-from tests.node.test_training_session import PHASE, StandInTrainer
+from tests.support.stand_ins import PHASE, StandInTrainer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection

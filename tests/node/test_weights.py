@@ -1,0 +1,297 @@
+"""Which weights a node takes, against a stand-in trainer and swarm."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.errors import (
+    CheckpointError,
+    FarWeightsError,
+    HarmfulTensorError,
+    NoDonorError,
+    RejectedTensorError,
+)
+from nolocod.identity import PeerId
+from nolocod.observe.events import (
+    WeightsLoaded,
+)
+from nolocod.proto.types import Standing
+from tests.support.stand_ins import Scene
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=5)
+    scene.trainer.trouble = ("round-6 does not fit its hash",)
+    scene.swarm.add("peer", 8)
+    await scene.weights.load()
+    assert scene.swarm.asked == []
+    assert scene.codes == [CheckpointError.entry.code]
+    assert scene.events[-1] == WeightsLoaded(5, "checkpoint")
+
+
+async def test_before_the_weights_are_there_a_node_tells_its_checkpoints_round(tmp_path: Path, autojump_clock: object) -> None:
+    (tmp_path / "checkpoints" / "round-00000007").mkdir(parents=True)
+    scene = Scene(tmp_path, source="checkpoint", rounds=6)
+    assert (scene.weights.standing.round, scene.session.state) == (7, "joining")
+    await scene.weights.load()
+    assert scene.weights.standing.round == 6
+
+
+async def test_a_checkpoint_that_is_too_old_gives_way_to_a_donors_weights(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=4)
+    scene.swarm.add("peer", 8)
+    await scene.weights.load()
+    assert [standing.round for standing in scene.trainer.adopted] == [8]
+    assert scene.events[-1] == WeightsLoaded(8, "donor")
+
+
+async def test_an_old_checkpoint_is_used_at_once_where_no_donor_gives(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=4)
+    scene.swarm.unreachable.add(scene.swarm.add("peer", 8))
+    await scene.weights.load()
+    assert trio.current_time() - scene.began < 2
+    assert scene.codes == [NoDonorError.entry.code]
+    assert scene.events[-1] == WeightsLoaded(4, "checkpoint")
+
+
+@pytest.mark.parametrize("state", ["joining", "training"])
+async def test_newcomers_begin_with_the_seed_while_nobody_took_an_outer_step(
+    state: str, tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("peer", 0, state)
+    await scene.weights.load()
+    assert scene.swarm.asked == []
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
+
+
+async def test_the_furthest_donor_is_asked_first_and_who_joins_is_none(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.swarm.add("slow", 3)
+    scene.swarm.add("fast", 5)
+    scene.swarm.add("done", 4, "finished")
+    scene.swarm.add("new", 9, "joining")
+    await scene.weights.load()
+    assert scene.swarm.asked == [["fast", "done", "slow"]]
+    assert not any(scene.incoming.iterdir())
+
+
+async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("misfit", 5)
+    scene.swarm.add("good", 3)
+    scene.trainer.misfits.add(b"misfit")
+    await scene.weights.load()
+    assert scene.swarm.asked == [["misfit", "good"], ["good"]]
+    assert scene.codes == [RejectedTensorError.entry.code]
+    assert scene.trainer.round == 3
+    assert not any(scene.incoming.iterdir())
+
+
+@pytest.mark.parametrize("loss", [9.0, 5.7, math.inf, math.nan])
+async def test_a_donor_whose_weights_are_far_worse_than_members_tell_is_left_and_blamed(
+    tmp_path: Path, autojump_clock: object, loss: float
+) -> None:
+    """Sign-flipped, random or huge weights: their loss is that of a guess, or worse."""
+    scene = Scene(tmp_path)
+    scene.swarm.add("liar", 5)
+    scene.swarm.add("good", 4)
+    scene.swarm.add("other", 3)
+    scene.trainer.losses[b"liar"] = loss
+    await scene.weights.load()
+    assert scene.swarm.asked == [["liar", "good", "other"], ["good", "other"]]
+    assert scene.codes == [HarmfulTensorError.entry.code]
+    assert scene.trainer.weights == b"good"
+    assert scene.swarm.doubted == ["liar"]
+
+
+async def test_where_all_weights_are_bad_on_our_text_the_best_are_taken_and_nobody_is_blamed(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number, loss in (("one", 5, 4.0), ("two", 4, 6.0), ("three", 3, 3.0)):
+        scene.swarm.add(name, round_number)
+        scene.trainer.losses[name.encode()] = loss
+    await scene.weights.load()
+    assert scene.swarm.asked == [["one", "two", "three"], ["two", "three"], ["one"]], (
+        "as many as the run says, and the best again"
+    )
+    assert scene.trainer.weights == b"one"
+    assert scene.swarm.doubted == []
+
+
+@pytest.mark.parametrize("loss", [1.05, 1.9])
+async def test_a_donor_that_is_far_from_the_others_is_left_and_not_blamed_for_that_alone(
+    tmp_path: Path, autojump_clock: object, loss: float
+) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("far", 5), ("good", 4), ("other", 3)):
+        scene.swarm.add(name, round_number)
+    scene.trainer.far.add(b"far")
+    scene.trainer.losses[b"far"] = loss
+    await scene.weights.load()
+    assert scene.swarm.asked == [["far", "good", "other"], ["good", "other"]]
+    assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 2", "compare with 1"]
+    assert scene.codes == [FarWeightsError.entry.code]
+    assert (scene.trainer.weights, scene.swarm.doubted) == (b"good", [])
+    assert not any(scene.incoming.iterdir())
+
+
+async def test_a_majority_whose_weights_are_worse_on_our_text_is_not_followed(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("honest", 5), ("liar", 4), ("accomplice", 3)):
+        scene.swarm.add(name, round_number)
+    scene.trainer.far.add(b"honest")
+    scene.trainer.losses |= {b"liar": 1.2, b"accomplice": 1.2}
+    await scene.weights.load()
+    assert scene.swarm.asked == [["honest", "liar", "accomplice"], ["liar", "accomplice"], ["honest"]]
+    assert scene.codes == [FarWeightsError.entry.code, HarmfulTensorError.entry.code]
+    assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
+
+
+async def test_of_two_donors_that_disagree_the_better_on_our_text_is_taken(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("liar", 5), ("honest", 4)):
+        scene.swarm.add(name, round_number)
+    scene.trainer.far |= {b"liar", b"honest"}
+    scene.trainer.losses |= {b"liar": 1.8, b"honest": 1.1}
+    await scene.weights.load()
+    assert scene.swarm.asked == [["liar", "honest"], ["honest"]]
+    assert [call for call in scene.trainer.calls if "compare" in call] == ["compare with 1"], "nobody is left to compare with"
+    assert (scene.trainer.weights, scene.swarm.doubted) == (b"honest", [])
+
+
+async def test_where_no_other_donor_gives_a_sample_loss_alone_decides(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("first", 5)
+    scene.swarm.unreachable.add(scene.swarm.add("silent", 4))
+    scene.trainer.far.add(b"first")
+    await scene.weights.load()
+    assert (scene.trainer.weights, scene.codes) == (b"first", [])
+
+
+async def test_the_only_donors_weights_are_taken_as_they_are_and_not_fetched_twice(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Two nodes of which one has a much harder text."""
+    scene = Scene(tmp_path)
+    scene.swarm.add("only", 5)
+    scene.trainer.losses[b"only"] = 4.0
+    await scene.weights.load()
+    assert scene.swarm.asked == [["only"]]
+    assert (scene.trainer.weights, scene.trainer.round, scene.swarm.doubted) == (b"only", 5, [])
+    assert scene.events[-1] == WeightsLoaded(5, "donor")
+
+
+async def test_weights_that_were_refused_are_not_kept_where_the_next_donor_is_gone(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    scene.swarm.add("liar", 8)
+    scene.swarm.unreachable.add(scene.swarm.add("gone", 7))
+    scene.trainer.losses[b"liar"] = 9.0
+    await scene.weights.load()
+    assert scene.swarm.asked == [["liar", "gone"], ["gone"]]
+    assert scene.codes == [HarmfulTensorError.entry.code, NoDonorError.entry.code]
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
+    assert scene.events[-1] == WeightsLoaded(2, "checkpoint")
+
+
+async def test_weights_that_were_refused_give_way_to_the_seed_where_nobody_else_took_a_step(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("liar", 8)
+    scene.trainer.losses[b"liar"] = 9.0
+    fetch = scene.swarm.fetch_weights
+
+    async def fetch_and_leave(donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+        found = await fetch(donors, into)
+        scene.swarm.members.clear()
+        scene.swarm.add("honest", 0)
+        return found
+
+    scene.swarm.fetch_weights = fetch_and_leave  # type: ignore[method-assign]
+    await scene.weights.load()
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 0)
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
+
+
+async def test_weights_that_are_only_tried_are_not_told_as_this_nodes(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("liar", 5)
+    scene.swarm.add("good", 4)
+    scene.trainer.losses[b"liar"] = 9.0
+    await scene.weights.load()
+    assert [call for call in scene.trainer.calls if call in ("try", "evaluate")] == ["try", "try"]
+
+
+async def test_a_harder_text_is_no_reason_for_doubt(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("good", 5)
+    scene.trainer.losses[b"good"] = 1.9  # where members tell of 1.0
+    await scene.weights.load()
+    assert (len(scene.swarm.asked), scene.codes) == (1, [])
+
+
+async def test_a_donors_word_is_no_reason_to_run_ahead_of_the_others(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    liar = scene.swarm.add("liar", 10**9)
+    for name in ("one", "two", "three"):
+        scene.swarm.add(name, 5)
+    scene.swarm.unreachable = {PeerId("one"), PeerId("two"), PeerId("three")}
+    await scene.weights.load()
+    assert scene.swarm.asked == [["one", "two", "three", liar]], "who tells of such a round is asked last"
+    assert scene.trainer.round == 5 + 3
+
+
+async def test_a_newcomer_asks_again_when_its_only_donor_is_down_for_a_while(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    peer = scene.swarm.add("peer", 5)
+    scene.swarm.unreachable.add(peer)
+
+    async def comes_back() -> None:
+        await trio.sleep(30)
+        scene.swarm.unreachable.clear()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comes_back)
+        await scene.weights.load()
+    assert scene.trainer.round == 5
+    assert set(scene.codes) == {NoDonorError.entry.code}
+
+
+@pytest.mark.parametrize("unreachable", [True, False])
+async def test_a_newcomer_without_weights_gives_up_after_a_while(
+    unreachable: bool, tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    if unreachable:
+        scene.swarm.unreachable.add(scene.swarm.add("peer", 5))
+    with pytest.raises(NoDonorError):
+        await scene.weights.load()
+    assert 120 <= trio.current_time() - scene.began < 130
+
+
+async def test_who_may_seed_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.weights.load()
+    assert trio.current_time() == scene.began
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
+
+
+async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path)
+    for name, round_number in (("a", 20), ("b", 21), ("c", 24), ("d", 21)):
+        scene.swarm.add(name, round_number)
+    scene.swarm.standings[PeerId("c")] = Standing(10, 77, 2.0)  # what its file says
+    await scene.weights.load()
+    assert scene.trainer.adopted == [Standing(21 - 3, 77, 2.0)]
+    assert not scene.weights.is_behind()
