@@ -1,7 +1,7 @@
 """The checks of this machine that need neither torch nor a peer.
 
-The rule: files are read and never made; what is not there yet is no fault. Every function blocks on disks at
-most, returns one finding, and is given what it needs.
+The rule: files are read and never created; a file that does not exist yet is no fault. Every check blocks on disks at
+most.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from nolocod.errors import (
 from nolocod.identity import PeerId
 from nolocod.node.data_directory import find_running
 from nolocod.observe.status import client
+from nolocod.observe.status.access import is_loopback
+from nolocod.observe.words import amount
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.transport.listen_addresses import announced, claim, is_bridge
 from nolocod.p2p.transport.multiaddrs import dialable, endpoint
 from nolocod.proto.envelope import MAJOR
 from nolocod.run import credentials, invitations
 from nolocod.run.manifest import stored_manifest
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,27 +50,26 @@ if TYPE_CHECKING:
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed
     from nolocod.run.paths import DataDir
-    from nolocod.units import Address
 
 _OLDEST = (3, 11)
 _LITTLE = 1_000_000_000
-"""Bytes free below which a disk is worth a warning, whatever the model."""
+"""Bytes: less free space than that is a warning, whatever the model."""
 _CHECKPOINT = 20
 """Bytes per parameter: phi, delta, theta and Adam's two moments, float32."""
 _CHECKPOINTS = 3
-"""On the disk at once: two that are kept, and the one being written."""
+"""On the disk at once: two that are kept, and one that is being written."""
 _SERVED = 8
-"""Bytes per parameter of the weights that are served to, or fetched by, a newcomer."""
+"""Bytes per parameter of a snapshot that is served or fetched."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """The node of this data directory, if one runs: what it left in the directory, and what its status says."""
+    """The node that runs in this data directory: what it wrote there, and its status; all empty if none runs."""
 
     running: Running | None = None
     report: StatusReport | None = None
     pid: str = ""
-    """Of whoever holds the lock; empty if nobody does."""
+    """Of the process that holds the lock; empty if none does."""
 
     @property
     def held(self) -> bool:
@@ -82,15 +84,15 @@ def python_version(found: tuple[int, int, int] = sys.version_info[:3]) -> Findin
 
 
 def disk(paths: DataDir, parameters: int | None) -> Finding:
-    """D05: free space against what a model of so many parameters needs; None where no run is known."""
+    """D05: free space against the need of a model with so many parameters; None where no run is known."""
     free = shutil.disk_usage(_existing(paths.root)).free
     there = sum(file.stat().st_size for file in paths.checkpoints.rglob("*") if file.is_file())
     if parameters is None:
-        text = f"{_size(free)} free; how much is needed is not known without a run."
+        text = f"{amount(free)} free; the need is not known without a run."
         return ok("D05", text) if free >= _LITTLE else warn("D05", text)
     one = _CHECKPOINT * parameters
     needed = max(one, _CHECKPOINTS * one - there) + _SERVED * parameters
-    text = f"{_size(free)} free, {_size(needed)} needed for the checkpoints of {parameters:,} parameters."
+    text = f"{amount(free)} free, {amount(needed)} needed for the checkpoints of {parameters:,} parameters."
     if free < needed:
         return fail("D05", text)
     return ok("D05", text) if free - needed >= _LITTLE else warn("D05", text)
@@ -102,28 +104,28 @@ def data_directory(paths: DataDir) -> Finding:
     if not root.exists():
         parent = _existing(root)
         if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            return ok("D06", f"{root} is not there yet and can be made.")
-        return fail("D06", f"{root} cannot be made: {parent} is not writable.")
+            return ok("D06", f"{root} does not exist yet and can be created.")
+        return fail("D06", f"{root} cannot be created: {parent} is not writable.")
     if not root.is_dir():
-        return fail("D06", f"{root} is no directory.")
+        return fail("D06", f"{root} is not a directory.")
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        return fail("D06", f"{root} cannot be read and written by this user.")
+        return fail("D06", f"this user cannot read and write {root}.")
     mode = stat.S_IMODE(root.stat().st_mode)
     if mode & 0o022:
-        return warn("D06", f"{root} can be written by other users (mode {mode:04o}).", f"Run: chmod go-w {root}")
-    return ok("D06", f"{root} can be written.")
+        return warn("D06", f"other users can write {root} (mode {mode:04o}).", f"Run: chmod go-w {root}")
+    return ok("D06", f"this user can write {root}.")
 
 
 def identity_file(paths: DataDir) -> tuple[Finding, Identity | None]:
     """D07, and the identity. Raises IdentityError."""
     if not paths.identity.exists():
-        return ok("D07", "none yet; the first start makes one."), None
+        return ok("D07", "none yet; the first start creates one."), None
     found = identity.load_or_create(paths.identity)
     return ok("D07", f"{found.peer_id}."), found
 
 
 def node_here(paths: DataDir) -> tuple[Finding, Here]:
-    """D08: by the lock, which a node holds for as long as it lives, and by its status page."""
+    """D08: by the lock, which a node holds while it lives, and by its status page."""
     pid = _holder(paths.lock)
     if not pid:
         return ok("D08", "no node runs here."), Here()
@@ -131,22 +133,22 @@ def node_here(paths: DataDir) -> tuple[Finding, Here]:
         running = find_running(paths)
         report = client.read(running)
     except NotRunningError as error:
-        joining = f"process {pid} holds the directory, and is not up yet."
+        joining = f"process {pid} holds the directory, but is not up yet."
         found = warn("D08", joining if not paths.daemon.exists() else f"process {pid} holds the directory, but {error.cause}")
         return found, Here(pid=pid)
-    return ok("D08", f"process {running.pid} runs here: {report.state}; it is asked for what only it knows."), Here(
+    return ok("D08", f"process {running.pid} runs here: {report.state}. The doctor asks it for what only it knows."), Here(
         running, report, pid
     )
 
 
 def _holder(lock: Path) -> str:
-    """The process that holds the lock, "unknown" where it left no number; empty if nobody holds it."""
+    """The process that holds the lock, "unknown" if it wrote no number; empty if none holds it."""
     try:
         handle = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return ""
     try:
-        # shared, and given back at once: a node that starts this very moment is the only one it could be in the way of
+        # shared and given back at once, so that it hardly disturbs a node that starts at this moment
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
@@ -161,7 +163,7 @@ def stored_run(paths: DataDir) -> tuple[Finding, Sealed | None]:
     """D09, and the run. Raises ManifestError or VersionError."""
     sealed = stored_manifest(paths)
     if sealed is None:
-        return ok("D09", "belongs to no run yet; a bootstrap tells which one it is."), None
+        return ok("D09", "no run yet; a bootstrap address decides which one."), None
     if sealed.manifest.protocol != MAJOR:
         cause = f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}."
         return failed("D09", VersionError(cause)), sealed
@@ -170,48 +172,51 @@ def stored_run(paths: DataDir) -> tuple[Finding, Sealed | None]:
 
 def port(listen: Sequence[Address], here: Here) -> Finding:
     """D11."""
-    told, running = " and ".join(map(str, listen)), here.running
+    addresses, running = " and ".join(map(str, listen)), here.running
     own = {found[1] for address in running.addresses if (found := endpoint(_transport(address)))} if running else set()
     if any(address.port in own for address in listen):
-        return ok("D11", f"{told} is this directory's own node.")
+        return ok("D11", f"{addresses} belongs to this directory's own node.")
     try:
         bound = claim(listen)
     except (PortTakenError, UsageError) as error:
         if isinstance(error, PortTakenError) and here.held and running is None:
-            taken = f"{told} is in use, as it seems by process {here.pid}, which holds this directory and is not up yet."
-            return warn("D11", taken, "Ask again when it is up, or has ended.")
+            taken = f"{addresses} is in use, probably by process {here.pid}, which holds this directory but is not up yet."
+            return warn("D11", taken, "Run the doctor again when it is up, or has ended.")
         return failed("D11", error)
     if all(address.port == 0 for address in listen):
-        return ok("D11", f"{told}: there are free ports.")
+        return ok("D11", f"{addresses}: there are free ports.")
     return ok("D11", f"{' and '.join(map(str, bound))} is free.")
 
 
 def own_addresses(listen: Sequence[Address], announce: Sequence[str], running: Running | None) -> Finding:
-    """D12: what peers are, or would be, told."""
+    """D12: the addresses that peers are told, or would be."""
     wrong = [address for address in announce if not dialable(address)]
     if wrong:
         return fail("D12", f"--announce {wrong[0]!r} cannot be dialled.", "Write it like /ip4/203.0.113.7/tcp/4001.")
-    told = [_transport(address) for address in running.addresses] if running else announced(_bound(listen), announce)
-    if not told:
-        return fail("D12", "this machine has no address that peers could be told.")
-    shown = ", ".join(told[:3])
+    if running:
+        found = [_transport(address) for address in running.addresses]
+    else:  # as if bound: any port will do
+        found = list(announced([Address(one.host, one.port or 1) for one in listen], announce))
+    if not found:
+        return fail("D12", "this machine has no address for peers.")
+    shown = ", ".join(found[:3])
     if announce or running:
         return ok("D12", f"peers are told {shown}.")
-    hosts = [found[0] for address in told if (found := endpoint(address))]
-    if all(_loopback(host) for host in hosts):
+    hosts = [parts[0] for address in found if (parts := endpoint(address))]
+    if all(is_loopback(host) for host in hosts):
         return warn("D12", f"only {shown}: peers on other machines cannot reach it.")
-    if all(_loopback(host) or is_bridge(host) for host in hosts):
-        return warn("D12", f"only {shown}, which belong to bridges of containers.")
+    if all(is_loopback(host) or is_bridge(host) for host in hosts):
+        return warn("D12", f"only {shown}: they belong to bridges of containers.")
     return ok("D12", f"peers are told {', '.join(hosts[:3])}.")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What this node shows others, and whom it lets in."""
+    """What this node shows to peers, and which peers it accepts."""
 
-    gate: ConnectionGater = field(default_factory=ConnectionGater)
+    gater: ConnectionGater = field(default_factory=ConnectionGater)
     bootstrap: tuple[str, ...] = ()
-    """That came with an invitation."""
+    """From the invitation."""
 
 
 def credentials_in_order(
@@ -222,60 +227,49 @@ def credentials_in_order(
     token = invitations.read_token(wanted.invite) if wanted.invite else None
     named = credentials.read_network_key(wanted.network_key) if wanted.network_key else None
     key = named or (token.network_key if token else None) or credentials.stored_network_key(config.paths)
-    gate = ConnectionGater.reading(credentials.prologue(key), wanted.allow, credentials.read_allow_list)
-    told = ["a network key" if key else "", f"an allow list of {len(gate.allowed)}" if gate.allowed is not None else ""]
+    gater = ConnectionGater.reading(credentials.prologue(key), wanted.allow, credentials.read_allow_list)
+    parts = ["a network key" if key else "", f"an allow list of {len(gater.allowed)}" if gater.allowed is not None else ""]
     if token is not None:
-        told.append(_invited(invitations.unchecked(token), own, sealed, now))
+        parts.append(_invited(invitations.unchecked(token), own, sealed, now))
     elif sealed is not None and sealed.manifest.access == "invited":
-        told.append(_admitted(config.paths, own, sealed, now))
-    text = ", ".join(filter(None, told))
-    return ok("D13", f"{text}." if text else "anybody may connect."), Credentials(gate, token.bootstrap if token else ())
+        parts.append(_admitted(config.paths, own, sealed, now))
+    text = ", ".join(filter(None, parts))
+    return ok("D13", f"{text}." if text else "anybody may connect."), Credentials(gater, token.bootstrap if token else ())
 
 
 def _invited(invitation: Invitation, own: PeerId | None, sealed: Sealed | None, now: float) -> str:
     if invitation.peer is not None and invitation.peer != own:
-        raise InvitationError(f"it was made for {invitation.peer}, and this node is {own or 'not made yet'}.")
+        raise InvitationError(f"it was made for {invitation.peer}, but this node is {own or 'not created yet'}.")
     if sealed is not None and invitation.run_id != sealed.run_id:
-        raise InvitationError(f"it is for run {invitation.run_id[:12]}, and this directory belongs to {sealed.run_id[:12]}.")
+        raise InvitationError(
+            f"it is for run {invitation.run_id[:12]}, but this directory belongs to run {sealed.run_id[:12]}."
+        )
     return f"an invitation {_until(invitation, now)}"
 
 
 def _admitted(paths: DataDir, own: PeerId | None, sealed: Sealed, now: float) -> str:
     if own == sealed.manifest.owner:
-        return "the run is this node's own"
+        return "this node owns the run"
     admission = credentials.stored_admission(paths)
     if own is None or not admission:
-        raise NotInvitedError(f"run {sealed.manifest.name} is for those who are invited, and this node is not.")
+        raise NotInvitedError(f"run {sealed.manifest.name} is for invited nodes only, and this node is not invited.")
     credentials.check_own(admission, own, sealed)
     invitation = invitations.open_admission(admission, own, PeerId(sealed.manifest.owner), sealed.run_id)
     return f"an admission {_until(invitation, now)}"
 
 
 def _until(invitation: Invitation, now: float) -> str:
-    """For how long it lasts; InvitationOverError if it does no more."""
+    """For how long it lasts. Raises InvitationOverError if it has expired."""
     left = invitation.expires - now
     if left <= 0:
-        raise InvitationOverError(f"it has expired {-left / 3600:.0f} hours ago.")
+        raise InvitationOverError(f"it expired {-left / 3600:.0f} hours ago.")
     return f"for {left / 86_400:.0f} days" if left > 172_800 else f"for {left / 3600:.0f} hours"
-
-
-def _bound(listen: Sequence[Address]) -> list[Address]:
-    """As if bound: some port, where any will do."""
-    return [address if address.port else type(address)(address.host, 1) for address in listen]
 
 
 def _transport(address: str) -> str:
     return address.partition("/p2p/")[0]
 
 
-def _loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
-
-
 def _existing(path: Path) -> Path:
-    """The nearest folder above `path` that is there."""
+    """The nearest existing path at or above `path`."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,7 +1,6 @@
-"""The checks that need peers: bootstraps one by one, then what they can tell us about ourselves.
+"""The checks that need peers: each bootstrap address, the clock, the DHT and the line's throughput.
 
-The rule: whoever is asked sees a newcomer that looks around, and no member: nothing is announced, provided or
-kept. Each check ends as a finding; a peer's failure is one in words that its user can act on.
+The rule: the doctor does not become a member; it announces, provides and keeps nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec.structs import replace
 
-from nolocod.doctor.findings import Finding, fail, failed, ok, skipped, warn
+from nolocod.doctor.findings import CHECKS, Finding, fail, failed, ok, skipped, warn
 from nolocod.errors import (
+    ClockError,
     ManifestError,
     OtherRunError,
     PeerBusyError,
@@ -41,13 +42,15 @@ from nolocod.proto.envelope import MAJOR
 from nolocod.units import SLOWEST_RATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from nolocod.identity import Identity, PeerId
     from nolocod.observe.events import NatClass
     from nolocod.p2p.host import Host
     from nolocod.run.manifest import Sealed
 
+BOOTSTRAP = ("D21", "D22", "D23")
+"""The checks of each bootstrap address."""
 _CONNECT = 4.0
 """Seconds for a TCP connection."""
 _ANSWER = 6.0
@@ -55,26 +58,12 @@ _ANSWER = 6.0
 _CLOCK_WARN, _CLOCK_FAIL = 30.0, 600.0
 """Seconds; a node whose clock is 600 s off ends with NLC-124."""
 _BEAT = 15.0
-"""Seconds that a peer's own heartbeat may be old when it tells us."""
+"""Seconds: the largest age of a peer's own heartbeat when it reaches us."""
 _UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
-@dataclass
-class Visit:
-    """What came of one bootstrap address. `peer` and `sealed` once it turned out to be a node of the run."""
-
-    address: str
-    findings: list[Finding] = field(default_factory=list)
-    peer: PeerId | None = None
-    sealed: Sealed | None = None
-
-    @property
-    def good(self) -> bool:
-        return self.sealed is not None
-
-
 @dataclass(frozen=True)
-class Told:
+class Member:
     """One member, as its own heartbeat has it. `offset`: the time of the day at which it was made minus ours, in seconds."""
 
     peer: PeerId
@@ -86,37 +75,58 @@ class Told:
 # --- bootstraps ---------------------------------------------------------------------------------------
 
 
-async def visit(host: Host, text: str, identity: Identity, run_id: str | None, own: Iterable[str]) -> Visit:
-    """D21, D22 and D23 for one bootstrap address; `own` are the peer ids that we go by."""
-    found = Visit(text)
-    try:
-        peer, address = split(text)
-    except UsageError as error:
-        found.findings.append(failed("D21", error, text))
-        return _leave(found, "D22", "D23", "the address cannot be read.")
-    if peer in own:
-        found.findings.append(skipped("D21", "the address is this node's own.", text))
-        return _leave(found, "D22", "D23", "the address is this node's own.")
-    found.findings.append(await tcp(address, text))
-    if found.findings[-1].status != "ok":
-        return _leave(found, "D22", "D23", "no TCP connection (D21).")
-    found.findings.append(await handshake(host, peer, address, text))
-    if found.findings[-1].status != "ok":
-        return _leave(found, "D23", "D23", "no such peer there (D22).")
-    terms = Terms(identity, run_id, _ANSWER)
-    finding, found.sealed = await run(host, peer, address, terms, text)
-    found.findings.append(finding)
-    found.peer = peer if found.sealed is not None else None
-    return found
+@dataclass
+class Visit:
+    """D21, D22 and D23 for one bootstrap address. `peer` and `sealed` are set if it is a node of the run."""
+
+    address: str
+    findings: list[Finding] = field(default_factory=list)
+    peer: PeerId | None = None
+    sealed: Sealed | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.sealed is not None
+
+    def put(self, finding: Finding) -> bool:
+        """Keep `finding`; whether it is ok."""
+        self.findings.append(replace(finding, about=self.address))
+        return finding.status == "ok"
+
+    async def go(self, host: Host, identity: Identity, run_id: str | None, own: Collection[str]) -> None:
+        """Make the three checks; `own` are this node's peer ids. The first that is not ok skips the rest."""
+        why = "the check before it failed."
+        try:
+            with trio.fail_after(sum(CHECKS[code].seconds for code in BOOTSTRAP)):
+                why = await self._go(host, identity, run_id, own)
+        except trio.TooSlowError:
+            self.put(fail(BOOTSTRAP[len(self.findings)], "no result in time."))
+        except Exception as error:  # noqa: BLE001  # the doctor's promise: it never crashes
+            self.put(failed(BOOTSTRAP[len(self.findings)], error))
+        for code in BOOTSTRAP[len(self.findings) :]:
+            self.put(skipped(code, why))
+
+    async def _go(self, host: Host, identity: Identity, run_id: str | None, own: Collection[str]) -> str:
+        """Why the checks ended before the last one."""
+        try:
+            peer, address = split(self.address)
+        except UsageError as error:
+            self.put(failed("D21", error))
+            return "the address cannot be read."
+        if peer in own:
+            return "the address is this node's own."
+        if not self.put(await tcp(address)):
+            return "no TCP connection (D21)."
+        if not self.put(await handshake(host, peer, address)):
+            return "no such peer there (D22)."
+        finding, self.sealed = await run(host, peer, address, Terms(identity, run_id, _ANSWER))
+        self.put(finding)
+        self.peer = peer if self.sealed is not None else None
+        return ""
 
 
-def _leave(found: Visit, first: str, last: str, why: str) -> Visit:
-    found.findings += [skipped(code, why, found.address) for code in dict.fromkeys((first, last))]
-    return found
-
-
-async def tcp(address: str, about: str = "") -> Finding:
-    """D21: of the relay, where `address` leads through one."""
+async def tcp(address: str) -> Finding:
+    """D21: to the relay, where `address` leads through one."""
     circuit = via(address)
     kind, name, port = tcp_parts(circuit[1] if circuit else address)
     where = f"{'relay ' if circuit else ''}{name} port {port}"
@@ -127,26 +137,22 @@ async def tcp(address: str, about: str = "") -> Finding:
             targets = await trio.socket.getaddrinfo(name, port, family, socket.SOCK_STREAM)
             await _connect_any(targets)
     except trio.TooSlowError:
-        return fail(
-            "D21", f"{where} gives no answer in {_CONNECT:.0f} s: it is off, or a firewall drops what we send.", "", about
-        )
+        return fail("D21", f"{where} does not answer in {_CONNECT:.0f} s: it is off, or a firewall drops our packets.")
     except socket.gaierror as error:
-        return fail(
-            "D21", f"the name {name} cannot be resolved ({error.strerror}).", "Check the name, and this machine's DNS.", about
-        )
+        return fail("D21", f"the name {name} cannot be resolved ({error.strerror}).", "Check the name, and this machine's DNS.")
     except ConnectionRefusedError:
-        return fail("D21", f"{where} refuses: the machine is up, and nothing listens there.", "", about)
+        return fail("D21", f"{where} refuses: the machine is up, but nothing listens there.")
     except OSError as error:
         if error.errno in _UNREACHABLE:
-            family_name = "IPv6" if family == socket.AF_INET6 else "IPv4"
-            remedy = f"Check this machine's network; {family_name} does not get there."
-            return fail("D21", f"there is no way to {where} ({error.strerror}).", remedy, about)
-        return fail("D21", f"{where}: {error.strerror or error}.", "", about)
-    return ok("D21", f"{where} answers in {(trio.current_time() - began) * 1000:.0f} ms.", about)
+            protocol = "IPv6" if family == socket.AF_INET6 else "IPv4"
+            remedy = f"Check this machine's network: {protocol} does not reach that address."
+            return fail("D21", f"there is no route to {where} ({error.strerror}).", remedy)
+        return fail("D21", f"{where}: {error.strerror or error}.")
+    return ok("D21", f"{where} answers in {(trio.current_time() - began) * 1000:.0f} ms.")
 
 
 async def _connect_any(targets: Sequence[tuple[int, int, int, str, tuple[str | bytes | int, ...]]]) -> None:
-    """Connect to the first of what `getaddrinfo` gave that lets us; OSError of the last."""
+    """Connect to the first of the targets that accepts; the last one's OSError if none does."""
     failure: OSError | None = None
     for family, kind, protocol, _, target in targets:
         with trio.socket.socket(family, kind, protocol) as probe:
@@ -159,92 +165,91 @@ async def _connect_any(targets: Sequence[tuple[int, int, int, str, tuple[str | b
     raise failure or OSError("the name has no address")
 
 
-async def handshake(host: Host, peer: PeerId, address: str, about: str = "") -> Finding:
+async def handshake(host: Host, peer: PeerId, address: str) -> Finding:
     """D22."""
     try:
         if via(address):
             await host.connect(peer, [address])
         else:
             await host.probe(peer, address)
-    except PeerTooSlowError:
-        return fail("D22", "something accepts the connection and then does not speak.", "", about, PeerTooSlowError.entry.code)
+    except PeerTooSlowError as error:
+        return fail("D22", "something accepts the connection and then sends nothing.", "", error.code)
     except RemoteError as error:
-        return failed("D22", error, about)
-    return ok("D22", f"it is {peer}.", about)
+        return failed("D22", error)
+    return ok("D22", f"it is {peer}.")
 
 
-async def run(host: Host, peer: PeerId, address: str, terms: Terms, about: str = "") -> tuple[Finding, Sealed | None]:
+async def run(host: Host, peer: PeerId, address: str, terms: Terms) -> tuple[Finding, Sealed | None]:
     """D23, and the run."""
     try:
         sealed = await fetch_info(host, peer, [address], terms)
+        if sealed.manifest.protocol != MAJOR:
+            raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
     except (ManifestError, OtherRunError) as error:
-        whose = f"it is in another run: {error.cause}" if isinstance(error, OtherRunError) or terms.run_id else error.cause
-        return fail("D23", whose, "", about, error.code), None
-    except (PeerVersionError, VersionError) as error:
-        return fail("D23", error.cause, "Install the release whose major version is the other's.", about, error.code), None
+        other = isinstance(error, OtherRunError) or terms.run_id
+        return fail("D23", f"it is in another run: {error.cause}" if other else error.cause, "", error.code), None
+    except PeerVersionError as error:
+        return fail("D23", error.cause, "Install the release with the same major version.", error.code), None
     except RefusedError as error:
-        unknown = "does not know the protocol" in error.cause
-        text = "it is a libp2p node, but a nolocod node of no run (yet)." if unknown else error.cause
-        return fail(
-            "D23", text, "Wait until that node is in its run, or use another." if unknown else "", about, error.code
-        ), None
-    except RemoteError as error:
-        return failed("D23", error, about), None
-    if sealed.manifest.protocol != MAJOR:
-        version = VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
-        return failed("D23", version, about), None
-    return ok("D23", f"{sealed.manifest.name} ({sealed.run_id[:12]}).", about), sealed
+        if "does not know the protocol" in error.cause:
+            text = "it is a libp2p node, but not a nolocod node in a run (yet)."
+            return fail("D23", text, "Wait until that node is in its run, or use another one.", error.code), None
+        return fail("D23", error.cause, "", error.code), None
+    except (RemoteError, VersionError) as error:
+        return failed("D23", error), None
+    return ok("D23", f"{sealed.manifest.name} ({sealed.run_id[:12]})."), sealed
 
 
-def tempered(visits: Sequence[Visit], *, in_passing: bool = False) -> list[Finding]:
-    """All findings; what fails at one address is a warning where another one is good.
+def combined(visits: Sequence[Visit], *, beside_node: bool = False) -> list[Finding]:
+    """All findings; where one address is good, failures at the others are warnings.
 
-    `in_passing`: we go by an identity of our own beside a running node. That an allow list does not know that one says
-    nothing of the node.
+    `beside_node`: the doctor uses an identity of its own, because a node runs here. An allow list that refuses the
+    doctor's identity may know the node's.
     """
     enough = any(one.good for one in visits)
 
-    def judged(finding: Finding) -> Finding:
-        if in_passing and finding.error == PeerNotAllowedError.entry.code:
-            return skipped(finding.code, "its allow list knows this node perhaps, and not the doctor beside it.", finding.about)
+    def weighed(finding: Finding) -> Finding:
+        if beside_node and finding.error == PeerNotAllowedError.entry.code:
+            why = "the peer's allow list does not have the doctor; it may have this node."
+            return replace(skipped(finding.code, why), about=finding.about)
         if enough and finding.status == "fail":
-            return warn(finding.code, finding.found, finding.remedy, finding.about)
+            return replace(finding, status="warn", error="")
         return finding
 
-    return [judged(finding) for one in visits for finding in one.findings]
+    return [weighed(finding) for one in visits for finding in one.findings]
 
 
-# --- what members tell --------------------------------------------------------------------------------
+# --- what members know --------------------------------------------------------------------------------
 
 
-async def members(host: Host, peer: PeerId, sealed: Sealed, identity: Identity) -> list[Told]:
+async def members(host: Host, peer: PeerId, sealed: Sealed, identity: Identity) -> list[Member]:
     """The heartbeats that `peer` knows, its own first. Raises RemoteError."""
     stream = await host.open_stream(peer, GOSSIP)
     terms = Terms(identity, sealed.run_id, _ANSWER)
     body = await ask(stream, pb.Body(gossip=pb.Gossip(answer=True)), terms)
     now = time.time()
-    told: list[Told] = []
+    found: list[Member] = []
     for raw in body.gossip.heartbeats:
         try:
             one = heartbeat.read(raw, sealed.run_id)
         except RemoteError:
             continue
         if one.peer != identity.peer_id:
-            told.append(Told(one.peer, one.addresses, one.nat, one.time - now))
-    return sorted(told, key=lambda member: member.peer != peer)
+            found.append(Member(one.peer, one.addresses, one.nat, one.time - now))
+    return sorted(found, key=lambda member: member.peer != peer)
 
 
 def clock(offsets: Sequence[float]) -> Finding:
-    """D24: `offsets` are peers' clocks minus ours, too low by their heartbeats' ages."""
+    """D24: `offsets` are peers' clocks minus ours, too low by the ages of their heartbeats."""
     if not offsets:
         return skipped("D24", "no peer told its time.")
     offset = median(offsets)
     off = offset if offset > 0 else min(offset + _BEAT, 0.0)
-    told = f"this clock is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} {_peers(len(offsets))}."
+    text = f"this clock is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} {_peers(len(offsets))}."
     if abs(off) > _CLOCK_FAIL:
-        return fail("D24", told, error="NLC-124")
+        return fail("D24", text, error=ClockError.entry.code)
     if abs(off) > _CLOCK_WARN:
-        return warn("D24", told)
+        return warn("D24", text)
     return ok("D24", f"within {max(abs(off), _BEAT):.0f} s of {_peers(len(offsets))}.")
 
 
@@ -261,7 +266,7 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
         except RemoteError as error:
             causes.append(error.cause)
         else:
-            return ok("D25", f"{short(server)} answers and names {len(found.keys() - {server})} more of the run.")
+            return ok("D25", f"{short(server)} answers and names {len(found.keys() - {server})} more members of the run.")
     return warn("D25", " ".join(causes))
 
 
@@ -269,19 +274,19 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
 
 
 async def throughput(host: Host, peer: PeerId, exchange: int | None) -> Finding:
-    """D30: the last check, so that no other one is in its way. `exchange`: bytes of one, each way, if known."""
+    """D30, after all others, which would slow it down. `exchange`: bytes of one, each way, if known."""
     try:
         down, up = [await measure(host.open_stream, peer, way) for way in ("down", "up")]
     except PeerBusyError:
-        return skipped("D30", f"{short(peer)} gives no sample now: it is asked by others, or was by us a moment ago.")
+        return skipped("D30", f"{short(peer)} sends no sample now: it serves others, or served us a moment ago.")
     except RefusedError:
-        return skipped("D30", f"{short(peer)} is of a release that gives no samples.")
+        return skipped("D30", f"{short(peer)} runs a release that sends no samples.")
     except RemoteError as error:
         return warn("D30", error.cause)
-    told = f"{_rate(down)} down, {_rate(up)} up, with {short(peer)}"
+    text = f"{_rate(down)} down, {_rate(up)} up, with {short(peer)}"
     if exchange:
-        told += f"; an exchange of {exchange / 1e6:.1f} MB takes {exchange / min(down, up):.1f} s"
-    return ok("D30", f"{told}.") if min(down, up) >= SLOWEST_RATE else warn("D30", f"{told}.")
+        text += f"; an exchange of {exchange / 1e6:.1f} MB takes {exchange / min(down, up):.1f} s"
+    return ok("D30", f"{text}.") if min(down, up) >= SLOWEST_RATE else warn("D30", f"{text}.")
 
 
 def _rate(count: float) -> str:

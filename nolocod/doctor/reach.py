@@ -1,7 +1,7 @@
-"""The checks of how others reach this node: dial-backs, the router's port, a relay's place, a punch.
+"""The checks of how others reach this node: dial-backs, the router's port, a reservation at a relay, hole punching.
 
-The rule: where a node runs here, its own word counts, which it has had longer to find out; else helpers are asked
-once. A mapping that the router gives, and a place at a relay, are given back when the doctor goes.
+The rule: where a node runs here, its status is shown, because it had more time to find out; else helpers are asked
+once. The doctor gives back the router's mapping and the reservation when it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Sequence
 
-    from nolocod.doctor.network import Told
+    from nolocod.doctor.network import Member
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event, NatClass
     from nolocod.observe.status.report import ReachReport
@@ -40,54 +40,47 @@ _ROUTER = 8.0
 _PUNCH = 11.0
 """Seconds for a connection through a relay and the punch that follows."""
 _KINDS = {
-    "cone": "behind a NAT or firewall that can be punched",
-    "symmetric": "behind a NAT that cannot be punched; relays carry",
-    "client": "not reachable: this node only dials out",
+    "cone": "behind a NAT or firewall that lets hole punching through",
+    "symmetric": "behind a NAT that does not let hole punching through, so relays carry",
+    "client": "not reachable, this node only dials out",
+    None: "not sure",
 }
 
 
 @dataclass(frozen=True)
 class Router:
-    """What the router said to UPnP: the multiaddr that it maps to us, or why there is none (empty: not asked)."""
+    """The router's answer to UPnP: the multiaddr that it maps to us, or why there is none (empty: not asked)."""
 
     finding: Finding
     mapped: str | None = None
     why: str = ""
 
 
-# --- by the word of the node that runs here ---------------------------------------------------------
+# --- what the node that runs here knows --------------------------------------------------------------
 
 
-def told(report: ReachReport) -> list[Finding]:
-    """D26 to D29 as the running node has found them out."""
-    asks = "the node that runs here sees to it."
+def reported(report: ReachReport) -> list[Finding]:
+    """D26 to D29 as the running node's status has them."""
     if report.kind is None:
-        seen = skipped("D26", f"the node that runs here does not know yet: {report.why or 'nobody was asked'}")
+        reachable = skipped("D26", f"the node that runs here does not know yet: {report.why or 'nobody was asked'}")
     else:
-        seen = _judged(report.kind, report.why)
-    found = [seen, skipped("D27", asks)]
+        reachable = _judged(report.kind, report.why)
     if report.relays:
-        found.append(
-            ok("D28", f"{len(report.relays)} relays keep a place: {', '.join(short(row.peer_id) for row in report.relays)}.")
-        )
+        relays = ", ".join(short(row.peer_id) for row in report.relays)
+        reservation = ok("D28", f"{len(report.relays)} relays keep a reservation: {relays}.")
     elif report.kind in (None, "public"):
-        found.append(skipped("D28", "the node that runs here holds no place at a relay, and has not missed one."))
+        reservation = skipped("D28", "the node that runs here has no reservation at a relay, and needs none now.")
     else:
-        found.append(warn("D28", "the node that runs here holds no place at a relay."))
-    if not report.punches:
-        found.append(skipped("D29", "the node that runs here had nothing to punch."))
+        reservation = warn("D28", "the node that runs here has no reservation at a relay.")
+    if report.punches:
+        punched = (ok if report.punched else warn)("D29", f"{report.punched} of {report.punches} attempts succeeded.")
     else:
-        text = f"{report.punched} of {report.punches} punches worked."
-        found.append(ok("D29", text) if report.punched else warn("D29", text))
-    return found
+        punched = skipped("D29", "the node that runs here had no reason to try.")
+    return [reachable, skipped("D27", "the node that runs here asks the router itself."), reservation, punched]
 
 
 def _judged(kind: NatClass | None, why: str) -> Finding:
-    if kind == "public":
-        return ok("D26", f"public: {why}")
-    if kind is None:
-        return warn("D26", f"not sure: {why}")
-    return warn("D26", f"{_KINDS[kind]}: {why}")
+    return ok("D26", f"public: {why}") if kind == "public" else warn("D26", f"{_KINDS[kind]}: {why}")
 
 
 # --- by asking ----------------------------------------------------------------------------------------
@@ -99,9 +92,9 @@ async def router(host: Host, config: MeshSettings, rng: random.Random) -> AsyncI
     hosts = own_hosts(host)
     port = host.dialler.port("0.0.0.0")
     if not config.upnp or config.announce:
-        yield Router(skipped("D27", "not wanted (--no-upnp, or --announce)."))
+        yield Router(skipped("D27", "turned off by --no-upnp or --announce."))
     elif port is None or any(public(one) for one in hosts) or all(one.startswith("127.") or ":" in one for one in hosts):
-        yield Router(skipped("D27", "this machine is behind no router of its own, as far as its addresses tell."))
+        yield Router(skipped("D27", "by its addresses, this machine is not behind a router of its own."))
     else:
         mapper = PortMapper(port, rng)
         async with trio.open_nursery() as nursery:
@@ -117,34 +110,34 @@ async def router(host: Host, config: MeshSettings, rng: random.Random) -> AsyncI
 
 
 async def reachability(
-    host: Host, helpers: Sequence[PeerId], config: MeshSettings, asked: Router
+    host: Host, helpers: Sequence[PeerId], announce: Sequence[str], asked: Router
 ) -> tuple[Finding, NatClass | None]:
-    """D26: `helpers` are connected, and each is asked to dial us where it sees us."""
+    """D26, and the kind. Each of `helpers`, which are connected, is asked to dial us back at the address where it sees us."""
     dial_backs: list[DialBack] = []
 
     async def one(helper: PeerId) -> None:
-        with suppress(RemoteError):  # nobody need help
+        with suppress(RemoteError):  # helping is voluntary
             await host.identify(helper)
-            if (found := await ask(host, helper, config.announce, asked.mapped)) is not None:
+            if (found := await ask(host, helper, announce, asked.mapped)) is not None:
                 dial_backs.append(found)
 
     async with trio.open_nursery() as nursery:
         for helper in helpers[:_HELPERS]:
             nursery.start_soon(one, helper)
-    if not dial_backs and not config.announce:
-        return skipped("D26", "nobody could be asked to dial back (AutoNAT)."), None
+    if not dial_backs and not announce:
+        return skipped("D26", "no peer could be asked to dial back (AutoNAT)."), None
     near = [one.dialled for one in dial_backs if one.dialled]
-    if near and not config.announce and not any(public(one.host) for one in dial_backs):
-        return ok("D26", f"reached by peers in this network, at {near[0]}; nobody outside of it was asked."), "public"
+    if near and not announce and not any(public(one.host) for one in dial_backs):
+        return ok("D26", f"peers in this network reach it at {near[0]}; no peer outside of it was asked."), "public"
     evidence = Evidence(own_port(host), own_hosts(host), observed(host), dial_backs)
-    concluded = classify(replace(evidence, announce=config.announce, mapped=asked.mapped, router=asked.why))
+    concluded = classify(replace(evidence, announce=announce, mapped=asked.mapped, router=asked.why))
     return _judged(concluded.kind, concluded.why), concluded.kind
 
 
 async def relay(host: Host, client: RelayClient, known: Sequence[PeerId], kind: NatClass | None) -> Finding:
-    """D28: at any of those that are `known` and connected."""
+    """D28: a reservation at the first of `known`, which are connected, that gives one."""
     if kind == "public":
-        return skipped("D28", "not needed: peers connect to this node as it is.")
+        return skipped("D28", "not needed: this node is public.")
     causes = []
     for peer in known:
         try:
@@ -152,14 +145,14 @@ async def relay(host: Host, client: RelayClient, known: Sequence[PeerId], kind: 
         except RemoteError as error:
             causes.append(error.cause)
         else:
-            return ok("D28", f"{short(peer)} keeps a place for {seconds:.0f} s at a time.")
-    return warn("D28", " ".join(causes) or "nobody could be asked.")
+            return ok("D28", f"{short(peer)} keeps a reservation for {seconds:.0f} s at a time.")
+    return warn("D28", " ".join(causes) or "no peer could be asked.")
 
 
-async def punch(host: Host, helpers: Sequence[Told], events: Sequence[Event], kind: NatClass | None) -> Finding:
-    """D29: to the first of `helpers` that is met through a relay; `events` are what `host`'s puncher told."""
+async def punch(host: Host, helpers: Sequence[Member], events: Sequence[Event], kind: NatClass | None) -> Finding:
+    """D29: to the first of `helpers` that a relay connects us to; `events` are those of `host`'s hole puncher."""
     if kind == "public":
-        return skipped("D29", "not needed: peers connect to this node as it is.")
+        return skipped("D29", "not needed: this node is public.")
     for helper in helpers:
         circuits = [address for address in helper.addresses if via(address)]
         if not circuits or helper.reach not in ("cone", "symmetric") or host.connected(helper.peer):
@@ -171,16 +164,15 @@ async def punch(host: Host, helpers: Sequence[Told], events: Sequence[Event], ki
             continue
         with trio.move_on_after(_PUNCH):
             await host.straightened(helper.peer)
-            return ok("D29", f"a straight connection to {short(helper.peer)} in {trio.current_time() - began:.1f} s.")
+            return ok("D29", f"a direct connection to {short(helper.peer)} in {trio.current_time() - began:.1f} s.")
         why = [event.reason for event in events if isinstance(event, Punched) and event.reason]
-        return warn(
-            "D29", f"no straight connection to {short(helper.peer)} ({helper.reach}): {why[-1] if why else 'no punch came.'}"
-        )
-    return skipped("D29", "no member is known that is behind a NAT and at a relay, to try with.")
+        reason = why[-1] if why else "it did not try."
+        return warn("D29", f"no direct connection to {short(helper.peer)} ({helper.reach}): {reason}")
+    return skipped("D29", "no known member is behind a NAT and at a relay, to try with.")
 
 
 def prepare(host: Host, events: list[Event]) -> RelayClient:
-    """Let `host` dial through relays and answer punches, of which it tells `events`."""
+    """Let `host` dial through relays and answer hole punching; `events` gets the results."""
     client = RelayClient(host)
     client.serve()
     host.through = client.connect

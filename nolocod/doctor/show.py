@@ -1,4 +1,4 @@
-"""Findings as lines of a terminal, in colours where it is one; or all of them as one JSON object.
+"""Shows findings: as lines, in colours on a terminal; or all of them as one JSON object.
 
 The rule: a line is shown as soon as it is known, and JSON only once it is whole.
 """
@@ -39,7 +39,7 @@ def examined(config: MeshSettings, device: str, data: Path | None, *, as_json: b
 
 
 class Screen:
-    """Shows findings one by one, and the sum of them at the end."""
+    """Shows findings one by one, and their counts at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -53,10 +53,10 @@ class Screen:
         self._console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
 
     def close(self, report: Report) -> None:
-        """What it comes to."""
+        """The counts."""
         counts = {status: sum(one.status == status for one in report.findings) for status in _STYLES}
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        self._console.print(Text(f"{told}. Codes: docs/doctor.md.", style="bold" if report.ok else _STYLES["fail"]))
+        summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        self._console.print(Text(f"{summary}. Codes: docs/doctor.md.", style="bold" if report.ok else _STYLES["fail"]))
 
 
 def _row(finding: Finding) -> RenderableType:
@@ -66,10 +66,10 @@ def _row(finding: Finding) -> RenderableType:
     row.add_column(no_wrap=True, width=15)
     row.add_column(overflow="fold")
     style = _STYLES[finding.status]
-    told = Text(finding.found, style="dim" if finding.status == "skipped" else "")
+    text = Text(finding.found, style="dim" if finding.status == "skipped" else "")
     if finding.about:
-        told = Text(f"{finding.about}\n", style="dim") + told
-    row.add_row(Text(finding.status, style=style), finding.code, finding.name, told)
+        text = Text(f"{finding.about}\n", style="dim") + text
+    row.add_row(Text(finding.status, style=style), finding.code, finding.name, text)
     if finding.remedy:
         row.add_row("", "", "", Padding(Text(f"→ {finding.remedy}", style=style), 0))
     return row

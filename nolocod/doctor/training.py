@@ -1,7 +1,7 @@
 """The checks that need torch, in a process of their own: `python -m nolocod.doctor.training`.
 
-The rule: one line of JSON per result, written as soon as it is there, so that a torch that hangs or kills its
-process costs the checks that it was in the way of, and no others. The job comes on standard input.
+The rule: one line of JSON per result, written as soon as it is known, so that a torch that hangs or kills its process
+costs only the checks that come after it. The job comes on standard input.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SAMPLE = 200_000
-"""Characters of the training text that are tokenised."""
+"""Characters of the training text that are encoded."""
 _RECORDS = 20
-"""Documents that are read of a streamed data set."""
+"""Documents that are read from a streamed data set."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What is to be looked at. `manifest` is a sealed one, empty where no run is known."""
+    """What to check. `manifest` is a sealed one, empty where no run is known."""
 
     device: str = "auto"
     data: str = ""
     manifest: bytes = b""
     loaded: bool = False
-    """Whether a node of ours holds the model in memory already."""
+    """Whether a node that runs here holds the model in memory already."""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,7 +56,7 @@ def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
 def _look(job: Job, has_torch: bool, tell: Callable[[Line], None]) -> None:
     manifest = unseal(job.manifest).manifest if job.manifest else None
     if manifest is None:
-        tell(Line(skipped("D10", "no run is known, so no source of text.")))
+        tell(Line(skipped("D10", "no run is known, so no source of text is.")))
     else:
         _make("D10", tell, lambda: training_data(manifest, job))
     if not has_torch:
@@ -65,7 +65,7 @@ def _look(job: Job, has_torch: bool, tell: Callable[[Line], None]) -> None:
         return
     _make("D03", tell, lambda: device(job.device))
     if manifest is None:
-        tell(Line(skipped("D04", "no run is known, so no model.")))
+        tell(Line(skipped("D04", "no run is known, so no model is.")))
         return
 
     _make("D04", tell, lambda: memory(manifest, job, tell))
@@ -99,12 +99,12 @@ def device(name: str) -> Finding:
 
     found = pick_device(name)
     if found.type != "cuda":
-        return ok("D03", f"{found} computes.")
+        return ok("D03", f"{found} works.")
     import torch
 
     free, total = torch.cuda.mem_get_info(found)
     name = torch.cuda.get_device_name(found)
-    return ok("D03", f"{found} computes: {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free.")
+    return ok("D03", f"{found} works: {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free.")
 
 
 def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Finding:
@@ -135,7 +135,7 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
 
     settings = manifest.data
     if job.loaded and not job.data and settings.from_node:
-        return skipped("D10", "the node that runs here was given its own text; --data tries other.")
+        return skipped("D10", "the node that runs here has its own text; --data checks another one.")
     tokenizer = make_tokenizer(settings)
     if settings.source == "hub":
         text, whole = _streamed(manifest), False
@@ -144,7 +144,7 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
     tokens = tokenizer.encode(text)
     where = settings.dataset if settings.source == "hub" else job.data or "the standard library"
     if not len(tokens):
-        return warn("D10", f"{where} holds no text in what was looked at.")
+        return warn("D10", f"the part of {where} that was read has no text.")
     if whole:
         from nolocod.trainer.windows import Windows
 
@@ -162,7 +162,7 @@ def _streamed(manifest: Manifest) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:300] if str(error) else "no word why"
+    return str(error).splitlines()[0][:300] if str(error) else "no reason given"
 
 
 def main() -> None:

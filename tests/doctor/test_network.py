@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.doctor.findings import Finding, Report
-    from nolocod.doctor.network import Visit
     from nolocod.observe.events import Event
 
 LOOPBACK = (Address("127.0.0.1", 0),)
@@ -69,12 +68,14 @@ async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | Non
         yield mesh
 
 
-async def visited(address: str, run_id: str | None = None, gater: ConnectionGater | None = None) -> Visit:
+async def visited(address: str, run_id: str | None = None, gater: ConnectionGater | None = None) -> network.Visit:
+    visit = network.Visit(address)
     async with a_host(OWN, gater) as host:
-        return await network.visit(host, address, OWN, run_id, [OWN.peer_id])
+        await visit.go(host, OWN, run_id, [OWN.peer_id])
+    return visit
 
 
-def statuses(visit: Visit) -> list[str]:
+def statuses(visit: network.Visit) -> list[str]:
     assert [one.code for one in visit.findings] == ["D21", "D22", "D23"]
     assert all(one.about == visit.address for one in visit.findings)
     return [one.status for one in visit.findings]
@@ -94,7 +95,7 @@ async def test_a_good_one(tmp_path: Path) -> None:
 async def test_one_that_is_off() -> None:
     visit = await visited(f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}")
     assert statuses(visit) == ["fail", "skipped", "skipped"]
-    assert visit.findings[0].found == "127.0.0.1 port 1 refuses: the machine is up, and nothing listens there."
+    assert visit.findings[0].found == "127.0.0.1 port 1 refuses: the machine is up, but nothing listens there."
 
 
 async def test_names_and_networks_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ async def test_names_and_networks_that_lead_nowhere(monkeypatch: pytest.MonkeyPa
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(network, "_connect_any", unreachable)
-    assert "there is no way to 203.0.113.7" in (await network.tcp("/ip4/203.0.113.7/tcp/1")).found
+    assert "there is no route to 203.0.113.7" in (await network.tcp("/ip4/203.0.113.7/tcp/1")).found
 
     async def silent(_: object) -> None:
         await trio.sleep_forever()
@@ -130,7 +131,7 @@ async def test_another_peer_at_the_address() -> None:
     assert "another peer" in visit.findings[1].found
 
 
-@pytest.mark.parametrize(("says", "found"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "no libp2p node"), (b"", "does not speak")])
+@pytest.mark.parametrize(("says", "found"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "no libp2p node"), (b"", "sends nothing")])
 async def test_what_answers_is_something_else(says: bytes, found: str) -> None:
     async def serve(stream: trio.SocketStream) -> None:
         if says:
@@ -175,7 +176,7 @@ async def test_a_node_that_is_in_no_run(tmp_path: Path) -> None:
     async with a_member(tmp_path, None) as mesh:
         visit = await visited(mesh.addresses[0])
     assert statuses(visit) == ["ok", "ok", "fail"]
-    assert "no run (yet)" in visit.findings[2].found
+    assert "in a run (yet)" in visit.findings[2].found
 
 
 async def test_another_network_key_and_an_allow_list() -> None:
@@ -187,7 +188,7 @@ async def test_another_network_key_and_an_allow_list() -> None:
         unknown = await visited(host.addresses[0])
     refused = next(one for one in unknown.findings if one.status == "fail")
     assert (refused.error, "nolocod id" in refused.remedy) == ("NLC-211", True)
-    beside_a_node = network.tempered([unknown], in_passing=True)
+    beside_a_node = network.combined([unknown], beside_node=True)
     assert {one.status for one in beside_a_node} == {"ok", "skipped"}
 
 
@@ -195,8 +196,8 @@ async def test_where_one_is_good_the_others_failures_are_warnings(tmp_path: Path
     dead = await visited(f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}")
     async with a_member(tmp_path, a_run()) as mesh:
         good = await visited(mesh.addresses[0])
-    assert [one.status for one in network.tempered([dead, good])] == ["warn", "skipped", "skipped", "ok", "ok", "ok"]
-    assert [one.status for one in network.tempered([dead])] == ["fail", "skipped", "skipped"]
+    assert [one.status for one in network.combined([dead, good])] == ["warn", "skipped", "skipped", "ok", "ok", "ok"]
+    assert [one.status for one in network.combined([dead])] == ["fail", "skipped", "skipped"]
 
 
 # --- what members tell --------------------------------------------------------------------------------
@@ -210,10 +211,10 @@ async def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await host.connect(peer, [address.rpartition("/p2p/")[0]])
         for offset, status in ((0.0, "ok"), (100.0, "warn"), (-100.0, "warn"), (1000.0, "fail")):
             monkeypatch.setattr(network.time, "time", lambda offset=offset: now() - offset)
-            told = await network.members(host, peer, sealed, OWN)
+            found = await network.members(host, peer, sealed, OWN)
             monkeypatch.setattr(network.time, "time", now)
-            assert told[0].peer == peer
-            finding = network.clock([told[0].offset])
+            assert found[0].peer == peer
+            finding = network.clock([found[0].offset])
             assert finding.status == status, finding
             assert ("behind" in finding.found) == (offset > 0)
         assert not mesh.live(), "who only looks is no member"
@@ -250,9 +251,9 @@ async def test_a_relays_place_and_a_punch() -> None:
         await helper.connect(middle.own, middle.announced)
         await RelayClient(helper).reserve(middle.own)
         circuit = through(middle.own, middle.announced[0])
-        told = network.Told(helper.own, (circuit,), "cone", 0.0)
-        assert (await reach.punch(host, [replace(told, addresses=())], events, None)).status == "skipped"
-        assert (await reach.punch(host, [told], events, "cone")).status == "ok"
+        member = network.Member(helper.own, (circuit,), "cone", 0.0)
+        assert (await reach.punch(host, [replace(member, addresses=())], events, None)).status == "skipped"
+        assert (await reach.punch(host, [member], events, "cone")).status == "ok"
         assert host.straight(helper.own)
 
 
