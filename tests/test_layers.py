@@ -28,7 +28,8 @@ observe.events
 proto
 run
 outer p2p.settings
-trainer p2p.limits p2p.timing p2p.libp2p_patches
+trainer p2p.limits p2p.timing
+p2p.libp2p_patches
 p2p.transport
 p2p.connections
 p2p.host

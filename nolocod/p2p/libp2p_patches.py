@@ -7,12 +7,14 @@ tests/p2p/test_libp2p_patches.py that fails once libp2p does without it: then bo
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect import Multiselect
 from multiaddr import Multiaddr
+
+from nolocod.p2p.limits.newest import Newest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from libp2p.network.swarm import Swarm
     from libp2p.peer.id import ID
     from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _MOST_KEYS = 512
 """Keys of others for which we keep the DHT's records."""
@@ -129,24 +128,10 @@ def bound_dht(kad: KadDHT, handle: Callable[[Any], Awaitable[None]], own: bytes)
     never makes room for others here, and it remembers every peer that ever told of itself."""
     kad.handle_stream = handle
     kad.provider_store.providers = Providers(own)
-    kad._provider_rate_limits = _Newest(_MOST_KEYS)
+    kad._provider_rate_limits = Newest(_MOST_KEYS)
 
 
-class _Newest(dict[K, V]):
-    """At most `most` entries: room for one more is made by the one that was here longest."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def __setitem__(self, key: K, value: V) -> None:
-        self.pop(key, None)
-        super().__setitem__(key, value)
-        if len([*self]) > self._most:
-            del self[next(iter(self))]
-
-
-class _Records(_Newest[str, object]):
+class _Records(Newest[str, object]):
     """The providers of one key. libp2p takes no other for two days once there are 20: so a few who come first with false
     records would shut out all true ones. It is told of one less, and the oldest goes."""
 
@@ -154,14 +139,11 @@ class _Records(_Newest[str, object]):
         return min(super().__len__(), _MOST_RECORDS - 1)
 
 
-class Providers(dict[bytes, dict[str, object]]):
+class Providers(Newest[bytes, dict[str, object]]):
     """The records that others leave with us, by key, as libp2p's store keeps them."""
 
     def __init__(self, own: bytes) -> None:
-        super().__init__()
-        self._own = own
+        super().__init__(_MOST_KEYS, own)
 
     def __setitem__(self, key: bytes, _: dict[str, object]) -> None:
-        if key != self._own and len(self) >= _MOST_KEYS:
-            del self[next(other for other in self if other != self._own)]
         super().__setitem__(key, _Records(_MOST_RECORDS))  # the store sets none but empty ones

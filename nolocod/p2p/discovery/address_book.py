@@ -1,7 +1,6 @@
-"""The peers of earlier days: how a node finds its run again when every bootstrap is gone.
+"""The address book: peers that were alive, kept on disk, so that a node finds its run again without a bootstrap.
 
-The rule: the file is a help, never a need. It is written whole or not at all, and a damaged one is told
-and forgotten.
+The rule: a node works without the file. It is written whole or not at all, and a damaged one is told and forgotten.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ class AddressBook:
         self._path = path
         self._emit = emit
         self._rng = rng or random.Random()
-        self._peers: dict[PeerId, Remembered] = {}
+        self._peers = {PeerId(remembered.peer_id): remembered for remembered in self._load()}
         self._dirty = False
-        for remembered in self._load():
-            self._peers[PeerId(remembered.peer_id)] = remembered
 
     def _load(self) -> list[Remembered]:
         try:
@@ -69,7 +66,7 @@ class AddressBook:
         self._peers[peer] = Remembered(peer, usable, wall)
         self._dirty = True
         if len(self._peers) > CAPACITY:
-            older = sorted(self._peers, key=lambda other: self._peers[other].seen)[: -(CAPACITY // 2)]
+            older = [peer for peer, _ in self.recent()[CAPACITY // 2 :]]
             del self._peers[self._rng.choice(older)]
 
     def recent(self) -> list[tuple[PeerId, tuple[str, ...]]]:
@@ -78,8 +75,7 @@ class AddressBook:
         return [(PeerId(remembered.peer_id), remembered.addresses) for remembered in ordered]
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
-        remembered = self._peers.get(peer)
-        return remembered.addresses if remembered else ()
+        return self._peers[peer].addresses if peer in self._peers else ()
 
     def save(self) -> None:
         """Write the file if anything changed. Blocks on the disk; a failure is told, not raised."""

@@ -1,8 +1,8 @@
-"""Finding the run and its members: bootstrap addresses, peers of earlier days, the DHT.
+"""Finding the run and its members: through bootstrap addresses, remembered peers and the DHT.
 
-The rule: every address tried ends as a contact or as a named cause; a node that has members goes on
-looking for more now and then, so that a mesh that fell apart finds together again. Whom gossip has heard of lately
-is not asked: what bootstraps and the DHT carry does not grow with a swarm that holds together.
+The rule: every address tried ends as a contact or as a named cause. A node that has members goes on looking for more
+now and then, so that a mesh that fell apart comes together again. Whom gossip has heard of lately is not asked: what
+bootstraps and the DHT carry does not grow with a swarm that holds together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nolocod.run.manifest import RunId
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
@@ -153,37 +153,35 @@ class Discovery:
         node trains alone and goes on looking.
         """
         contacts = [*self._bootstrap, *self._remembered()[:_REMEMBERED_AT_ONCE]]
-        if not contacts:
-            return
-        causes = await self._contact_all(contacts)
+        causes = await self._contact_all(contacts) if contacts else None
         if causes is None:
             return
         asked = self._bootstrap or contacts
         named = verdict(asked, {peer: causes[peer] for peer, _ in asked if peer in causes})
-        if isinstance(named, NoBootstrapError):
-            self._emit(Troubled(named.code, named.cause))
-        else:
+        if not isinstance(named, NoBootstrapError):
             raise named
+        self._emit(Troubled(named.code, named.cause))
 
     async def _contact_all(self, contacts: Sequence[Contact]) -> dict[PeerId, LocalError | RemoteError] | None:
         """Contact all at once, until one answers: None then, else the causes of those that failed in time."""
         causes: dict[PeerId, LocalError | RemoteError] = {}
-        answered = trio.Event()
+        answered = False
 
         async def attempt(peer: PeerId, addresses: Sequence[str]) -> None:
+            nonlocal answered
             try:
                 await self._gossip.contact(peer, addresses)
             except RemoteError as error:
                 causes[peer] = error
             else:
-                answered.set()
+                answered = True
                 scope.cancel()
 
         with trio.move_on_after(self._timing.bootstrap) as scope:
             async with trio.open_nursery() as nursery:
                 for peer, addresses in contacts:
                     nursery.start_soon(attempt, peer, addresses)
-        return None if answered.is_set() else causes
+        return None if answered else causes
 
     async def run(self, present: Callable[[], Sequence[Contact]]) -> None:
         """Look for members until cancelled: often while there are none, now and then when there are."""
@@ -192,13 +190,13 @@ class Discovery:
         while True:
             await self._rest(pause * self._rng.uniform(0.8, 1.2), present)
             known = present()
-            alone, members = not known, {peer for peer, _ in known}
-            bootstrap = [contact for contact in self._bootstrap if not self._known(contact, members)]
-            named = {peer for peer, _ in self._bootstrap}
-            others = [one for one in self._remembered() if one[0] not in named and not self._known(one, members)]
-            count = min(len(others), _REMEMBERED_AT_ONCE if alone else 1)
+            alone, members, named = not known, dict(known), dict(self._bootstrap)
+            bootstrap, others = (
+                [one for one in contacts if one[0] not in members and not self._gossip.knows(one[0])]
+                for contacts in (self._bootstrap, [one for one in self._remembered() if one[0] not in named])
+            )
             # the bootstraps always, where they are no members: they are few, and where the parts of a mesh meet again
-            chosen = [*bootstrap, *self._rng.sample(others, count)]
+            chosen = [*bootstrap, *self._rng.sample(others, min(len(others), _REMEMBERED_AT_ONCE if alone else 1))]
             if chosen:
                 await self._contact_all(chosen)
             if self.dht is not None and (alone or trio.current_time() - looked >= self._timing.lookup):
@@ -215,9 +213,6 @@ class Discovery:
             if had and not present():
                 return
 
-    def _known(self, contact: Contact, members: Container[PeerId]) -> bool:
-        return contact[0] in members or self._gossip.knows(contact[0])
-
     async def _look_up(self, dht: Dht, servers: Sequence[Contact]) -> None:
         """Tell the DHT of us, and contact those that it names; `servers` are where we enter it."""
         try:
@@ -225,7 +220,7 @@ class Discovery:
             providers = await dht.providers()
         except RemoteError:
             return  # the DHT is the second way; the first goes on
-        strangers = [contact for contact in providers.items() if not self._gossip.knows(contact[0])]
-        self._rng.shuffle(strangers)  # so that false records do not keep the true ones from their turn
-        if strangers:
-            await self._contact_all(strangers[:_REMEMBERED_AT_ONCE])
+        unknown = [contact for contact in providers.items() if not self._gossip.knows(contact[0])]
+        self._rng.shuffle(unknown)  # so that false records do not keep the true ones from their turn
+        if unknown:
+            await self._contact_all(unknown[:_REMEMBERED_AT_ONCE])

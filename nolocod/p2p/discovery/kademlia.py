@@ -1,7 +1,7 @@
 """The Kademlia DHT as a second way to find members: nodes of a run are providers of its id.
 
-The rule: the DHT only suggests. Whom it names is a member when its own signed heartbeat says so; liveness
-is never the DHT's matter, which keeps the dead for an hour.
+The rule: the DHT only suggests. Whom it names is a member when its own signed heartbeat says so. It tells nothing of
+who is alive: it keeps the dead for an hour.
 """
 
 from __future__ import annotations
@@ -55,15 +55,13 @@ _ADDRESS_LIFE = 3600
 
 
 @asynccontextmanager
-async def open_dht(host: Host, run_id: RunId, mode: Callable[[], bool] = lambda: True) -> AsyncIterator[Dht]:
-    """Take part in the DHT: as a server while `mode` says that others can reach us, else as a client, which asks and
+async def open_dht(host: Host, run_id: RunId, serves: Callable[[], bool] = lambda: True) -> AsyncIterator[Dht]:
+    """Take part in the DHT: as a server while `serves` says that others can reach us, else as a client, which asks and
     provides and is asked nothing."""
-    kad = KadDHT(host.basic, DHTMode.CLIENT)
-    bound_dht(kad, host.bounded(_KADEMLIA, kad.handle_stream), provider_key(run_id))
-    with map_exceptions(host.own, "the DHT's mode"):
-        await kad.switch_mode(DHTMode.SERVER if mode() else DHTMode.CLIENT)
-    async with background_trio_service(kad):
-        yield Dht(kad, host, run_id, mode)
+    dht = Dht(host, run_id, serves)
+    await dht.switch_mode()
+    async with background_trio_service(dht.kad):
+        yield dht
 
 
 def provider_key(run_id: RunId) -> bytes:
@@ -75,7 +73,7 @@ def provider_key(run_id: RunId) -> bytes:
 
 
 async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tuple[str, ...]]:
-    """Who is in the run by the word of `server`, with addresses, without taking part ourselves. Raises RemoteError."""
+    """Who is in the run as `server` has it, with addresses, without taking part ourselves. Raises RemoteError."""
     stream = await host.open_stream(server, _KADEMLIA)
     try:
         with deadline(_ANSWER, "the DHT's answer", PeerTooSlowError):
@@ -83,51 +81,48 @@ async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tup
             answer = await receive_message(stream, Message, _MOST_BYTES)
     finally:
         await stream.reset()
-    found = {
-        PeerId(str(ID(told.id))): tuple(filter(None, map(readable, told.addrs)))
-        for told in answer.providerPeers[:_MOST_PROVIDERS]
-    }
-    found.pop(host.own, None)
-    return found
+    told = {PeerId(str(ID(one.id))): map(readable, one.addrs) for one in answer.providerPeers[:_MOST_PROVIDERS]}
+    return {peer: tuple(text for text in texts if text and dialable(text)) for peer, texts in told.items() if peer != host.own}
 
 
 class Dht:
     """Our side of the DHT. Made by `open_dht`."""
 
-    def __init__(self, kad: KadDHT, host: Host, run_id: RunId, mode: Callable[[], bool]) -> None:
-        self._kad = kad
+    def __init__(self, host: Host, run_id: RunId, serves: Callable[[], bool]) -> None:
+        self.kad = KadDHT(host.basic, DHTMode.CLIENT)
+        bound_dht(self.kad, host.bounded(_KADEMLIA, self.kad.handle_stream), provider_key(run_id))
         self._host = host
         self._run_id = run_id
-        self._mode = mode
+        self._serves = serves
         self._provided = -math.inf
         self._provided_at: tuple[str, ...] = ()
+
+    async def switch_mode(self) -> None:
+        """Be a server or a client, as others can reach us now."""
+        with map_exceptions(self._host.own, "the DHT's mode"):
+            await self.kad.switch_mode(DHTMode.SERVER if self._serves() else DHTMode.CLIENT)
 
     async def refresh(self, contacts: Sequence[tuple[PeerId, Sequence[str]]]) -> None:
         """Put those of `contacts` that serve the DHT into the routing table, let it fill, and provide the run's id.
 
         They may be any libp2p nodes, of our run or not; only connected ones are asked, and `_ENTRIES` at most.
         """
-        with map_exceptions(self._host.own, "the DHT's mode"):
-            await self._kad.switch_mode(DHTMode.SERVER if self._mode() else DHTMode.CLIENT)
+        await self.switch_mode()
         connected = self._host.peers()
         with trio.move_on_after(_DEADLINE):
             async with trio.open_nursery() as nursery:
                 for peer, addresses in [contact for contact in contacts if contact[0] in connected][:_ENTRIES]:
                     nursery.start_soon(self._enter_by, peer, addresses)
         with trio.move_on_after(_DEADLINE), map_exceptions(self._host.own, "refreshing the DHT"):
-            await self._kad.refresh_routing_table()  # fills slowly on its own when nodes join one by one
+            await self.kad.refresh_routing_table()  # fills slowly on its own when nodes join one by one
             await self._provide()
 
     async def _enter_by(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        found, store = ID.from_string(peer), self._host.basic.get_peerstore()
-        try:
-            if _KADEMLIA not in (await self._host.identify(peer)).protocols:
-                return  # a client
-            with map_exceptions(peer, "adding to the DHT"):
-                store.add_addrs(found, [Multiaddr(address) for address in addresses], _ADDRESS_LIFE)
-                await self._kad.add_peer(found, skip_server_mode_check=True)  # that was our check
-        except RemoteError:
-            return
+        server, store = ID.from_string(peer), self._host.basic.get_peerstore()
+        with suppress(RemoteError), map_exceptions(peer, "adding to the DHT"):
+            if _KADEMLIA in (await self._host.identify(peer)).protocols:  # no client
+                store.add_addrs(server, [Multiaddr(address) for address in addresses], _ADDRESS_LIFE)
+                await self.kad.add_peer(server, skip_server_mode_check=True)  # that was our check
 
     async def _provide(self) -> None:
         """Tell the servers next to the key of us, at all our addresses (libp2p would leave out the circuits), unless
@@ -136,10 +131,10 @@ class Dht:
         if addresses == self._provided_at and now - self._provided < _PROVIDE_EVERY:
             return
         key = provider_key(self._run_id)
-        servers = await self._kad.peer_routing.find_closest_peers_network(key)
-        store, here = self._kad.provider_store, [Multiaddr(text) for text in addresses]
+        servers = await self.kad.peer_routing.find_closest_peers_network(key)
+        store, here = self.kad.provider_store, [Multiaddr(text) for text in addresses]
         store.add_provider(key, PeerInfo(self._host.basic.get_id(), here))  # for those who ask us
-        own = Message.Peer(id=self._host.basic.get_id().to_bytes(), addrs=[address.to_bytes() for address in here])
+        own = Message.Peer(id=ID.from_string(self._host.own).to_bytes(), addrs=[address.to_bytes() for address in here])
         told = Message(type=Message.ADD_PROVIDER, key=key, providerPeers=[own])
         for server in [PeerId(str(server)) for server in servers][:_TOLD]:
             if server != self._host.own:
@@ -148,7 +143,9 @@ class Dht:
                     self._provided, self._provided_at = now, addresses
 
     async def _tell(self, server: PeerId, message: Message) -> None:
-        stream = await self._host.open_stream(server, _KADEMLIA, self._addresses(server))
+        info = self.kad.routing_table.get_peer_info(ID.from_string(server))
+        addresses = tuple(filter(dialable, map(str, info.addrs))) if info else ()
+        stream = await self._host.open_stream(server, _KADEMLIA, addresses)
         try:
             with deadline(_ANSWER, "the DHT's attention", PeerTooSlowError):
                 await send_message(stream, message)
@@ -157,11 +154,6 @@ class Dht:
             await stream.reset()
             raise
 
-    def _addresses(self, server: PeerId) -> tuple[str, ...]:
-        """Where the DHT says that it is."""
-        info = self._kad.routing_table.get_peer_info(ID.from_string(server))
-        return tuple(filter(dialable, map(str, info.addrs))) if info else ()
-
     async def providers(self) -> dict[PeerId, tuple[str, ...]]:
         """Who is said to be in our run, ourselves excepted, with addresses: hints, of which each may be false.
 
@@ -169,8 +161,7 @@ class Dht:
         """
         found: dict[PeerId, tuple[str, ...]] = {}
         with trio.move_on_after(_DEADLINE):
-            for server in self._kad.routing_table.find_local_closest_peers(provider_key(self._run_id), _SERVERS):
+            for server in self.kad.routing_table.find_local_closest_peers(provider_key(self._run_id), _SERVERS):
                 with suppress(RemoteError):
-                    for peer, addresses in (await look_up(self._host, PeerId(str(server)), self._run_id)).items():
-                        found.setdefault(peer, tuple(filter(dialable, addresses)))
+                    found = {**await look_up(self._host, PeerId(str(server)), self._run_id), **found}
         return found

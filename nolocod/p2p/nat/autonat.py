@@ -76,33 +76,32 @@ class AutoNatServer:
         """Answer one question. Raises RemoteError for a peer that breaks the protocol, or takes too long."""
         with deadline(self._limits.question, "a question to dial back"):
             message = await receive_message(stream, Message, _MOST_BYTES)
-        answer = Message(type=Message.DIAL_RESPONSE)
-        status, text, address = await self._judge(stream, message)
-        answer.dialResponse.status = status
-        answer.dialResponse.statusText = text
-        if address is not None:
-            answer.dialResponse.addr = Multiaddr(address).to_bytes()
-        await send_message(stream, answer)
+        await send_message(stream, Message(type=Message.DIAL_RESPONSE, dialResponse=await self._response(stream, message)))
 
-    async def _judge(self, stream: Stream, message: Message) -> tuple[Message.ResponseStatus.ValueType, str, str | None]:
+    async def _response(self, stream: Stream, message: Message) -> Message.DialResponse:
+        def refusal(status: Message.ResponseStatus.ValueType, why: str) -> Message.DialResponse:
+            return Message.DialResponse(status=status, statusText=why)
+
         peer = stream.remote
         if message.type != Message.DIAL or message.dial.peer.id != ID.from_string(peer).to_bytes():
-            return Message.E_BAD_REQUEST, "a question is about the one who asks", None
+            return refusal(Message.E_BAD_REQUEST, "a question is about the one who asks")
         seen_at = host_of(cast("LibStream", stream).remote_address or "")
         if not seen_at:
-            return Message.E_DIAL_REFUSED, "not through a relay", None
+            return refusal(Message.E_DIAL_REFUSED, "not through a relay")
         told = [readable(raw) for raw in message.dial.peer.addrs[:_MOST_TOLD]]
         wanted = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
         if not wanted:
-            return Message.E_DIAL_REFUSED, "no address is of the host that asks", None
+            return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks")
         if not self._admit(peer, address_group(seen_at)):
-            return Message.E_DIAL_REFUSED, "too many questions", None
+            return refusal(Message.E_DIAL_REFUSED, "too many questions")
         self._busy.add(peer)
         try:
             found = await self._dial(peer, wanted[:_MOST_DIALLED])
         finally:
             self._busy.discard(peer)
-        return (Message.OK, "", found) if found else (Message.E_DIAL_ERROR, "no address could be dialled", None)
+        if not found:
+            return refusal(Message.E_DIAL_ERROR, "no address could be dialled")
+        return Message.DialResponse(status=Message.OK, addr=Multiaddr(found).to_bytes())
 
     def _admit(self, peer: PeerId, address: str) -> bool:
         if peer in self._busy or len(self._busy) >= _AT_ONCE:

@@ -43,6 +43,7 @@ from nolocod.identity import PeerId, short
 from nolocod.observe.events import Relaying
 from nolocod.p2p.limits import rate_limits
 from nolocod.p2p.limits.bandwidth import Bucket
+from nolocod.p2p.limits.newest import Newest
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.exceptions import map_exceptions
@@ -92,7 +93,7 @@ class RelayLimits:
     circuit_seconds: float = 3600.0
     idle_seconds: float = 30.0
     """The age from which on a circuit that carries next to nothing makes room for another one."""
-    rate: float | None = None
+    rate: int | None = None
     """Bytes per second that are carried, all circuits and both ways together; None: as many as come."""
     answer_seconds: float = _ANSWER
     """How long an end may take over one message of the protocol."""
@@ -121,31 +122,6 @@ class _Circuit:
         return float(self._moved * 0.5 ** ((now - self._moved_at) / _HALF_LIFE)) if self._moved else 0.0
 
 
-class _Turns:
-    """Shares the rate among circuits: in small pieces, first come first served, one at a time of each."""
-
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
-        self._bucket = Bucket(rate, trio.current_time())
-        self._queue = trio.Lock()
-
-    @property
-    def piece(self) -> int | None:
-        """Bytes that a circuit may move at once; None: as many as there are."""
-        if self._rate is None:
-            return None
-        return max(_LEAST_PIECE, int(self._rate * _PIECE / (1 + self._queue.statistics().tasks_waiting)))
-
-    async def pay(self, circuit: _Circuit, count: int) -> None:
-        """Return when `circuit` may move `count` bytes."""
-        if self._rate is None:
-            return
-        async with circuit.turn, self._queue:
-            while (seconds := self._bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is waited for
-                await trio.sleep(seconds)
-            self._bucket.take(count)
-
-
 class Relay:
     """The relay's side. `serve` it on a node that others may reach; `willing` says whether it gives anything now."""
 
@@ -154,7 +130,8 @@ class Relay:
         self.willing = willing
         self.circuits_carried = self.bytes_carried = self.refused = 0
         self._host = host
-        self._turns = _Turns(self.limits.rate)
+        self._bucket = Bucket(self.limits.rate, trio.current_time())
+        self._queue = trio.Lock()
         self._reservations: dict[PeerId, tuple[float, str]] = {}  # until when (trio's time), and from where the holder comes
         self._circuits: set[_Circuit] = set()
 
@@ -189,7 +166,7 @@ class Relay:
     async def _reserve(self, stream: Stream) -> None:
         self._prune()
         address = rate_limits.address_group(host_of(cast("LibStream", stream).remote_address or ""))
-        others = [place for peer, (_, place) in self._reservations.items() if peer != stream.remote]
+        others = [theirs for peer, (_, theirs) in self._reservations.items() if peer != stream.remote]
         full = len(others) >= self.limits.reservations or others.count(address) >= self.limits.reservations_per_address
         if full and stream.remote not in self._reservations:
             await self._refuse(stream, RESERVATION_REFUSED)
@@ -271,8 +248,8 @@ class Relay:
 
         async def way(source: Stream, sink: Stream) -> None:
             try:
-                while data := await _arrived(source, self._turns.piece):
-                    await self._turns.pay(circuit, len(data))
+                while data := await _arrived(source, self._piece()):
+                    await self._pay(circuit, len(data))
                     circuit.count(len(data), trio.current_time())
                     if circuit.left < 0:
                         raise RefusedError("the circuit is over its limit.")
@@ -291,6 +268,21 @@ class Relay:
         if failures or circuit.scope.cancelled_caught:
             await one.reset()  # also if this way had ended in order: what the other end did not send is no clean end
 
+    def _piece(self) -> int | None:
+        """Bytes that a circuit may move at once; None: as many as there are."""
+        if self.limits.rate is None:
+            return None
+        return max(_LEAST_PIECE, int(self.limits.rate * _PIECE / (1 + self._queue.statistics().tasks_waiting)))
+
+    async def _pay(self, circuit: _Circuit, count: int) -> None:
+        """Return when `circuit` may move `count` bytes: first come first served, one at a time of each circuit."""
+        if self.limits.rate is None:
+            return
+        async with circuit.turn, self._queue:
+            while (seconds := self._bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is waited for
+                await trio.sleep(seconds)
+            self._bucket.take(count)
+
     async def _refuse(self, stream: Stream, status: Status.ValueType) -> None:
         self.refused += 1
         await send_message(stream, HopMessage(type=HopMessage.STATUS, status=status))
@@ -304,14 +296,14 @@ class RelayClient:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._carries: dict[PeerId, int] = {}
+        self._carries: Newest[PeerId, int] = Newest(_KNOWN)
 
     def serve(self) -> None:
         """Take circuits from now on."""
         self._host.serve(STOP, self.handle)
 
     def carries(self, peer: PeerId) -> int | None:
-        """How many bytes the latest circuit to `peer` may carry, both ways together, by its relay's word; None: no limit."""
+        """How many bytes the latest circuit to `peer` may carry, both ways together, as its relay says; None: no limit."""
         return self._carries.get(peer) or None
 
     async def reserve(self, relay: PeerId) -> float:
@@ -331,7 +323,7 @@ class RelayClient:
         stream = await self._host.open_stream(relay, HOP)
         try:
             request = HopMessage(type=HopMessage.CONNECT, peer=_wire_peer(target))
-            self._note(target, (await self._ask(stream, request)).limit)
+            self._carries[target] = (await self._ask(stream, request)).limit.data
         except BaseException:
             await stream.reset()
             raise
@@ -346,14 +338,8 @@ class RelayClient:
             return
         peer = read_peer(request.peer)
         await send_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
-        self._note(peer, request.limit)
+        self._carries[peer] = request.limit.data
         await self._host.accept_circuit(stream, peer)
-
-    def _note(self, peer: PeerId, limit: Limit) -> None:
-        self._carries.pop(peer, None)
-        self._carries[peer] = limit.data
-        if len(self._carries) > _KNOWN:
-            del self._carries[next(iter(self._carries))]
 
     async def _ask(self, stream: Stream, request: HopMessage) -> HopMessage:
         with deadline(2 * _ANSWER, "the answer of a relay", PeerTooSlowError):

@@ -63,7 +63,7 @@ class Evidence:
     announce: Sequence[str] = ()
     """What the owner says that we are reached at."""
     mapped: str | None = None
-    """The multiaddr that a router maps to us, by its own word."""
+    """The multiaddr that a router says it maps to us."""
     router: str = ""
     """Why there is none, in words; empty if none is asked."""
     relays: RelayUse = "open"

@@ -14,6 +14,7 @@ import trio
 from nolocod.errors import RelayBudgetError
 from nolocod.identity import short
 from nolocod.observe.events import Punched
+from nolocod.p2p.limits.newest import Newest
 from nolocod.p2p.nat.circuit_relay import HOP, Relay, RelayClient, RelayLimits
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.nat.hole_punching import HolePuncher
@@ -61,7 +62,7 @@ class Connectivity:
         self._relaying = relaying = settings.relaying
         self._bootstrap = dict(bootstrap)
         self._emit = emit
-        self._failed: dict[PeerId, float] = {}  # when punching failed, in trio's time
+        self._failed: Newest[PeerId, float] = Newest(_KNOWN)  # when punching failed, in trio's time
         self._client = RelayClient(host)
         self._reachability = Reachability(host, settings, self.follow, rng)
         self._puncher = HolePuncher(host, self.follow)
@@ -76,7 +77,7 @@ class Connectivity:
         self._relay = Relay(host, limits, lambda: self.gives)
 
     def serve(self, interruptible: Callable[[Handler], Handler]) -> None:
-        """Take circuits and give them, as far as the owner lets us; what is given can be broken off (`interruptible`)."""
+        """Use relays and be one, as far as the owner lets us; `interruptible` is put around what is done for others."""
         self._puncher.serve()
         if self._relaying.use:
             self._client.serve()
@@ -155,7 +156,7 @@ class Connectivity:
             with trio.move_on_after(seconds):
                 await self._host.straightened(peer)
                 return
-            self._note_failure(peer)
+            self._failed[peer] = trio.current_time()
         if self._host.peers().get(peer) != "relayed":
             return
         carries = self._client.carries(peer)
@@ -180,11 +181,5 @@ class Connectivity:
             if event.succeeded:
                 self._failed.pop(event.peer_id, None)
             else:
-                self._note_failure(event.peer_id)
+                self._failed[event.peer_id] = trio.current_time()
         self._emit(event)
-
-    def _note_failure(self, peer: PeerId) -> None:
-        self._failed.pop(peer, None)
-        self._failed[peer] = trio.current_time()
-        if len(self._failed) > _KNOWN:
-            del self._failed[next(iter(self._failed))]

@@ -101,7 +101,7 @@ class HolePuncher:
             with trio.move_on_after(_ANSWER):
                 await self._host.straightened(peer)
             return self._host.straight(peer)
-        return self._told(peer, began, reason)
+        return self._tell(peer, began, reason)
 
     async def _open(self, peer: PeerId) -> str:
         """All rounds; why they failed, if they did."""
@@ -130,7 +130,7 @@ class HolePuncher:
         """Exchange addresses; where to dial, and how long the next message is going to be on its way."""
         ours = await self._ours()
         sent = trio.current_time()
-        await send_message(stream, _connect(ours))
+        await send_message(stream, ours)
         theirs = await self._receive(stream, HolePunch.CONNECT)
         return self._targets(theirs.ObsAddrs), min((trio.current_time() - sent) / 2, _LONGEST_WAIT)
 
@@ -148,11 +148,11 @@ class HolePuncher:
         with self._working(peer):
             theirs = await self._receive(stream, HolePunch.CONNECT)
             targets = self._targets(theirs.ObsAddrs)
-            await send_message(stream, _connect(await self._ours()))
+            await send_message(stream, await self._ours())
             with self._host.dialler.expecting(peer, targets, client=True):
                 await self._receive(stream, HolePunch.SYNC)
                 await self._host.punch(peer, targets, self._limits.dialling, client=True)
-        self._told(peer, began, reason)
+        self._tell(peer, began, reason)
 
     # --- both -----------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class HolePuncher:
         may = self._host.straight_to is None and len(self._busy) < _AT_ONCE
         return may and tries.take(peer, trio.current_time())
 
-    def _told(self, peer: PeerId, began: float, reason: str) -> bool:
+    def _tell(self, peer: PeerId, began: float, reason: str) -> bool:
         worked = self._host.straight(peer)
         self._emit(Punched(peer, worked, trio.current_time() - began, "" if worked else reason))
         return worked
@@ -185,15 +185,16 @@ class HolePuncher:
             raise ProtocolError("a punch's messages came in another order.")
         return message
 
-    async def _ours(self) -> list[str]:
-        """Where the peer shall dial, most promising first: as others see our listening port, or probably would."""
+    async def _ours(self) -> HolePunch:
+        """Tells where the peer shall dial, most promising first: as others see our listening port, or probably would."""
         views = self._host.observed.values()
         if not any(view.from_listen_port for view in views):
             await self._be_seen()
         mapped = [address for address, _ in Counter(view.address for view in views if view.from_listen_port).most_common()]
         guessed = [self._with_listen_port(view.address) for view in views if not view.from_listen_port]
         found = [*mapped, *guessed, *self._host.external, *self._host.local]
-        return [address for address in dict.fromkeys(found) if endpoint(address)][:_ADDRESSES]
+        told = [Multiaddr(address).to_bytes() for address in dict.fromkeys(found) if endpoint(address)]
+        return HolePunch(type=HolePunch.CONNECT, ObsAddrs=told[:_ADDRESSES])
 
     async def _be_seen(self) -> None:
         """Ask some of those who are connected straight what they see us as."""
@@ -218,7 +219,3 @@ class HolePuncher:
         texts = [text for text in map(readable, list(raw)[: 4 * _ADDRESSES]) if text and text not in own]
         found = [target for text in texts if self._host.promising(text) and (target := endpoint(text))]
         return [target for target in dict.fromkeys(found) if self._host.dialler.port(target[0])][:_ADDRESSES]
-
-
-def _connect(addresses: Iterable[str]) -> HolePunch:
-    return HolePunch(type=HolePunch.CONNECT, ObsAddrs=[Multiaddr(address).to_bytes() for address in addresses])

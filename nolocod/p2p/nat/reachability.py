@@ -1,4 +1,4 @@
-"""How others reach this node: who is asked to dial us and when (AutoNAT), and what we conclude from it.
+"""Reachability, how others reach this node: who is asked to dial us and when (AutoNAT), and what we conclude from it.
 
 The rule: helpers are asked soon after the start, at once when what they would answer has changed, and then now and
 then. A class that is known is given up only when two rounds of questions in a row say otherwise.
@@ -15,6 +15,7 @@ import trio
 
 from nolocod.errors import RefusedError, RemoteError
 from nolocod.observe.events import ReachFound
+from nolocod.p2p.limits.newest import Newest
 from nolocod.p2p.nat import autonat
 from nolocod.p2p.nat.classify import Conclusion, DialBack, Evidence, Observed, classify, inside
 from nolocod.p2p.nat.port_mapping import PortMapper
@@ -77,7 +78,7 @@ class Reachability:
         self._rng = rng
         self._timing = timing or ReachTiming()
         self._mapper = self._new_mapper()
-        self._dial_backs: dict[PeerId, DialBack] = {}
+        self._dial_backs: Newest[PeerId, DialBack] = Newest(_KEPT)
         self._asked: set[PeerId] | None = None
         """Since the surroundings changed; None before the first round."""
         self._no_autonat: dict[PeerId, float] = {}  # until when they are not asked
@@ -150,8 +151,8 @@ class Reachability:
             self._conclude()
 
     def _surroundings(self) -> tuple[object, ...]:
-        """What the helpers' answers depend on. Of where we are seen, in each family, what most addresses say, and the
-        longest: one peer that tells another tale each time would have us ask for ever."""
+        """What the helpers' answers depend on. Of where we are seen, in each family, what most addresses say, and have said
+        longest: else one peer that says something else each time would have us ask for ever."""
         own = own_hosts(self._host)
         seen = Counter({one.observer: one.host for one in observed(self._host) if not inside(one.host, own)}.values())
         families = ([host for host in seen if (":" in host) == six] for six in (False, True))
@@ -187,10 +188,7 @@ class Reachability:
             return
         else:
             if found is not None:
-                self._dial_backs.pop(helper, None)  # the latest last
                 self._dial_backs[helper] = found
-                if len(self._dial_backs) > _KEPT:
-                    del self._dial_backs[next(iter(self._dial_backs))]
 
     # --- concluding -------------------------------------------------------------------------------
 
@@ -198,7 +196,7 @@ class Reachability:
         """Whether the class is known, and nothing speaks against it."""
         self._no_autonat = {peer: until for peer, until in self._no_autonat.items() if until > trio.current_time()}
         found = classify(self._evidence())
-        agrees = found.kind == self.kind or self._may_change(found, after_asking)
+        agrees = found.kind == self.kind or self._may_change(found, after_asking=after_asking)
         if agrees:
             self._contrary = 0
             self.kind, self.why = found.kind, found.why
@@ -209,7 +207,7 @@ class Reachability:
             self._emit(told)
         return agrees and found.kind is not None
 
-    def _may_change(self, found: Conclusion, after_asking: bool) -> bool:
+    def _may_change(self, found: Conclusion, *, after_asking: bool) -> bool:
         if found.kind is None:
             return False
         if self.kind is None or {"client", "public"} & {found.kind, self.kind} == {"client"}:

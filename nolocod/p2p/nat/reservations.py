@@ -2,8 +2,8 @@
 
 The rule: two reservations at least, at different relays, on straight connections that are kept alive; one that is
 lost is told and replaced at once. Three relays are tried beside each other and those that answer first are kept,
-so that the quick and the idle are preferred without a word about load. No relay's clock is trusted: renewal is due
-at three quarters of the shorter of its word and our own bound.
+so that quick and idle ones are preferred. No relay's clock is trusted: renewal is due at three quarters of the shorter
+of what it says and our own bound.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ADDRESSES = 2
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that may relay for us. `relays` is its own word: None where it said nothing yet."""
+    """A node that may relay for us. `relays`: whether it says so; None where it said nothing yet."""
 
     peer: PeerId
     addresses: tuple[str, ...]
@@ -61,7 +61,7 @@ class ReservationTiming:
     longest: float = 1800.0
     """Whatever the relay says, a reservation is renewed before so long."""
     unclear: float = 60.0
-    """For a relay whose word lies in the past: its clock is not ours."""
+    """How long one lasts that is over already, as its relay says: its clock is not ours."""
     ping: float = 10.0
     """A relay of which nothing came for so long is pinged, which also keeps a NAT's mapping."""
     pong: float = 5.0
@@ -124,7 +124,7 @@ class Reservations:
             want = self.want()
             if want != "no":
                 await self._look()
-            for relay in self.held if want == "no" else ():  # the relays keep our places until these run out
+            for relay in self.held if want == "no" else ():  # they run out at the relays by themselves
                 self._drop(relay, "not needed any more")
             self._complain(want)
             await trio.sleep(self._timing.look * self._rng.uniform(0.8, 1.2))
@@ -211,7 +211,7 @@ class Reservations:
         self._emit(RelayHeld(relay, lasts))
 
     async def _check(self, relay: PeerId) -> None:
-        """End a connection that died without a word: nobody would reach us through it."""
+        """End a connection that died unnoticed: nobody would reach us through it."""
         if await fell_silent(self._host, relay, self._timing.pong):
             await self._host.disconnect(relay)
             if relay in self._held:
