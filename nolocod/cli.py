@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nolocod import __version__
 from nolocod.commands import Commands, identity, model, node, run, simulate, study
-from nolocod.errors import NolocodError, UsageError
+from nolocod.errors import NolocodError, UsageError, first_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,10 +58,7 @@ def _find(group: BaseExceptionGroup[BaseException]) -> NolocodError | None:
     ours, others = group.split(NolocodError)
     if ours is None or (others is not None and others.subgroup(Exception) is not None):
         return None
-    error: BaseException = ours
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, NolocodError) else None
+    return first_error(ours)
 
 
 def _parser() -> argparse.ArgumentParser:

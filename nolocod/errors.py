@@ -65,6 +65,12 @@ class NolocodError(Exception):
         return f"{self.code} {self.entry.title}: {self.cause} {self.remedy}"
 
 
+def first_error(group: BaseExceptionGroup[NolocodError]) -> NolocodError:
+    """The first error in a group of whatever depth."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
+
+
 def on_one_line(error: BaseException, most: int | None = None) -> str:
     """The first `most` characters of its text, without line breaks."""
     return " ".join(str(error).split())[:most]

@@ -33,13 +33,8 @@ class Address:
 SLOWEST_RATE = 32_000
 """Bytes per second: a chunk of 2 MiB then takes a third of the three minutes that a partner gives it."""
 
-
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", re.ASCII)
-
-
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-
-
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 

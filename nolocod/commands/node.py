@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import UsageError
 from nolocod.node.config import NodeConfig
-from nolocod.observe.events import Started
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.run.manifest import stored_manifest
 from nolocod.run.paths import DataDir
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nolocod.commands import Commands
-    from nolocod.observe.events import Event
+    from nolocod.observe.events import Event, Started
     from nolocod.run.manifest import Manifest
 
 
@@ -173,14 +172,13 @@ def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
     if options.log_format == "human":
         followers.insert(0, partial(welcome, config.paths))
 
-    async def run() -> None:
-        await run_node(config, may_seed=may_seed, followers=followers)
-
-    trio.run(run)
+    trio.run(partial(run_node, config, may_seed=may_seed, followers=followers))
 
 
 def welcome(paths: DataDir, event: Event) -> None:
     """Print who the node is, where its page is, and how others join."""
+    from nolocod.observe.events import Started
+
     if isinstance(event, Started):
         print(f"node {event.peer_id} of run {event.run_name} ({event.run_id[:12]})")
         print(f"status and metrics: http://{event.http}")

@@ -17,10 +17,10 @@ import trio
 
 from nolocod import identity
 from nolocod.disk import write_whole
-from nolocod.errors import AllowanceError, ClockError, ClonedIdentityError, LostStepsError, TrainerError
+from nolocod.errors import AllowanceError, ClockError, ClonedIdentityError, LostStepsError, TrainerError, first_error
 from nolocod.node import data_directory
 from nolocod.node.host_checks import check_host
-from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, first_error, outliving
+from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
 from nolocod.node.schedule import PausePolicy, month_spent, on_battery, outside_hours
 from nolocod.node.supervisor import Supervisor
 from nolocod.node.training_session import TrainingSession
@@ -90,7 +90,7 @@ class Node:
         self._identity = identity.load_or_create(config.paths.identity)
         self._budget = Budget(config.allowance, Ledger(config.paths.usage), self.emit)
         self._pause_policy = PausePolicy(_checks(config, self._budget, self.emit), self.emit)
-        self._pausable = PausableServices(lambda: self._pause_policy.pause is not None)
+        self._pausing = PausableServices(lambda: self._pause_policy.pause is not None)
         self._snapshot = OwnSnapshot(config.paths.serving, self._loaded_trainer)
         self._receipts = ReceiptStore(config.paths.receipts)
         self._answerer = CurrentLoop()
@@ -107,7 +107,7 @@ class Node:
         if isinstance(event, OuterStep):
             self._failures = 0
         if isinstance(event, Paused):
-            self._pausable.break_off()
+            self._pausing.break_off()
         for follow in self._followers:
             follow(event)
         if self._session is not None:
@@ -146,7 +146,7 @@ class Node:
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
         self.emit(StateChanged("starting"))
-        rng, interruptible = random.SystemRandom(), self._pausable.guard
+        rng, interruptible = random.SystemRandom(), self._pausing.pausable
         settings, meter = self._config.mesh, self._budget
         mesh_of = open_mesh(settings, self._identity, self.emit, rng=rng, meter=meter, interruptible=interruptible)
         async with mesh_of as mesh, trio.open_nursery() as nursery:
@@ -245,9 +245,9 @@ class Node:
         context = Context.of(self._identity, sealed)
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit)
-        mesh.serve(EXCHANGE, outliving(exchanges.handle, self.emit))
-        mesh.serve(SNAPSHOT, outliving(self._pausable.guard(donor.handle), self.emit))
-        mesh.serve(THROUGHPUT, self._pausable.guard(ThroughputProbes().handle))
+        mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
+        mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
+        mesh.serve(THROUGHPUT, self._pausing.pausable(ThroughputProbes().handle))
         return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:

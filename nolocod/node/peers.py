@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError
+from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerBusyError, first_error
 from nolocod.observe.events import Troubled
 from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.snapshots.cross_check import sample_snapshots
@@ -157,10 +157,10 @@ class PausableServices:
         for scope in self._scopes:
             scope.cancel()
 
-    def guard(self, handle: Handler) -> Handler:
+    def pausable(self, handle: Handler) -> Handler:
         """Such a service; a peer whose stream is reset asks another node, and resumes there."""
 
-        async def guarded(stream: Stream) -> None:
+        async def broken_off_on_pause(stream: Stream) -> None:
             scope = trio.CancelScope()
             self._scopes.add(scope)
             if self._paused():
@@ -173,13 +173,13 @@ class PausableServices:
             if scope.cancelled_caught:
                 await stream.reset()
 
-        return guarded
+        return broken_off_on_pause
 
 
-def outliving(handle: Handler, emit: Emit) -> Handler:
+def containing_failures(handle: Handler, emit: Emit) -> Handler:
     """A service to peers whose failures here are told and cost the stream. A dead trainer is the daemon's business."""
 
-    async def guarded(stream: Stream) -> None:
+    async def contained(stream: Stream) -> None:
         try:
             await handle(stream)
         except* LocalError as errors:
@@ -187,10 +187,4 @@ def outliving(handle: Handler, emit: Emit) -> Handler:
             emit(Troubled(error.code, error.cause))
             await stream.reset()
 
-    return guarded
-
-
-def first_error(group: BaseExceptionGroup[NolocodError]) -> NolocodError:
-    """The first error in a group of whatever depth."""
-    error = group.exceptions[0]
-    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
+    return contained

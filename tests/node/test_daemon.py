@@ -379,7 +379,7 @@ async def test_a_node_whose_month_is_spent_stays_in_the_mesh_and_serves_nobody(s
             await trio.sleep_forever()
 
         stream = StandInStream()
-        handle = scene.node._pausable.guard(upload)
+        handle = scene.node._pausing.pausable(upload)
         with trio.fail_after(3):
             await handle(stream)  # type: ignore[arg-type]  # all of it that is used
         assert stream.was_reset, "the upload under way is broken off"
