@@ -41,7 +41,7 @@ p2p.mesh
 observe
 node
 doctor
-studies.processes studies.pages
+studies.daemons studies.pages
 studies.sim
 studies.lab studies.soak studies.testnet
 studies.benchmarks
@@ -66,7 +66,7 @@ LIBRARIES = {
     "numpy": "trainer studies",
     "matplotlib": "studies.lab",
     "google": "proto p2p run",
-    "prometheus_client": "observe.metrics studies.benchmarks",
+    "prometheus_client": "observe.metrics",
     "h11": "observe.status",
     "rich": "observe.status commands studies doctor",
     "base58": "identity",

@@ -57,19 +57,9 @@ def _testnet(options: argparse.Namespace) -> None:
     from nolocod.studies import testnet
 
     _end_as_on_ctrl_c()
-    summary = testnet.run(
-        testnet.Options(
-            nodes=options.nodes,
-            outer_steps=options.outer_steps,
-            data=options.data,
-            model=options.model,
-            keep=options.keep,
-            seed=options.seed,
-            log_format=options.log_format,
-        ),
-        terminal.swarm_view,
-        lambda text: print(text, flush=True),
-    )
+    names = ("nodes", "outer_steps", "data", "model", "keep", "seed", "log_format")
+    asked = testnet.Options(**{name: getattr(options, name) for name in names})
+    summary = testnet.run(asked, terminal.swarm_view, lambda text: print(text, flush=True))
     if options.report is not None:
         write_whole(options.report, summary.to_json().encode())
     terminal.show(terminal.summary_table(summary))
@@ -81,7 +71,6 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     add("--model", default="small", metavar="NAME|FILE", help="of training and node")
     add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
     add("--pairs", type=int, default=5, help="how often each is measured, in turn")
-    add("--threads", type=int, default=0, help="CPU threads of a trainer (0: torch decides)")
     add("--parameters", default="10m", metavar="N", help="size of the model that is exchanged, such as 100m")
     add("--codec", default="float32", help="by which it is exchanged")
     add("--training", action="store_true", help="exchange while inner steps go on")
@@ -94,22 +83,15 @@ def _bench(options: argparse.Namespace) -> None:
     _end_as_on_ctrl_c()
     if options.pairs < 1 or not options.seconds > 0:
         raise UsageError("--pairs and --seconds must be positive.")
-    chosen = benchmarks.Options(
-        model=options.model,
-        seconds=options.seconds,
-        pairs=options.pairs,
-        threads=options.threads,
-        parameters=benchmarks.parse_parameters(options.parameters),
-        codec=options.codec,
-        training=options.training,
-    )
-    result = benchmarks.MEASUREMENTS[options.what](chosen, _nothing if options.json else print)
+    given = {name: getattr(options, name) for name in ("model", "seconds", "pairs", "codec", "training")}
+    asked = benchmarks.Options(**given, parameters=benchmarks.parse_parameters(options.parameters))
+    result = benchmarks.MEASUREMENTS[options.what](asked, (lambda _: None) if options.json else print)
     print(result.to_json() if options.json else result.to_text())
 
 
 def _soak(options: argparse.Namespace) -> None:
+    from nolocod.studies.daemons import folder
     from nolocod.studies.soak import run
-    from nolocod.studies.testnet import folder
 
     _end_as_on_ctrl_c()
     calm = run.read_report(options.against) if options.against else None
@@ -208,7 +190,3 @@ def _progress(text: str) -> None:
 def _end_as_on_ctrl_c() -> None:
     """On SIGTERM too no process that a command started stays behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-def _nothing(_: str) -> None:
-    """Says nothing."""

@@ -1,43 +1,32 @@
 """`nolocod testnet`: real daemons on this machine's loopback, watched until their run ends.
 
-Each node is the process that a user would start, with its own data directory, in a session of its own:
-Ctrl-C reaches the testnet alone, which then stops the nodes in order. What is shown comes from their
-status pages, and the summary from their last checkpoints.
+What is shown comes from their status pages, and the summary from their last checkpoints.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod.errors import LocalError, NotRunningError, UsageError
-from nolocod.node import data_directory
-from nolocod.observe.status import client
+from nolocod.errors import NotRunningError, UsageError
 from nolocod.run import presets
-from nolocod.run.paths import DataDir
-from nolocod.studies import processes
+from nolocod.studies import daemons
+from nolocod.studies.daemons import Daemon, DaemonError, folder
 
 if TYPE_CHECKING:
     from nolocod.observe.status.report import StatusReport
     from nolocod.run.manifest import Sealed
 
 _START_SECONDS = 60.0
-"""For the first node to tell its address, and for any node to answer."""
+"""For the first node to tell its address."""
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 1.0
-
-
-class TestnetError(LocalError):
-    """A node of the testnet ended before its run did."""
 
 
 @dataclass(frozen=True)
@@ -90,35 +79,13 @@ class Summary:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-@dataclass
-class Node:
-    """One daemon's process, and the last report that it gave."""
-
-    paths: DataDir
-    process: subprocess.Popen[bytes]
-    log: Path
-    report: StatusReport | None = None
-
-    def poll(self) -> None:
-        """Ask for a report; an ended process is a TestnetError that shows the end of its log."""
-        if self.process.poll() is not None:
-            tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-            raise TestnetError(f"{self.paths.root.name} ended with status {self.process.returncode}. Its last lines:\n{tail}")
-        with suppress(NotRunningError):  # still starting, or too busy for a moment: what it last said stays shown
-            self.report = client.read(data_directory.find_running(self.paths))
-
-    @property
-    def finished(self) -> bool:
-        return self.report is not None and self.report.state == "finished"
-
-
 class Testnet:
     """The nodes of one testnet. `root` holds node-0, node-1, … and their logs."""
 
     def __init__(self, options: Options, root: Path) -> None:
         self._options = options
         self._root = root
-        self.nodes: list[Node] = []
+        self.nodes: list[Daemon] = []
 
     def start(self) -> Sealed:
         """Found the run, bring up its first node, and have the others join it."""
@@ -130,32 +97,23 @@ class Testnet:
             seed=options.seed,
             own_text=options.data is not None,
         )
-        run_file = self._root / "run.toml"
-        run_file.write_text(presets.to_toml(manifest), encoding="utf-8")
-        sealed = data_directory.found(self._paths(0), run_file)
+        sealed = daemons.found(manifest, self._root / "node-0")
         self._spawn("start")
         for _ in range(1, options.nodes):
             self.join()
         return sealed
 
-    def join(self) -> Node:
+    def join(self) -> Daemon:
         """Have one more node join through the first."""
         return self._spawn("join", "--bootstrap", self._first_address())
 
-    def _paths(self, index: int) -> DataDir:
-        return DataDir(self._root / f"node-{index}")
-
-    def _spawn(self, command: str, *arguments: str) -> Node:
-        paths = self._paths(len(self.nodes))
-        log = self._root / f"{paths.root.name}.log"
-        line = [sys.executable, "-m", "nolocod", command, "--data-dir", str(paths.root), "--listen", "127.0.0.1:0"]
-        threads = self._options.threads or max(1, (os.cpu_count() or 1) // self._options.nodes)
-        line += ["--threads", str(threads), "--log-format", self._options.log_format, *arguments]
-        if self._options.data is not None:
-            line += ["--data", str(self._options.data.resolve())]
-        with log.open("wb") as out:
-            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-        self.nodes.append(Node(paths, process, log))
+    def _spawn(self, *command: str) -> Daemon:
+        options = self._options
+        threads = options.threads or max(1, (os.cpu_count() or 1) // options.nodes)
+        data = [] if options.data is None else ["--data", str(options.data.resolve())]
+        line = ("--threads", str(threads), "--log-format", options.log_format, *data)
+        self.nodes.append(Daemon(self._root / f"node-{len(self.nodes)}", *line))
+        self.nodes[-1].start(*command)
         return self.nodes[-1]
 
     def _first_address(self) -> str:
@@ -163,24 +121,25 @@ class Testnet:
         while time.monotonic() < deadline:
             self.nodes[0].poll()
             try:
-                return data_directory.find_running(self.nodes[0].paths).addresses[0]
+                return self.nodes[0].address
             except NotRunningError:
                 time.sleep(0.1)
-        raise TestnetError(f"the first node told no address in {_START_SECONDS:.0f} s; see {self.nodes[0].log}.")
+        raise DaemonError(f"the first node told no address in {_START_SECONDS:.0f} s; see {self.nodes[0].log}.")
 
     def watch(self) -> Iterator[list[StatusReport | None]]:
         """Yield all reports once a second until every node has finished."""
         while True:
             for node in self.nodes:
                 node.poll()
-            yield [node.report for node in self.nodes]
-            if all(node.finished for node in self.nodes):
+            reports = [node.last for node in self.nodes]
+            yield reports
+            if all(report is not None and report.state == "finished" for report in reports):
                 return
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
         """End all nodes in order, or as soon as they may be."""
-        processes.end([node.process for node in self.nodes], _STOP_SECONDS)
+        daemons.end(self.nodes, _STOP_SECONDS)
 
 
 View = Callable[[str], AbstractContextManager[Callable[[list["StatusReport | None"]], None]]]
@@ -203,39 +162,22 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
             say("Stopping the nodes; a second Ctrl-C kills them.")
         finally:
             testnet.stop()
-        measured = _Measured(None, None, None)
+        averaged = alone = std = None
         if not interrupted:
             say("Training one node alone on as many tokens, and measuring the averaged model.")
             try:
-                measured = _measure(sealed, testnet.nodes, options)
+                averaged, alone, std = _measure(sealed, testnet.nodes, options)
             except KeyboardInterrupt:
                 interrupted = True
-        last = [node.report for node in testnet.nodes if node.report is not None]
+        last = [node.last for node in testnet.nodes if node.last is not None]
         return Summary(
             nodes=[_sum_up(report) for report in last],
-            averaged_val_loss=measured.averaged,
-            alone_val_loss=measured.alone,
-            weight_std=measured.std,
+            averaged_val_loss=averaged,
+            alone_val_loss=alone,
+            weight_std=std,
             seconds=time.monotonic() - began,
             interrupted=interrupted,
         )
-
-
-@contextmanager
-def folder(keep: Path | None) -> Iterator[Path]:
-    """The nodes' folder: one that stays, which must be new or empty, or one that goes."""
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="nolocod-nodes-") as name:
-            yield Path(name)
-        return
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        taken = any(keep.iterdir())
-    except OSError as error:
-        raise UsageError(f"--keep {keep}: {error.strerror}.") from error
-    if taken:
-        raise UsageError(f"--keep {keep} is not empty.")
-    yield keep
 
 
 def _sum_up(report: StatusReport) -> NodeSummary:
@@ -252,20 +194,14 @@ def _sum_up(report: StatusReport) -> NodeSummary:
     )
 
 
-@dataclass(frozen=True)
-class _Measured:
-    averaged: float | None
-    alone: float | None
-    std: float | None
-
-
-def _measure(sealed: Sealed, nodes: list[Node], options: Options) -> _Measured:
-    """The figures that no node can know by itself; torch is imported here for the first time."""
+def _measure(sealed: Sealed, nodes: list[Daemon], options: Options) -> tuple[float | None, float | None, float | None]:
+    """The figures that no node can know by itself, averaged_val_loss, alone_val_loss and weight_std of the summary; torch is
+    imported here for the first time."""
     from nolocod.trainer import offline
     from nolocod.trainer.pipe import Setup
 
     folders = [node.paths.checkpoints for node in nodes]
-    first, cache = nodes[0].report, nodes[0].paths.cache
+    first, cache = nodes[0].last, nodes[0].paths.cache
     if first is None:
         raise AssertionError("a finished node without a report")
     setup = Setup(
@@ -278,8 +214,8 @@ def _measure(sealed: Sealed, nodes: list[Node], options: Options) -> _Measured:
         cache=cache,
     )
     # as many inner steps as the node that took most: the comparison favours the one that trained alone
-    most = max(node.report.inner_steps for node in nodes if node.report is not None)
+    most = max(node.last.inner_steps for node in nodes if node.last is not None)
     averaged = offline.averaged_loss(sealed, folders, options.data, cache)
     std = offline.weight_std(sealed, folders)
     _, alone = offline.train_alone(setup, most)
-    return _Measured(averaged, alone, std)
+    return averaged, alone, std

@@ -65,7 +65,7 @@ def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None])
         case "relay":
             return transport.relay(rounds, say).to_table()
         case "training":
-            result = training(Options(pairs=rounds, threads=1), say)
+            result = training(Options(pairs=rounds), say)
             return {"text": result.to_text(), "figures": json.loads(result.to_json())}
         case "wan":
             return wan.measure(rounds, say).to_table()

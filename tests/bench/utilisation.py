@@ -20,7 +20,7 @@ import msgspec
 from nolocod.run import presets
 from nolocod.studies.benchmarks.base import Options, spread
 from nolocod.studies.benchmarks.parties import enter, python, started
-from nolocod.studies.benchmarks.training import INNER_STEPS, bound_to, cores, parameters_of, run_of
+from nolocod.studies.benchmarks.training import INNER_STEPS, Cores, bound_to, parameters_of, run_of
 from tests.bench import wan
 
 if TYPE_CHECKING:
@@ -80,17 +80,17 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
     rate = _FULL_RATE * size / _FULL_SIZE
     result = UtilisationResult(size, run.codec, rate, [], [], [], [])
     for number in range(1, options.pairs + 1):
-        own, others = cores()
+        cores = Cores.of_machine()
         with ExitStack() as stack:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="nolocod-bench-"))
-            stack.enter_context(bound_to(others))  # the path's forwarder too keeps off the measured core
+            stack.enter_context(bound_to(cores.others))  # the path's forwarder too keeps off the measured core
             networks = stack.enter_context(wan.laid(wan.Way(rate), program))
             folder = Path(name)
             (folder / "run.toml").write_text(presets.to_toml(run), encoding="utf-8")
             commands = [
                 [
                     *enter(network),
-                    *python("tests.bench.utilisation_end", str(rank), host, name, str(options.seconds), str(min(own))),
+                    *python("tests.bench.utilisation_end", str(rank), host, name, str(options.seconds), str(min(cores.own))),
                 ]
                 for rank, (network, host) in enumerate(zip(networks, wan.HOSTS, strict=True))
             ]

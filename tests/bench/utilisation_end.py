@@ -11,47 +11,47 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nolocod.node import data_directory
-from nolocod.run.paths import DataDir
-from nolocod.studies.benchmarks.training import WARM_UP, Setting, cores, daemon, give_core, rate, wait
+from nolocod.run.manifest import read_run_file
+from nolocod.studies.benchmarks.training import Cores, founder, rate, started
+from nolocod.studies.daemons import Daemon
 from tests.bench.workers.talk import Talk
 
-_NO_CHECKPOINTS = ("--checkpoint-every", "3600")
-"""They have nothing to do with exchanges, and would fall into one measurement or the other."""
+_OPTIONS = ("--threads", "1", "--log-level", "error", "--checkpoint-every", "3600")
+"""Checkpoints have nothing to do with exchanges, and would fall into one measurement or the other."""
+_PAIR_SECONDS = 300.0
 
 
 class End:
     def __init__(self, rank: int, host: str, folder: Path, seconds: float, core: int) -> None:
         # the measured one's trainer has a core of its own; everything else has the others, on which this runs
-        _, others = cores()
-        self._setting = Setting(folder / "run.toml", folder, seconds, frozenset([core]), others, host)
-        self._paths = DataDir(folder / f"node-{rank}")
+        self._cores = Cores(frozenset([core]), Cores.of_machine().others)
+        self._run_file, self._folder = folder / "run.toml", folder / f"rank-{rank}"
+        self._rank, self._listen, self._seconds = rank, f"{host}:0", seconds
         self._daemons = ExitStack()
 
     def found(self) -> dict[str, Any]:
-        """Start a daemon that founds a run."""
-        data_directory.found(self._paths, self._setting.run_file)
-        self._process = self._daemons.enter_context(daemon(self._setting, self._paths, "start", *_NO_CHECKPOINTS))
-        wait(self._paths, self._process, lambda report: report.inner_steps >= WARM_UP)
-        return {"address": data_directory.find_running(self._paths).addresses[0]}
+        """Start a daemon that founds a run; the measured one's trainer gets its core."""
+        self._folder.mkdir()
+        run, root = read_run_file(self._run_file), self._folder / "founder"
+        own = founder(run, root, self._cores, *_OPTIONS[-2:], pin=self._rank == 0, listen=self._listen)
+        self._daemon = self._daemons.enter_context(own)
+        return {"address": self._daemon.address}
 
     def alone(self) -> dict[str, Any]:
         """Measure it; the other trains beside it, in a run of its own."""
-        give_core(self._setting, self._process)
-        return asdict(rate(self._paths, self._setting.seconds))
+        return asdict(rate(self._daemon, self._seconds))
 
     def join(self, address: str) -> dict[str, Any]:
         """Leave the own run, and join that of the other."""
         self._daemons.close()
-        self._paths = DataDir(self._paths.root.with_name(f"{self._paths.root.name}-joined"))
-        self._daemons.enter_context(daemon(self._setting, self._paths, "join", "--bootstrap", address, *_NO_CHECKPOINTS))
+        joined = Daemon(self._folder / "joined", *_OPTIONS, listen=self._listen)
+        self._daemons.enter_context(started(joined, self._cores, "join", "--bootstrap", address))
         return {}
 
     def watch(self) -> dict[str, Any]:
         """Measure the founder beside its partner, from one paired outer step to another."""
-        wait(self._paths, self._process, lambda report: report.outer_paired > 0)
-        seen = rate(self._paths, self._setting.seconds, paired=True)
-        return asdict(seen)
+        self._daemon.wait("its first exchange", _PAIR_SECONDS, lambda report: report.outer_paired > 0)
+        return asdict(rate(self._daemon, self._seconds, paired=True))
 
     def close(self) -> None:
         self._daemons.close()

@@ -117,7 +117,7 @@ def stores(tmp_path: Path) -> dict[Identity, ReceiptStore]:
 
 def judged(tmp_path: Path, *never_killed: Identity) -> Agreement:
     paths = {one.peer_id: tmp_path / one.peer_id for one in (ALICE, BOB, EVE)}
-    return agree(paths, RUN, {one.peer_id for one in never_killed})
+    return agree(paths, RUN, {one.peer_id for one in never_killed})[0]
 
 
 def test_what_both_hold_agrees(tmp_path: Path, stores: dict[Identity, ReceiptStore]) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,10 +10,11 @@ import pytest
 
 from nolocod.errors import NotRunningError
 from nolocod.node import data_directory
-from nolocod.observe.status import client
-from nolocod.run.paths import DataDir
+from nolocod.studies import daemons
+from nolocod.studies.daemons import DaemonError
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -51,58 +48,32 @@ batches = 2
 """
 
 
-class Daemon:
+class Daemon(daemons.Daemon):
     """One daemon process, or its remains."""
 
     def __init__(self, root: Path, data: Path) -> None:
-        self.paths = DataDir(root)
-        self._data = data
-        self.program = ["-m", "nolocod"]
-        self.source: Path | None = None
-        """The folder of another release that this one runs; None for this tree."""
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = root.with_suffix(".log")
+        super().__init__(root, "--data", str(data), "--threads", "1", "--checkpoint-every", "0")
 
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
-        line = [sys.executable, *self.program, *arguments, "--data-dir", str(self.paths.root)]
-        line += ["--listen", "127.0.0.1:0", "--data", str(self._data), "--threads", "1", "--checkpoint-every", "0"]
-        of = {"cwd": self.source, "env": {**os.environ, "PYTHONPATH": str(self.source)}} if self.source else {}
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **of
-            )
+        self.start(*arguments)
         return self
 
     @property
     def report(self) -> StatusReport | None:
+        """What it says now; None if it does not run."""
         try:
-            return client.read(data_directory.find_running(self.paths))
-        except NotRunningError:
+            return None if self.process is None else self.poll()
+        except DaemonError:
             return None
-
-    @property
-    def address(self) -> str:
-        return data_directory.find_running(self.paths).addresses[0]
 
     def signal(self, number: signal.Signals) -> int:
         """Send a signal to the daemon's process alone and return its exit status."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(ENOUGH)
+        self.running.send_signal(number)
+        return self.running.wait(ENOUGH)
 
-    def end(self) -> None:
-        """Kill whatever of it still lives."""
-        if self.process is not None:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
-            self.process.wait(ENOUGH)
-
-    def tail(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else ["(no log)"]
-        return f"--- {self.paths.root.name}\n" + "\n".join(lines[-12:])
+    def tail(self, lines: int = 12) -> str:
+        return f"--- {self.paths.root.name}\n{super().tail(lines)}"
 
 
 def ready(daemon: Daemon) -> bool:
@@ -114,8 +85,7 @@ def ready(daemon: Daemon) -> bool:
 
 
 def trainer_of(daemon: Daemon) -> psutil.Process:
-    assert daemon.process is not None
-    return next(c for c in psutil.Process(daemon.process.pid).children() if "nolocod.trainer.worker" in c.cmdline())
+    return next(c for c in psutil.Process(daemon.running.pid).children() if "nolocod.trainer.worker" in c.cmdline())
 
 
 def gone(process: psutil.Process) -> bool:
@@ -178,4 +148,5 @@ class Swarm:
 
     def end(self) -> None:
         for daemon in self.daemons:
-            daemon.end()
+            if daemon.process is not None:
+                daemon.kill()

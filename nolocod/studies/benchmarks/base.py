@@ -22,12 +22,11 @@ class BenchError(LocalError):
 
 @dataclass(frozen=True)
 class Options:
-    """`seconds` of each measurement; `threads` 0 leaves the choice to torch."""
+    """`seconds` of each measurement; `parameters` and `codec` of what is exchanged."""
 
     model: str = "small"
     seconds: float = 10.0
     pairs: int = 5
-    threads: int = 0
     parameters: int = 10_000_000
     codec: str = "float32"
     training: bool = False

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from nolocod.disk import write_whole
 from nolocod.errors import RunFileError, UsageError
 from nolocod.node import data_directory
-from nolocod.run import presets
 from nolocod.run.manifest import Evaluation, Inner, Manifest, Outer
 from nolocod.run.paths import DataDir
+from nolocod.studies import daemons
 from nolocod.studies.benchmarks import probe
 from nolocod.studies.benchmarks.base import spread
 from nolocod.studies.benchmarks.parties import Pair, pair, python
@@ -34,17 +34,24 @@ _VOCABULARY = 256
 _MOST = 2_000_000_000
 
 
+PARTS = {
+    "snapshot": ("snapshot_ended", "snapshot in both outboxes"),
+    "verified": ("verified", "both inboxes verified"),  # each chunk checked against its signed hash
+    "inspected": ("inspected", "both inspected"),
+    "committed": ("committed", "committed, receipts on disk"),
+    "applied": ("ended", "new weights on both"),
+}
+"""Of an outer step: what the nodes call its end, and what people are told."""
+
+
 @dataclass(frozen=True)
 class Step:
-    """One paired outer step. Seconds since both were told to go; the later of the two nodes counts."""
+    """One paired outer step. Seconds since both were told to go until a part's end; the later of the two nodes counts."""
 
     snapshot: float
-    """The later snapshot is in its outbox."""
     verified: float
-    """Both hold all of the partner's chunks, each checked against its signed hash."""
     inspected: float
     committed: float
-    """Receipts signed by both, and on disk."""
     applied: float
     carried: int
     """Bytes that the loopback device carried, both ways, TCP/IP headers included."""
@@ -67,15 +74,8 @@ class ExchangeResult:
         return statistics.median(step.carried for step in self.steps) / 2
 
     def to_text(self) -> str:
-        rows = [
-            ("snapshot in both outboxes", "snapshot"),
-            ("both inboxes verified", "verified"),
-            ("both inspected", "inspected"),
-            ("committed, receipts on disk", "committed"),
-            ("new weights on both", "applied"),
-        ]
         lines = [f"{self.parameters:,} parameters, {self.codec}, {len(self.steps)} outer steps; seconds since the start:"]
-        for title, name in rows:
+        for name, (_, title) in PARTS.items():
             lines.append(f"  {title:<30} {spread([getattr(step, name) for step in self.steps])}")
         kinds = sorted({kind for step in self.steps for kind in step.cpu})
         for kind in kinds:
@@ -110,9 +110,7 @@ def exchange(options: Options, say: Callable[[str], None]) -> ExchangeResult:
 
 def found(options: Options, folders: list[Path]) -> None:
     """Sign the run, and give it to both nodes."""
-    run_file = folders[0].parent / "run.toml"
-    run_file.write_text(presets.to_toml(run_of(options)), encoding="utf-8")
-    sealed = data_directory.found(DataDir(folders[0]), run_file)
+    sealed = daemons.found(run_of(options), folders[0])
     data_directory.make(DataDir(folders[1]))
     write_whole(DataDir(folders[1]).manifest, sealed.to_bytes())
 
@@ -133,7 +131,9 @@ def one_step(nodes: Pair) -> Step:
     carried, used = nodes.carried(), _cpu(nodes)
     answers = nodes.ask("go", _STEP_SECONDS)
     cpu = {kind: seconds - used.get(kind, 0.0) for kind, seconds in _cpu(nodes).items()}
-    return _step(answers, nodes.carried() - carried, cpu)
+    began = min(float(answer["began"]) for answer in answers)
+    seconds = {name: max(float(answer[end]) for answer in answers) - began for name, (end, _) in PARTS.items()}
+    return Step(**seconds, carried=nodes.carried() - carried, cpu=cpu)
 
 
 def extra_memory(nodes: Pair, before: list[int] | None = None) -> list[int]:
@@ -147,17 +147,6 @@ def extra_memory(nodes: Pair, before: list[int] | None = None) -> list[int]:
     with probe.watched(nodes.parties[0].pid) as first, probe.watched(nodes.parties[1].pid) as second:
         nodes.ask("go", _STEP_SECONDS)
     return [peak.highest - was for peak, was in zip((first, second), before, strict=True)]
-
-
-def _step(answers: list[dict[str, Any]], carried: int, cpu: dict[str, float]) -> Step:
-    began = min(float(answer["began"]) for answer in answers)
-
-    def until(name: str) -> float:
-        return max(float(answer[name]) - began for answer in answers)
-
-    return Step(
-        until("snapshot_ended"), until("verified"), until("inspected"), until("committed"), until("ended"), carried, cpu
-    )
 
 
 def _cpu(nodes: Pair) -> dict[str, float]:

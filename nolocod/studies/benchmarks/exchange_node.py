@@ -32,7 +32,6 @@ from nolocod.units import Address
 if TYPE_CHECKING:
     from nolocod.observe.events import Event
     from nolocod.p2p.host import Host
-    from nolocod.p2p.transport.stream import Stream
 
 _LISTEN = Address("127.0.0.1", 0)
 _OFFER_SECONDS = 120.0
@@ -80,7 +79,7 @@ class _Reception:
 
 
 class Node:
-    """Serves the requests of nolocod/benchmarks/exchange.py."""
+    """Serves the requests of exchange.py."""
 
     def __init__(self, rank: int, folder: Path, trainer: TrainerProcess, host: Host) -> None:
         self._rank = rank
@@ -91,7 +90,7 @@ class Node:
         self._training = False
 
     async def prepare(self, training: bool) -> dict[str, Any]:
-        """Load the run of the folder."""
+        """Load the run of the folder, and train one phase."""
         sealed = stored_manifest(self._paths)
         if sealed is None:
             raise BenchError("the folder holds no manifest.")
@@ -108,7 +107,7 @@ class Node:
         )
         loaded = await self._trainer.load(setup)
         await self._one_phase()
-        return {"parameters": loaded.parameters, "box_size": loaded.box_size}
+        return {"parameters": loaded.parameters}
 
     async def _one_phase(self) -> None:
         await self._trainer.train()
@@ -125,12 +124,10 @@ class Node:
         if self._rank == 0:
             await self._host.connect(self._partner, [other])
         context = Context.of(self._identity, self._sealed, self._trainer.outbox.size)
-        self._exchange_service = ExchangeService(context, self._dial, self._reception, ReceiptStore(self._paths.receipts))
+        receipts = ReceiptStore(self._paths.receipts)
+        self._exchange_service = ExchangeService(context, self._host.open_stream, self._reception, receipts)
         self._host.serve(EXCHANGE, self._exchange_service.handle)
         return {}
-
-    async def _dial(self, peer: PeerId, protocol: str) -> Stream:
-        return await self._host.open_stream(peer, protocol)
 
     async def arm(self) -> dict[str, Any]:
         """Train one phase, so that there is something to exchange."""
@@ -154,18 +151,18 @@ class Node:
             raise BenchError(f"the exchange was {how}.")
         await trainer.apply(ended.partner_standing.round, ended.skipped)
         times = local_side.times | {"began": began, "committed": committed, "ended": time.monotonic()}
-        return times | {"right": True, "sent": ended.sent, "received": ended.received}
+        return times | {"right": True}
 
 
 async def run(rank: int, folder: Path) -> None:
     identity = load_or_create(DataDir(folder).identity)
-    async with open_trainer(_nothing) as trainer, open_host(identity, (_LISTEN,), (), _nothing) as host:
+
+    def emit(_: Event) -> None:
+        """Events are not measured."""
+
+    async with open_trainer(emit) as trainer, open_host(identity, (_LISTEN,), (), emit) as host:
         node = Node(rank, folder, trainer, host)
         await talk.serve({name: getattr(node, name) for name in ("prepare", "listen", "connect", "arm", "go")})
-
-
-def _nothing(_: Event) -> None:
-    """Events are not measured."""
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ network process takes of memory and processor after paired outer steps.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,15 +13,15 @@ from typing import TYPE_CHECKING
 import psutil
 
 from nolocod.studies.benchmarks.base import BenchError, Options
+from nolocod.studies.daemons import Daemon, folder
 from nolocod.studies.testnet import Options as TestnetOptions
 from nolocod.studies.testnet import Testnet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.studies import testnet
-
-_START_SECONDS = 120.0
+_PAIR_SECONDS = 2400.0
+"""For the two to pair, on whatever machine."""
 _INNER_STEPS = 50
 _LOOKS = 20
 
@@ -49,45 +48,31 @@ class NodeResult:
 
 def node(options: Options, say: Callable[[str], None]) -> NodeResult:
     """Join a lone node, let the two pair twice, and then watch the joined one's network process."""
-    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
-        pair = Testnet(
-            TestnetOptions(nodes=1, outer_steps=1_000_000, inner_steps=_INNER_STEPS, model=options.model, threads=1),
-            Path(folder),
-        )
+    asked = TestnetOptions(nodes=1, outer_steps=1_000_000, inner_steps=_INNER_STEPS, model=options.model, threads=1)
+    with folder() as root:
+        pair = Testnet(asked, root)
         try:
             pair.start()
-            _until(pair, lambda: bool(pair.nodes[0].report and pair.nodes[0].report.inner_steps))
+            pair.nodes[0].wait("its first inner step", _PAIR_SECONDS, lambda report: report.inner_steps > 0)
             began = time.monotonic()
             joined = pair.join()
-            _until(pair, lambda: bool(joined.report and joined.report.inner_steps))
+            joined.wait("its first inner step", _PAIR_SECONDS, lambda report: report.inner_steps > 0)
             joining = time.monotonic() - began
             say(f"first inner step {joining:.1f} s after the start of `nolocod join`")
-            _until(pair, lambda: bool(joined.report and joined.report.outer_paired >= 2))
+            joined.wait("its second exchange", _PAIR_SECONDS, lambda report: report.outer_paired >= 2)
             return _footprint(joined, options.seconds, joining)
         finally:
             pair.stop()
 
 
-def _until(pair: Testnet, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20 * _START_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BenchError("the two daemons did not pair.")
-        time.sleep(0.1)
-        for one in pair.nodes:
-            one.poll()
-
-
-def _footprint(joined: testnet.Node, seconds: float, joining: float) -> NodeResult:
+def _footprint(joined: Daemon, seconds: float, joining: float) -> NodeResult:
     """Watch the network process for `seconds` without an exchange; BenchError if there never are so many."""
-    process = psutil.Process(joined.process.pid)
+    process = psutil.Process(joined.running.pid)
     for _ in range(_LOOKS):
-        joined.poll()
-        before, cpu, began = joined.report, sum(process.cpu_times()[:2]), time.monotonic()
+        before, cpu, began = joined.poll(), sum(process.cpu_times()[:2]), time.monotonic()
         time.sleep(seconds)
         cpu, took = sum(process.cpu_times()[:2]) - cpu, time.monotonic() - began
-        joined.poll()
-        after = joined.report
+        after = joined.poll()
         if before is not None and after is not None and before.outer_paired == after.outer_paired:
             peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
             return NodeResult(joining, process.memory_info().rss, int(peak.split()[1]) * 1024, cpu / took, after.outer_paired)

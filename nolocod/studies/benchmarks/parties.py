@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _NETWORK_SECONDS = 5.0
-_SPREAD = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class Party:
     """One process. `tell` sends it a request, `hear` waits for its answer."""
 
     def __init__(self, command: Sequence[str], stderr: IO[bytes]) -> None:
-        environment = os.environ | dict.fromkeys(_SPREAD, "1") | {"PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._stderr = stderr
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.process = subprocess.Popen(

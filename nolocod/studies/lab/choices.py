@@ -75,18 +75,10 @@ class Choices:
         return "\n".join(table.to_text(self.book) for table in self.tables)
 
     def to_json(self) -> str:
+        rows = [(table.text, *key, trial) for table in self.tables for key, trial in table.cells.items()]
+        names = ("question", "row", "column", "loss", "trial")
         return json.dumps(
-            [
-                {
-                    "question": table.text,
-                    "row": row,
-                    "column": column,
-                    "loss": self.book[trial][-1].mean,
-                    "trial": asdict(trial),
-                }
-                for table in self.tables
-                for (row, column), trial in table.cells.items()
-            ]
+            [dict(zip(names, (*cell, self.book[trial][-1].mean, asdict(trial)), strict=True)) for *cell, trial in rows]
         )
 
 
@@ -119,37 +111,23 @@ def full() -> tuple[Table, ...]:
                 for size, like in _each_size(_SIZES, phase)
             },
         ),
-        Table(
+        _rates(
             "Learning rate by number of replicas, 0.12 M parameters",
             "replicas",
-            {
-                (f"{count}", f"{rate:g}"): replace(_TINY, replicas=count, learning_rate=rate)
-                for count in (2, 4, 8)
-                for rate in RATES
-            },
-            by_row=True,
+            {f"{count}": replace(_TINY, replicas=count) for count in (2, 4, 8)},
         ),
-        Table(
+        _rates(
             "Learning rate by size of the model, 4 replicas",
             "parameters",
             {
-                (size, f"{rate:g}"): replace(_LIKE, model=model, learning_rate=rate)
-                for model, size in {"micro": "0.06 M", "tiny": "0.12 M", "0.4m": "0.36 M"}.items()
-                for rate in RATES
+                size: replace(_LIKE, model=model)
+                for model, size in (("micro", "0.06 M"), ("tiny", "0.12 M"), ("0.4m", "0.36 M"))
             },
-            by_row=True,
         ),
-        Table(
+        _rates(
             "Learning rate by sequences in a batch, 0.12 M parameters, as many tokens in all and between two outer steps",
             "sequences of 64",
-            {
-                (f"{batch}", f"{rate:g}"): replace(
-                    _TINY, batch=batch, steps=6000 // batch, phase=200 // batch, learning_rate=rate
-                )
-                for batch in (2, 4, 8)
-                for rate in RATES
-            },
-            by_row=True,
+            {f"{batch}": replace(_TINY, batch=batch, steps=6000 // batch, phase=200 // batch) for batch in (2, 4, 8)},
         ),
     )
 
@@ -185,6 +163,12 @@ def _outer(text: str, columns: Iterable[tuple[str, Trial, Iterable[tuple[float, 
         for alpha, beta, gamma in settings
     }
     return Table(text, "alpha, beta, gamma", cells)
+
+
+def _rates(text: str, rows: str, likes: dict[str, Trial]) -> Table:
+    """Each of `likes`, by its row, with every learning rate."""
+    cells = {(row, f"{rate:g}"): replace(like, learning_rate=rate) for row, like in likes.items() for rate in RATES}
+    return Table(text, rows, cells, by_row=True)
 
 
 def _late(like: Trial, late: int, *, slower: bool) -> Trial:

@@ -6,7 +6,6 @@ not keep is in `Result.broken`; figures are in the rest, for a comparison with a
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 import statistics
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING
 from nolocod.errors import SoakError, UsageError
 from nolocod.identity import load_or_create
 from nolocod.run.manifest import stored_manifest
+from nolocod.studies.daemons import end
 from nolocod.studies.soak.faults import Fault, schedule, spared, upload_limits
-from nolocod.studies.soak.fleet import Daemon, Fleet
+from nolocod.studies.soak.fleet import fleet
 from nolocod.studies.soak.verdict import Agreement, Sample, agree, growth, stood_still, unproved
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _POLL = 2.0
+_STOP_SECONDS = 60.0
 _PAIR_SECONDS = 300.0
 """For all nodes to take their first paired outer step."""
 _AWAY = 60.0
@@ -86,164 +87,161 @@ class Soak:
 
     def __init__(self, options: Options, root: Path, say: Callable[[str], None]) -> None:
         self._options = options
-        self._root = root
         self._say = say
         self._began = 0.0
-        self.samples: list[Sample] = []
-        self.last: dict[int, Sample] = {}
-        self.result = Result(options.seed, options.nodes, options.seconds)
+        limits = [""] * options.nodes if options.calm or options.halve else upload_limits(options.seed, options.nodes)
+        self._nodes = fleet(root, limits, options.seed, options.model)
+        self._samples: list[Sample] = []
+        self._last: dict[int, Sample] = {}
+        self._result = Result(options.seed, options.nodes, options.seconds)
 
     def run(self) -> Result:
         """Do it all. Nodes are stopped however it ends."""
-        options = self._options
-        limits = [""] * options.nodes if options.calm or options.halve else upload_limits(options.seed, options.nodes)
-        fleet = Fleet(self._root, limits, options.seed, options.model)
         try:
-            for daemon in fleet.daemons:
-                daemon.start()
             self._began = time.monotonic()
-            self._until_paired(fleet, _PAIR_SECONDS)
-            self._say(f"all {options.nodes} have paired after {self._now:.0f} s")
+            for node in self._nodes:
+                node.live()
+            self._until_paired(_PAIR_SECONDS)
+            self._say(f"all {len(self._nodes)} have paired after {self._now:.0f} s")
             self._began = time.monotonic()
-            self.samples.clear()
-            if options.halve:
-                self._halve(fleet)
-                self.result.seconds = self._now
+            self._samples.clear()
+            if self._options.halve:
+                self._halve()
+                self._result.seconds = self._now
             else:
-                self._disturb(fleet)
+                self._disturb()
         finally:
-            fleet.stop()
-        self._judge(fleet)
-        return self.result
+            for node in self._nodes:
+                if node.lives:
+                    node.thaw()
+            end(self._nodes, _STOP_SECONDS)
+        self._judge()
+        return self._result
 
     @property
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    def _look(self, fleet: Fleet) -> None:
-        for daemon in fleet.daemons:
-            sample = daemon.sample(self._now)
+    def _look(self) -> None:
+        for node in self._nodes:
+            sample = node.sample(self._now)
             if sample is not None:
-                self.samples.append(sample)
-                self.last[daemon.number] = sample
+                self._samples.append(sample)
+                self._last[node.number] = sample
 
-    def _until_paired(self, fleet: Fleet, seconds: float) -> None:
-        """Wait until each has a paired step in its present life; SoakError tells who has not."""
-        deadline = self._now + seconds
-        while self._now < deadline:
-            self._look(fleet)
-            missing = [one.number for one in fleet.daemons if not self._has_paired(one)]
-            if not missing:
-                return
-            if any(daemon.unwanted for daemon in fleet.daemons):
-                break
+    def _until_paired(self, seconds: float) -> None:
+        """Wait until each has a paired step; SoakError tells who has not."""
+        missing = {node.number for node in self._nodes}
+        ends: list[str] = []
+        while missing and not ends and self._now < seconds:
+            self._look()
+            missing -= {number for number, last in self._last.items() if last.paired > 0}
+            ends = [end for node in self._nodes for end in node.unwanted]
             time.sleep(_POLL)
-        ends = [end for daemon in fleet.daemons for end in daemon.unwanted]
-        raise SoakError(f"nodes {missing} took no paired step in {seconds:.0f} s. {' '.join(ends)}", remedy="Read their logs.")
-
-    def _has_paired(self, daemon: Daemon) -> bool:
-        last = self.last.get(daemon.number)
-        return last is not None and last.life == daemon.lives and last.paired > 0
+        if missing:
+            cause = f"nodes {sorted(missing)} took no paired step in {seconds:.0f} s. {' '.join(ends)}"
+            raise SoakError(cause, remedy="Read their logs.")
 
     # --- random faults ----------------------------------------------------------------------------
 
-    def _disturb(self, fleet: Fleet) -> None:
+    def _disturb(self) -> None:
         options = self._options
         planned = [] if options.calm else schedule(options.seed, options.nodes, 0.0, options.seconds * 0.95, options.every)
-        due: list[tuple[float, int, Fault, bool]] = []
-        for number, fault in enumerate(planned):
-            heapq.heappush(due, (fault.at, number, fault, True))
+        due = sorted(
+            [(fault.at, fault, True) for fault in planned] + [(fault.at + fault.seconds, fault, False) for fault in planned],
+            key=lambda one: one[0],
+            reverse=True,
+        )
         while self._now < options.seconds:
-            while due and due[0][0] <= self._now:
-                _, number, fault, begins = heapq.heappop(due)
-                self._do(fleet.daemons[fault.node], fault, begins=begins)
-                if begins:
-                    heapq.heappush(due, (fault.at + fault.seconds, number, fault, False))
-            self._look(fleet)
+            while due and due[-1][0] <= self._now:
+                _, fault, begins = due.pop()
+                self._do(fault, begins=begins)
+            self._look()
             time.sleep(_POLL)
 
-    def _do(self, daemon: Daemon, fault: Fault, *, begins: bool) -> None:
+    def _do(self, fault: Fault, *, begins: bool) -> None:
+        node = self._nodes[fault.node]
         if fault.kind == "kill":
-            daemon.kill() if begins else daemon.start()
+            node.kill() if begins else node.live()
         else:
-            daemon.freeze() if begins else daemon.thaw()
-        self.result.kills += begins and fault.kind == "kill"
-        self.result.freezes += begins and fault.kind == "freeze"
-        self._say(f"{self._now:7.0f} s  node {daemon.number}: {fault.kind if begins else 'back'}")
+            node.freeze() if begins else node.thaw()
+        self._result.kills += begins and fault.kind == "kill"
+        self._result.freezes += begins and fault.kind == "freeze"
+        self._say(f"{self._now:7.0f} s  node {fault.node}: {fault.kind if begins else 'back'}")
 
     # --- half of them at once ---------------------------------------------------------------------
 
-    def _halve(self, fleet: Fleet) -> None:
+    def _halve(self) -> None:
         """Kill -9 half at once, start them again after a minute, and see what is lost."""
-        lasting = spared(self._options.nodes)
-        victims = [daemon for daemon in fleet.daemons if daemon.number not in lasting]
-        self._watch(fleet, _AWAY)  # a checkpoint is written about once a minute
-        kept = {daemon.number: self.last[daemon.number].checkpoint for daemon in victims}
-        for daemon in victims:
-            daemon.kill()
-        self.result.kills = len(victims)
+        lasting = spared(len(self._nodes))
+        victims = [node for node in self._nodes if node.number not in lasting]
+        self._watch(_AWAY)  # a checkpoint is written about once a minute
+        kept = {node.number: self._last[node.number].checkpoint for node in victims}
+        for node in victims:
+            node.kill()
+        self._result.kills = len(victims)
         killed = self._now
-        self._say(f"killed {len(victims)} of {self._options.nodes}")
-        self._watch(fleet, _AWAY)
-        still = stood_still(self.samples, lasting, killed, self._now, _STILL)
-        self.result.broken += [f"node {node}, which lived, paused training" for node in still]
-        for daemon in victims:
-            daemon.start()
-        self._await_pairs(fleet)
-        for daemon in victims:
-            before, began = kept[daemon.number], began_from(daemon.log.read_text(encoding="utf-8", errors="replace"))
+        self._say(f"killed {len(victims)} of {len(self._nodes)}")
+        self._watch(_AWAY)
+        still = stood_still(self._samples, lasting, killed, self._now, _STILL)
+        self._result.broken += [f"node {number}, which lived, paused training" for number in still]
+        for node in victims:
+            node.live()
+        self._await_pairs()
+        for node in victims:
+            before, began = kept[node.number], began_from(node.log.read_text(encoding="utf-8", errors="replace"))
             if before is not None and (began is None or began < before):
-                self.result.broken.append(f"node {daemon.number} lost weights: its checkpoint was of round {before}")
+                self._result.broken.append(f"node {node.number} lost weights: its checkpoint was of round {before}")
 
-    def _await_pairs(self, fleet: Fleet) -> None:
+    def _await_pairs(self) -> None:
         """Until each node has taken a further paired step."""
-        began = self._now
-        before = {number: (one.life, one.paired) for number, one in self.last.items()}
-        missing = {daemon.number for daemon in fleet.daemons}
+        began, after = self._now, self._result.paired_after
+        before = {number: (one.life, one.paired) for number, one in self._last.items()}
+        missing = {node.number for node in self._nodes}
         while missing and self._now < began + 4 * _BACK:
-            self._look(fleet)
+            self._look()
             for number in sorted(missing):
-                last, (life, paired) = self.last[number], before[number]
+                last, (life, paired) = self._last[number], before[number]
                 if last.paired > (paired if last.life == life else 0):
                     missing.discard(number)
-                    self.result.paired_after.append(round(self._now - began, 1))
+                    after.append(round(self._now - began, 1))
             time.sleep(_POLL / 4)
-        if missing or max(self.result.paired_after) > _BACK:
-            slow = f"after {max(self.result.paired_after, default=0):.0f} s, without {sorted(missing)}"
-            self.result.broken.append(f"not all paired again within {_BACK:.0f} s: {slow}")
+        if missing or max(after) > _BACK:
+            slow = f"after {max(after, default=0):.0f} s, without {sorted(missing)}"
+            self._result.broken.append(f"not all paired again within {_BACK:.0f} s: {slow}")
 
-    def _watch(self, fleet: Fleet, seconds: float) -> None:
+    def _watch(self, seconds: float) -> None:
         end = self._now + seconds
         while self._now < end:
-            self._look(fleet)
+            self._look()
             time.sleep(_POLL)
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _judge(self, fleet: Fleet) -> None:
-        result, warm, end = self.result, self._options.seconds / 3, self._options.seconds
-        result.memory_growth = growth(self.samples, "memory", warm, end)
-        result.task_growth = growth(self.samples, "tasks", warm, end)
-        result.file_growth = growth(self.samples, "files", warm, end)
+    def _judge(self) -> None:
+        result, samples, seconds = self._result, self._samples, self._options.seconds
+        result.memory_growth, result.task_growth, result.file_growth = (
+            growth(samples, figure, seconds / 3, seconds) for figure in ("memory", "tasks", "files")
+        )
         for name, share in (("memory", result.memory_growth), ("tasks", result.task_growth)):
-            if share is not None and share > _GROWTH and end >= _LONG:
+            if share is not None and share > _GROWTH and seconds >= _LONG:
                 result.broken.append(f"{name} grew by {share:.1%} after the warm-up")
-        result.memory_mib = max((one.memory for one in self.samples), default=0) / (1 << 20)
-        result.inner_steps = _steps(self.samples)
-        result.rounds = [one.round for _, one in sorted(self.last.items())]
-        losses = [one.loss for one in self.last.values() if one.loss is not None]
+        result.memory_mib = max((one.memory for one in samples), default=0) / (1 << 20)
+        result.inner_steps = _steps(samples)
+        result.rounds = [one.round for _, one in sorted(self._last.items())]
+        losses = [one.loss for one in self._last.values() if one.loss is not None]
         result.loss = statistics.median(losses) if losses else None
-        peers = {daemon.number: load_or_create(daemon.paths.identity).peer_id for daemon in fleet.daemons}
-        lasting = [daemon.number for daemon in fleet.daemons if daemon.lives == 1]
-        sealed = stored_manifest(fleet.daemons[0].paths)
-        result.agreement = agree(
-            {peers[daemon.number]: daemon.paths.receipts for daemon in fleet.daemons},
+        peers = [load_or_create(node.paths.identity).peer_id for node in self._nodes]
+        lasting = [node for node in self._nodes if node.lives == 1]
+        sealed = stored_manifest(self._nodes[0].paths)
+        result.agreement, held = agree(
+            {peer: node.paths.receipts for peer, node in zip(peers, self._nodes, strict=True)},
             sealed.run_id if sealed else "",
-            {peers[number] for number in lasting},
+            {peers[node.number] for node in lasting},
         )
         result.broken += result.agreement.faults
-        result.broken += unproved(self.samples, _held(fleet, lasting))
-        result.broken += [end for daemon in fleet.daemons for end in daemon.unwanted]
+        result.broken += unproved(samples, {node.number: held[peers[node.number]] for node in lasting})
+        result.broken += [end for node in self._nodes for end in node.unwanted]
 
 
 def _steps(samples: Collection[Sample]) -> int:
@@ -259,16 +257,6 @@ def began_from(log: str) -> int | None:
     too far meanwhile; None if it began from the seed again, or not at all."""
     begun = re.findall(r"starting from the (\w+)'s weights, round (\d+)", log)
     return int(begun[-1][1]) if begun and begun[-1][0] in ("checkpoint", "donor") else None
-
-
-def _held(fleet: Fleet, numbers: Collection[int]) -> dict[int, int]:
-    from nolocod.p2p.exchange import receipt_audit
-
-    return {
-        daemon.number: len(receipt_audit.verify(receipt_audit.stored(daemon.paths.receipts)).receipts)
-        for daemon in fleet.daemons
-        if daemon.number in numbers
-    }
 
 
 def lines(result: Result, calm: Result | None = None) -> list[str]:

@@ -67,8 +67,8 @@ def growth(samples: Sequence[Sample], figure: Figure, warm: float, end: float) -
     return statistics.median(shares) if shares else None
 
 
-def agree(stores: Mapping[PeerId, Path], run_id: str, never_killed: Collection[PeerId]) -> Agreement:
-    """Compare the receipts of all nodes: each verifies, and both partners hold the same one."""
+def agree(stores: Mapping[PeerId, Path], run_id: str, never_killed: Collection[PeerId]) -> tuple[Agreement, dict[PeerId, int]]:
+    """Compare the receipts of all nodes: each verifies, and both partners hold the same one. How many each holds."""
     found = Agreement()
     held: dict[PeerId, dict[bytes, Receipt]] = {}
     for peer, path in stores.items():
@@ -92,7 +92,7 @@ def agree(stores: Mapping[PeerId, Path], run_id: str, never_killed: Collection[P
             elif other.content != receipt.content:
                 found.faults.append(f"{peer} and {partner} hold different receipts of {session.hex()}")
     found.exchanges = len(sessions)
-    return found
+    return found, {peer: len(receipts) for peer, receipts in held.items()}
 
 
 def unproved(samples: Sequence[Sample], receipts: Mapping[int, int]) -> list[str]:
