@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import trio.testing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -42,3 +46,11 @@ def is_system(module: object) -> bool:
     values = vars(module).values()
     names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values}
     return bool(names & SYSTEM)
+
+
+@pytest.fixture
+def virtual_clock() -> trio.testing.MockClock:
+    """That of the simulator, for tests on its network."""
+    from nolocod.studies.sim import clock
+
+    return clock.virtual_clock()

@@ -48,12 +48,10 @@ class _Sleepers:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.clock = trio.testing.MockClock(autojump_threshold=0)
-        vars(self.clock).update(_autojump=self._jump, current_time=lambda: self.now)  # for it may not be derived
         self._waiting: list[tuple[float, int, _Sleeper]] = []
         self._numbers = count()
 
-    def _jump(self) -> None:
+    def jump(self) -> None:
         """Nobody has anything left to do now."""
         waiting = self._waiting
         while waiting and waiting[0][2].task is None:
@@ -71,7 +69,11 @@ class _Sleepers:
         await trio.lowlevel.wait_task_rescheduled(sleeper.abort)
 
 
-_SLEEPERS: trio.lowlevel.RunVar[_Sleepers] = trio.lowlevel.RunVar("sleepers")
+def virtual_clock() -> trio.testing.MockClock:
+    """For one run of trio."""
+    sleepers, clock = _Sleepers(), trio.testing.MockClock(autojump_threshold=0)
+    vars(clock).update(sleepers=sleepers, _autojump=sleepers.jump, current_time=lambda: sleepers.now)  # it may not be derived
+    return clock
 
 
 class Wakeup:
@@ -83,7 +85,7 @@ class Wakeup:
     async def wait(self, until: float) -> None:
         """Until it rings, at most until the time `until`, which is yet to come."""
         self._sleeper = _Sleeper(trio.lowlevel.current_task())
-        await _SLEEPERS.get().take(self._sleeper, until)
+        await vars(trio.lowlevel.current_clock())["sleepers"].take(self._sleeper, until)
 
     def wake(self) -> None:
         self._sleeper.end()
@@ -110,14 +112,8 @@ async def sleep(seconds: float) -> None:
 
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """Run `main` on a clock that jumps to whatever is due next."""
-    sleepers = _Sleepers()
-
-    async def begun() -> T:
-        _SLEEPERS.set(sleepers)
-        return await main()
-
     with _scheduled_by(random.Random(seed)), _collecting_rarely():
-        return trio.run(begun, clock=sleepers.clock)
+        return trio.run(main, clock=virtual_clock())
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from nolocod.proto.exchange import Exchange
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, Subject, describe
 from nolocod.run.manifest import Manifest, Outer, seal
-from tests.support.memory_net import Cut, Net
+from tests.support.sim_net import Cut, Net
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -169,7 +169,7 @@ def hold_each_others_bytes(alice: Node, bob: Node) -> bool:
     )
 
 
-async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, autojump_clock: object) -> None:
+async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
@@ -188,7 +188,7 @@ async def test_both_get_the_others_bytes_and_the_same_receipt(tmp_path: Path, au
 
 
 @pytest.mark.parametrize("at", [0, 1500, 3300, 7000, 9999])
-async def test_the_inbox_may_lie_over_what_the_partner_holds(tmp_path: Path, autojump_clock: object, at: int) -> None:
+async def test_the_inbox_may_lie_over_what_the_partner_holds(tmp_path: Path, virtual_clock: object, at: int) -> None:
     """As in the trainer's memory: ten chunks, the outbox two chunks behind the inbox, and a stream that breaks."""
     limits = Limits(chunk_bytes=CHUNK, ahead_chunks=2)
     cuts = (Cut(0, "out", at), Cut(1, "in", at // 2 + 500)) if at else ()
@@ -202,7 +202,7 @@ async def test_the_inbox_may_lie_over_what_the_partner_holds(tmp_path: Path, aut
     assert [bytes(bob.local_side.inbox.content), bytes(alice.local_side.inbox.content)] == tensors
 
 
-async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, virtual_clock: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         async with pair(tmp_path, Limits(chunk_bytes=CHUNK, ahead_chunks=1)) as (alice, bob, _):
             bob.local_side.snapshot_seconds = 5.0  # nothing of its own can have arrived meanwhile
@@ -213,7 +213,7 @@ async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, autojump_clo
     assert "came when the partner could hold 0 of ours" in ended.reason
 
 
-async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, autojump_clock: object) -> None:
+async def test_either_side_may_ask_for_the_slow_weights(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         subjects = []
         for offered, answered in ((False, False), (True, False), (False, True)):
@@ -232,14 +232,14 @@ def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
     assert (context.identity, context.run_id, context.box_size) == (LOW, seal(manifest, HIGH).run_id, SIZE)
 
 
-async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         ended = await alice.exchange_service.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(1), alice.local_side)
     assert (ended.outcome, ended.error) == ("refused", "NLC-203")
     assert bob.reception.asked == []
 
 
-async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, autojump_clock: object) -> None:
+async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         alice.local_side.skipped, bob.local_side.skipped = b"\x05", b"\x80\x01"
         ended = await alice.offer(bob)
@@ -249,7 +249,7 @@ async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, autoj
     assert bob.reception.over[0].skipped == stored.skipped == b"\x05"
 
 
-async def test_busy_and_refuse_are_outcomes(tmp_path: Path, autojump_clock: object) -> None:
+async def test_busy_and_refuse_are_outcomes(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.reception.answer = Busy(2.5, "in another exchange")
         busy = await alice.offer(bob)
@@ -260,7 +260,7 @@ async def test_busy_and_refuse_are_outcomes(tmp_path: Path, autojump_clock: obje
     assert bob.reception.over == []
 
 
-async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.exchange_service.box_size = 0
         before = await alice.offer(bob)
@@ -270,7 +270,7 @@ async def test_a_node_whose_tensor_is_not_known_yet_is_busy(tmp_path: Path, auto
     assert len(bob.reception.asked) == 1
 
 
-async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Path, autojump_clock: object) -> None:
+async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.exchange_service.box_size = SIZE + 1
         ended = await alice.offer(bob)
@@ -278,7 +278,7 @@ async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Pat
     assert bob.reception.asked == []
 
 
-async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         context = Context(bob.identity, "another", "float32", SIZE, LIMITS)
         stranger = ExchangeService(context, net.dial(bob.peer_id), bob.reception, bob.receipts)
@@ -290,7 +290,7 @@ async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, autojump_clock: 
 
 
 @pytest.mark.parametrize("round", [0, 7, 1 << 60])
-async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, autojump_clock: object, round: int) -> None:
+async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, virtual_clock: object, round: int) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.reception.answer = Accept(Standing(round, 0, 0.0))
         ended = await alice.exchange_service.offer(
@@ -301,7 +301,7 @@ async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, aut
     assert bob.reception.over[0].outcome == "aborted"
 
 
-async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, autojump_clock: object) -> None:
+async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         await alice.exchange_service.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), Subject(), alice.local_side)
         await trio.testing.wait_all_tasks_blocked()
@@ -309,7 +309,7 @@ async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, a
     assert [type(error) for error in net.caught] == [ProtocolError]
 
 
-async def test_nobody_there_is_unreachable(tmp_path: Path, autojump_clock: object) -> None:
+async def test_nobody_there_is_unreachable(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         net.handlers.clear()
         ended = await alice.offer(bob)
@@ -320,7 +320,7 @@ async def silent(_stream: object) -> None:
     await trio.sleep_forever()
 
 
-async def test_a_silent_answerer_costs_the_accept_deadline_and_no_more(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_silent_answerer_costs_the_accept_deadline_and_no_more(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         net.handlers[bob.peer_id, EXCHANGE] = silent
         started = trio.current_time()
@@ -335,7 +335,7 @@ async def test_a_silent_answerer_costs_the_accept_deadline_and_no_more(tmp_path:
 
 @pytest.mark.parametrize("direction", ["out", "in"])
 async def test_a_stream_broken_once_anywhere_after_accept_is_resumed(
-    tmp_path: Path, autojump_clock: object, direction: str
+    tmp_path: Path, virtual_clock: object, direction: str
 ) -> None:
     async with pair(tmp_path / "whole") as (alice, bob, net):
         await alice.offer(bob)
@@ -364,7 +364,7 @@ def next_frame(log: bytes) -> int:
 
 @pytest.mark.parametrize("direction", ["out", "in"])
 async def test_a_partner_gone_for_good_leaves_both_or_neither_or_a_counted_doubt(
-    tmp_path: Path, autojump_clock: object, direction: str
+    tmp_path: Path, virtual_clock: object, direction: str
 ) -> None:
     async with pair(tmp_path / "whole") as (alice, bob, net):
         await alice.offer(bob)
@@ -400,7 +400,7 @@ async def test_a_partner_gone_for_good_leaves_both_or_neither_or_a_counted_doubt
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_several_broken_streams_in_a_row_never_leave_the_two_sides_apart(
-    tmp_path: Path, autojump_clock: object, seed: int
+    tmp_path: Path, virtual_clock: object, seed: int
 ) -> None:
     rng = random.Random(seed)
     cuts = (
@@ -421,7 +421,7 @@ async def test_several_broken_streams_in_a_row_never_leave_the_two_sides_apart(
     assert not net.caught
 
 
-async def test_streams_that_always_break_end_within_the_bound(tmp_path: Path, autojump_clock: object) -> None:
+async def test_streams_that_always_break_end_within_the_bound(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path, cuts=(Cut(-1, "out", 900),)) as (alice, bob, net):
         started = trio.current_time()
         ended = await alice.offer(bob)
@@ -432,7 +432,7 @@ async def test_streams_that_always_break_end_within_the_bound(tmp_path: Path, au
     assert took < 120
 
 
-async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path, autojump_clock: object) -> None:
+async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path / "whole") as (alice, bob, net):
         await alice.offer(bob)
         before_commit = commit_starts(bytes(net.lines[0].log["out"]))
@@ -450,7 +450,7 @@ async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path
 @pytest.mark.parametrize("asks", ["the one in doubt", "its partner"])
 @pytest.mark.parametrize("decided", [True, False])
 async def test_a_doubt_is_settled_once_the_partner_is_heard_of_again(
-    tmp_path: Path, autojump_clock: object, asks: str, *, decided: bool
+    tmp_path: Path, virtual_clock: object, asks: str, *, decided: bool
 ) -> None:
     async with pair(tmp_path / "whole") as (alice, bob, net):
         await alice.offer(bob)
@@ -489,7 +489,7 @@ def commit_starts(log: bytes) -> int:
 # --- glare, replay, strangers ------------------------------------------------------------------------
 
 
-async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path, autojump_clock: object) -> None:
+async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (low, high, _):
         results: dict[str, Ended] = {}
 
@@ -505,7 +505,7 @@ async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path
     assert low.reception.asked == []
 
 
-async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Path, virtual_clock: object) -> None:
     """It accepted our offer: an offer of its own would have both exchanges write into one inbox."""
     async with pair(tmp_path) as (alice, bob, _):
         alice.local_side.snapshot_seconds = 2.0
@@ -518,7 +518,7 @@ async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Pat
         assert bob.reception.over[0].outcome == "committed"
 
 
-async def test_a_replayed_offer_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_replayed_offer_is_refused(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         ended = await alice.offer(bob)
         await bob.reception.told.wait()
@@ -533,7 +533,7 @@ async def test_a_replayed_offer_is_refused(tmp_path: Path, autojump_clock: objec
 
 @pytest.mark.parametrize("confirmed", [True, False])
 async def test_who_asks_about_an_unknown_session_is_told_that_it_is_over(
-    tmp_path: Path, autojump_clock: object, confirmed: bool
+    tmp_path: Path, virtual_clock: object, confirmed: bool
 ) -> None:
     async with pair(tmp_path) as (_, bob, net):
         dialogue = Dialogue(LOW, "run", bob.peer_id, b"s" * 16, 7)
@@ -543,7 +543,7 @@ async def test_who_asks_about_an_unknown_session_is_told_that_it_is_over(
     assert answer.WhichOneof("content") == "abort"
 
 
-async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_path: Path, autojump_clock: object) -> None:
+async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         alice.local_side.inspect_seconds = 100.0
         results: list[Ended] = []
@@ -570,7 +570,7 @@ async def test_an_offerer_that_was_asked_before_it_decided_never_commits(tmp_pat
 
 
 @pytest.mark.parametrize("side", ["offerer", "answerer"])
-async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: object, side: str) -> None:
+async def test_a_rejected_tensor_aborts_both(tmp_path: Path, virtual_clock: object, side: str) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         local_side = alice.local_side if side == "offerer" else bob.local_side
         local_side.fault = RejectedTensorError("not finite.")
@@ -584,7 +584,7 @@ async def test_a_rejected_tensor_aborts_both(tmp_path: Path, autojump_clock: obj
     assert list(alice.receipts.all()) == list(bob.receipts.all()) == []
 
 
-async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, autojump_clock: object) -> None:
+async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         alice.local_side.fault = TrainerError("it died.")
         with pytest.raises(TrainerError):
@@ -593,7 +593,7 @@ async def test_an_offerers_own_fault_is_raised_and_told(tmp_path: Path, autojump
     assert (bob.reception.over[0].outcome, bob.reception.over[0].error) == ("aborted", "NLC-125")
 
 
-async def test_an_answerers_own_fault_is_raised_after_ended(tmp_path: Path, autojump_clock: object) -> None:
+async def test_an_answerers_own_fault_is_raised_after_ended(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         bob.local_side.fault = TrainerError("it died.")
         ended = await alice.offer(bob)
@@ -605,7 +605,7 @@ async def test_an_answerers_own_fault_is_raised_after_ended(tmp_path: Path, auto
 
 
 async def test_a_receipt_that_cannot_be_stored_means_no_decision(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_receipt: object) -> None:
         raise DiskFullError("no space.")
@@ -653,7 +653,7 @@ def session_of(node: Node) -> Session:
     return session
 
 
-async def test_who_asks_just_before_the_offerer_aborts_is_told_so(tmp_path: Path, autojump_clock: object) -> None:
+async def test_who_asks_just_before_the_offerer_aborts_is_told_so(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         alice.local_side.inspect_seconds, alice.local_side.fault = 25.0, RejectedTensorError("not finite.")
         net.nursery.start_soon(alice.offer, bob)
@@ -664,7 +664,7 @@ async def test_who_asks_just_before_the_offerer_aborts_is_told_so(tmp_path: Path
 
 
 async def test_nothing_aborts_while_the_receipt_is_being_written(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_disk(monkeypatch, 30.0)
     results: list[Ended] = []
@@ -688,7 +688,7 @@ async def test_nothing_aborts_while_the_receipt_is_being_written(
 
 
 async def test_an_inspection_that_ends_while_an_abort_is_told_confirms_nothing(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         bob.local_side.inspect_seconds = 5.0
@@ -702,7 +702,7 @@ async def test_an_inspection_that_ends_while_an_abort_is_told_confirms_nothing(
 
 
 async def test_an_own_fault_is_not_lost_behind_the_peers_next_message(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         bob.local_side.inspect_seconds, bob.local_side.fault = 3.0, TrainerError("it died.")
@@ -714,7 +714,7 @@ async def test_an_own_fault_is_not_lost_behind_the_peers_next_message(
     assert [type(error) for error in net.caught] == [TrainerError]
 
 
-async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, autojump_clock: object) -> None:
+async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         bob.local_side.snapshot_seconds, bob.local_side.inspect_seconds = 50.0, 20.0
         alice.local_side.inspect_seconds = 25.0
@@ -724,7 +724,7 @@ async def test_long_work_on_either_side_is_not_taken_for_death(tmp_path: Path, a
     assert len(net.lines) == 1
 
 
-async def test_a_partner_that_works_for_ever_ends_at_the_whole_deadline(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_partner_that_works_for_ever_ends_at_the_whole_deadline(tmp_path: Path, virtual_clock: object) -> None:
     limits = Limits(chunk_bytes=CHUNK, exchange_seconds=40.0, snapshot_seconds=1e6)
     async with pair(tmp_path, limits) as (alice, bob, _):
         bob.local_side.snapshot_seconds = 1e6
@@ -738,7 +738,7 @@ async def test_a_partner_that_works_for_ever_ends_at_the_whole_deadline(tmp_path
 
 @pytest.mark.parametrize("after", [0.0, 5.0])
 async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
-    tmp_path: Path, autojump_clock: object, after: float
+    tmp_path: Path, virtual_clock: object, after: float
 ) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         alice.local_side.inspect_seconds = 50.0
@@ -760,7 +760,7 @@ async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
     assert not net.caught
 
 
-async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         bob.local_side.inspect_seconds = 50.0
         handle, scope = bob.exchange_service.handle, trio.CancelScope()
@@ -776,7 +776,7 @@ async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, autoju
     assert [over.outcome for over in bob.reception.over] == ["aborted"]
 
 
-async def test_altered_bytes_are_not_taken(tmp_path: Path, autojump_clock: object) -> None:
+async def test_altered_bytes_are_not_taken(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         told = describe(memoryview(alice.local_side.outbox.content), CHUNK)
 

@@ -23,7 +23,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, seal
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import RunId
-from tests.support.memory_net import Net
+from tests.support.sim_net import Net
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def gossip_over(host: EmptyHost, emit: Emit = lambda _event: None) -> GossipServ
     return GossipService(cast("Host", host), table, own_heartbeat_of(OWN), random.Random(0), Timing(), emit)
 
 
-async def test_peers_that_asked_once_are_not_kept_in_mind(autojump_clock: object) -> None:
+async def test_peers_that_asked_once_are_not_kept_in_mind(virtual_clock: object) -> None:
     gossip = gossip_over(EmptyHost())
     gossip.heard_directly = dict.fromkeys((PeerId(f"peer {n}") for n in range(1000)), 0.0)
     async with trio.open_nursery() as nursery:
@@ -74,7 +74,7 @@ async def test_peers_that_asked_once_are_not_kept_in_mind(autojump_clock: object
     assert gossip.heard_directly == {}
 
 
-async def test_a_banned_member_is_left_alone_without_a_word_at_every_heartbeat(autojump_clock: object) -> None:
+async def test_a_banned_member_is_left_alone_without_a_word_at_every_heartbeat(virtual_clock: object) -> None:
     host, other = EmptyHost(), Identity.generate()
     events: list[Event] = []
     gossip = gossip_over(host, events.append)
@@ -94,7 +94,7 @@ def of_friend(number: int) -> pb.Gossip:
     return pb.Gossip(heartbeats=[seal(pb.Body(run_id="run", heartbeat=heartbeat), OWN)])
 
 
-async def test_each_clone_that_comes_later_is_told_once(autojump_clock: object) -> None:
+async def test_each_clone_that_comes_later_is_told_once(virtual_clock: object) -> None:
     events: list[Event] = []
     gossip = gossip_over(EmptyHost(), events.append)
     gossip._own_heartbeat.life = OURS
@@ -105,7 +105,7 @@ async def test_each_clone_that_comes_later_is_told_once(autojump_clock: object) 
     assert not gossip.cloned.is_set()
 
 
-async def test_who_answers_gossip_with_something_else_is_judged(autojump_clock: object) -> None:
+async def test_who_answers_gossip_with_something_else_is_judged(virtual_clock: object) -> None:
     other = Identity.generate()
     judged: list[tuple[PeerId, Conduct]] = []
     async with trio.open_nursery() as nursery:
@@ -130,7 +130,7 @@ async def test_who_answers_gossip_with_something_else_is_judged(autojump_clock: 
     assert judged == [(other.peer_id, Conduct.BROKE_PROTOCOL)]
 
 
-async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object) -> None:
+async def test_every_look_for_members_asks_the_bootstraps(virtual_clock: object) -> None:
     remembered = [*REMEMBERED, BOOTSTRAP]
     for known, others in ([], 8), ([REMEMBERED[0]], 1):
         host, timing = EmptyHost(), Timing(search=1.0, widen=1.0)
@@ -142,7 +142,7 @@ async def test_every_look_for_members_asks_the_bootstraps(autojump_clock: object
         assert REMEMBERED[0][0] not in host.asked or not known
 
 
-async def test_a_node_that_loses_all_members_looks_for_them_at_once(autojump_clock: object) -> None:
+async def test_a_node_that_loses_all_members_looks_for_them_at_once(virtual_clock: object) -> None:
     host, timing = EmptyHost(), Timing(search=1.0, widen=600.0)
     discovery = Discovery(gossip_over(host), [BOOTSTRAP], list, random.Random(0), timing, lambda _event: None)
     known = [REMEMBERED[0]]

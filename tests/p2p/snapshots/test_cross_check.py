@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.snapshots.server import ServedSnapshot
     from nolocod.proto.types import Sampled
     from tests.p2p.snapshots.test_snapshots import Node
-    from tests.support.memory_net import Net
+    from tests.support.sim_net import Net
 
 __all__ = ["_threads_inline"]
 
@@ -38,7 +38,7 @@ async def sample(
     return await sample_snapshots(context, dial, peers, (count, SIZE), folder, blamed.__setitem__), blamed
 
 
-async def test_a_sample_holds_the_same_chunks_of_each_and_the_first(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_sample_holds_the_same_chunks_of_each_and_the_first(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 3) as (nodes, net):
         samples, blamed = await sample(net, nodes, tmp_path)
         others, _ = await sample(net, nodes[:1], tmp_path / "..", seed=1)
@@ -57,7 +57,7 @@ async def test_a_sample_holds_the_same_chunks_of_each_and_the_first(tmp_path: Pa
         one.path.unlink()
 
 
-async def test_who_does_not_give_is_no_witness_and_leaves_nothing(tmp_path: Path, autojump_clock: object) -> None:
+async def test_who_does_not_give_is_no_witness_and_leaves_nothing(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 5) as (nodes, net):
         busy, altered, other, silent, _ = nodes
         busy.busy = 1
@@ -90,7 +90,7 @@ async def test_who_does_not_give_is_no_witness_and_leaves_nothing(tmp_path: Path
         assert altered.peer_id in blamed
 
 
-async def test_a_cancelled_sample_leaves_no_part(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_cancelled_sample_leaves_no_part(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         into = tmp_path / "into"
         into.mkdir()
@@ -107,7 +107,7 @@ async def test_a_cancelled_sample_leaves_no_part(tmp_path: Path, autojump_clock:
         assert not list(into.iterdir())
 
 
-async def test_a_donor_serves_others_after_it_gave_a_sample(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_donor_serves_others_after_it_gave_a_sample(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         for _ in range(5):
             samples, _ = await sample(net, nodes, tmp_path, count=1)

@@ -25,7 +25,7 @@ from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
 from nolocod.proto.serving import SERVING, Service, Serving
 from nolocod.proto.types import Standing, describe
-from tests.support.memory_net import Cut, Net
+from tests.support.sim_net import Cut, Net
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -93,7 +93,7 @@ async def fetch(net: Net, nodes: list[Node], into: Path, limits: Limits = LIMITS
     return await fetch_snapshot(context, net.dial(NEWCOMER.peer_id), [node.peer_id for node in nodes], into)
 
 
-async def test_the_file_is_the_donors(tmp_path: Path, autojump_clock: object) -> None:
+async def test_the_file_is_the_donors(tmp_path: Path, virtual_clock: object) -> None:
     events: list[Event] = []
     async with donors(tmp_path) as ((alice,), net):
         context = Context(NEWCOMER, "run", limits=LIMITS)
@@ -111,7 +111,7 @@ async def test_the_file_is_the_donors(tmp_path: Path, autojump_clock: object) ->
 
 @pytest.mark.parametrize("direction", ["out", "in"])
 async def test_a_stream_broken_anywhere_is_resumed_with_what_was_verified(
-    tmp_path: Path, autojump_clock: object, direction: str
+    tmp_path: Path, virtual_clock: object, direction: str
 ) -> None:
     async with donors(tmp_path) as (nodes, net):
         await fetch(net, nodes, tmp_path / "whole")
@@ -125,7 +125,7 @@ async def test_a_stream_broken_anywhere_is_resumed_with_what_was_verified(
         assert not net.caught
 
 
-async def test_a_refreshed_snapshot_does_not_hurt_who_reads_the_old_one(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_refreshed_snapshot_does_not_hurt_who_reads_the_old_one(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, cuts=(Cut(0, "in", 3000),)) as (nodes, net):
         old = nodes[0].content
 
@@ -143,7 +143,7 @@ async def test_a_refreshed_snapshot_does_not_hurt_who_reads_the_old_one(tmp_path
     assert len(net.lines) == 2
 
 
-async def test_a_snapshot_that_is_gone_is_started_over(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_snapshot_that_is_gone_is_started_over(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, cuts=(Cut(0, "in", 3000),)) as (nodes, net):
         alice = nodes[0]
 
@@ -159,7 +159,7 @@ async def test_a_snapshot_that_is_gone_is_started_over(tmp_path: Path, autojump_
     assert fetched.standing.round == 9
 
 
-async def test_a_donor_that_dies_is_replaced_by_the_next(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_donor_that_dies_is_replaced_by_the_next(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 2, cuts=(Cut(0, "in", 3000),)) as (nodes, net):
         net.down = lambda peer: peer == nodes[0].peer_id and bool(net.lines)
         fetched = await fetch(net, nodes, tmp_path / "into")
@@ -167,7 +167,7 @@ async def test_a_donor_that_dies_is_replaced_by_the_next(tmp_path: Path, autojum
     assert fetched.path.read_bytes() == nodes[1].content
 
 
-async def test_a_lying_donor_is_left_at_the_first_altered_chunk(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_lying_donor_is_left_at_the_first_altered_chunk(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 2) as (nodes, net):
         content = bytearray(nodes[0].content)
         content[CHUNK] ^= 1
@@ -184,7 +184,7 @@ async def test_a_lying_donor_is_left_at_the_first_altered_chunk(tmp_path: Path, 
     assert not (tmp_path / "none.partial").exists()
 
 
-async def test_busy_is_waited_for(tmp_path: Path, autojump_clock: object) -> None:
+async def test_busy_is_waited_for(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         nodes[0].busy = 2
         started = trio.current_time()
@@ -194,7 +194,7 @@ async def test_busy_is_waited_for(tmp_path: Path, autojump_clock: object) -> Non
     assert 6.0 <= took < 10.0
 
 
-async def test_donors_that_stay_busy_are_given_up(tmp_path: Path, autojump_clock: object) -> None:
+async def test_donors_that_stay_busy_are_given_up(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 2) as (nodes, net):
         for node in nodes:
             node.busy = 10**6
@@ -205,7 +205,7 @@ async def test_donors_that_stay_busy_are_given_up(tmp_path: Path, autojump_clock
     assert 60 <= took < 70
 
 
-async def test_nobody_gives_weights(tmp_path: Path, autojump_clock: object) -> None:
+async def test_nobody_gives_weights(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 2) as (nodes, net):
         net.down = lambda _peer: True
         with pytest.raises(NoDonorError) as caught:
@@ -214,7 +214,7 @@ async def test_nobody_gives_weights(tmp_path: Path, autojump_clock: object) -> N
         assert node.peer_id[-8:] in caught.value.cause
 
 
-async def test_a_snapshot_above_the_limit_is_not_begun(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_snapshot_above_the_limit_is_not_begun(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         limits = Limits(chunk_bytes=CHUNK, snapshot_bytes=SIZE - 1)
         with pytest.raises(NoDonorError, match="is outside 1 to"):
@@ -222,7 +222,7 @@ async def test_a_snapshot_above_the_limit_is_not_begun(tmp_path: Path, autojump_
 
 
 async def test_a_disk_too_small_is_told_before_the_download(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage:
         free = SIZE - 1
@@ -236,7 +236,7 @@ async def test_a_disk_too_small_is_told_before_the_download(
 
 
 async def test_a_donor_that_claims_too_large_a_size_does_not_stop_us(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage:
         free = SIZE
@@ -248,7 +248,7 @@ async def test_a_donor_that_claims_too_large_a_size_does_not_stop_us(
         assert (await fetch(net, nodes, tmp_path / "into")).donor == honest.peer_id
 
 
-async def test_a_donor_that_trickles_is_left_after_the_time_for_the_whole(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_donor_that_trickles_is_left_after_the_time_for_the_whole(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 2) as (nodes, net):
         trickles, honest = nodes
         delay(trickles.donor, 14.0)
@@ -258,7 +258,7 @@ async def test_a_donor_that_trickles_is_left_after_the_time_for_the_whole(tmp_pa
     assert trio.current_time() < 110
 
 
-async def test_a_newcomer_that_trickles_loses_its_slot(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_newcomer_that_trickles_loses_its_slot(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         channel, body = await ask(net, nodes[0])
         dialogue = Dialogue(NEWCOMER, "run", nodes[0].peer_id, b"s" * 16, 1)
@@ -273,7 +273,7 @@ async def test_a_newcomer_that_trickles_loses_its_slot(tmp_path: Path, autojump_
         assert {type(error) for error in net.caught} == {PeerTooSlowError}
 
 
-async def test_a_newcomer_has_one_slot_and_its_last_stream_has_it(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_newcomer_has_one_slot_and_its_last_stream_has_it(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as ((alice,), net):
         await ask(net, alice)
         for before in range(5):
@@ -287,7 +287,7 @@ async def test_a_newcomer_has_one_slot_and_its_last_stream_has_it(tmp_path: Path
         assert isinstance(await again.receive(), ChunkHead)
 
 
-async def test_a_snapshot_is_held_from_the_moment_it_is_given(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_snapshot_is_held_from_the_moment_it_is_given(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         alice = nodes[0]
         given = alice.donor._snapshot
@@ -315,7 +315,7 @@ def delay(donor: Donor, seconds: float) -> None:
     donor._send_chunks = late  # type: ignore[method-assign]
 
 
-async def test_slots_are_counted_and_freed(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slots_are_counted_and_freed(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         alice = nodes[0]
         first, second, third = [await ask(net, alice, Identity.from_secret(bytes([seed]) * 32)) for seed in (50, 51, 52)]
@@ -334,7 +334,7 @@ async def ask(net: Net, node: Node, newcomer: Identity = NEWCOMER) -> tuple[Chan
     return channel, dialogue.open(await channel.receive_envelope())
 
 
-async def test_a_newcomer_that_asks_nothing_more_loses_its_slot(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_newcomer_that_asks_nothing_more_loses_its_slot(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         alice = nodes[0]
         for _ in range(2):
@@ -346,7 +346,7 @@ async def test_a_newcomer_that_asks_nothing_more_loses_its_slot(tmp_path: Path, 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 0), (0, 5), (8, 4), (2**32 - 1, 1), (0, 2**32 - 1)])
 async def test_a_request_outside_the_content_ends_the_stream(
-    tmp_path: Path, autojump_clock: object, first: int, count: int
+    tmp_path: Path, virtual_clock: object, first: int, count: int
 ) -> None:
     async with donors(tmp_path) as (nodes, net):
         channel, body = await ask(net, nodes[0])
@@ -359,7 +359,7 @@ async def test_a_request_outside_the_content_ends_the_stream(
         assert [error.code for error in net.caught] == ["NLC-203"]  # type: ignore[attr-defined]  # ours all have one
 
 
-async def test_files_kept_open_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
+async def test_files_kept_open_are_bounded(tmp_path: Path, virtual_clock: object) -> None:
     before = len(os.listdir("/proc/self/fd"))
     async with donors(tmp_path) as (nodes, net):
         for number in range(10, 20):
@@ -370,7 +370,7 @@ async def test_files_kept_open_are_bounded(tmp_path: Path, autojump_clock: objec
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_a_cancelled_fetch_leaves_no_part(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_cancelled_fetch_leaves_no_part(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         net.handlers[nodes[0].peer_id, SNAPSHOT] = silent
         with trio.move_on_after(5) as scope:
