@@ -34,6 +34,8 @@ WALL = 1_700_000_000.0
 """The time of day at which every simulation begins."""
 _CONNECTIONS = 64
 """Peers that a node stays connected to."""
+_PER_MESSAGE = 475
+"""Bytes that a message costs beside its content: signature, names, negotiation, yamux, noise; 445 to 500 on real sockets."""
 
 
 class World:
@@ -98,10 +100,12 @@ class SimMember:
         if self.port.up and not isinstance(event, StateChanged):
             self.world.told(self, event)
 
-    async def run(self) -> None:
-        """Gossip until it is killed, whatever else it does."""
+    async def run(self, known: PeerId | None = None) -> None:
+        """Join through `known`, and gossip until it is killed, whatever else it does."""
         async with trio.open_nursery() as self._nursery:
             self.port.spawn = self._nursery.start_soon
+            if known is not None:
+                await self.swap(known)
             self._nursery.start_soon(self._gossip_on)
             await self.take_part()
 
@@ -109,8 +113,10 @@ class SimMember:
         """What it does besides gossip."""
 
     def kill(self) -> None:
-        """End without a word."""
+        """End without a word; its connections end with it."""
         self.world.network.kill(self.port)
+        for peer in self.connected:
+            self.world.by_peer[peer].connected.pop(self.peer_id, None)
         self.world.oracle.killed(self.peer_id)
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
@@ -134,7 +140,10 @@ class SimMember:
             self.connected.pop(peer, None)
             self.suspect(peer)
             return False
-        answer, heard = other.gossip.reply(self.peer_id, self.gossip.question(now()), now())
+        question = self.gossip.question(now())
+        answer, heard = other.gossip.reply(self.peer_id, question, now())
+        self.port.sent += question.ByteSize() + _PER_MESSAGE
+        other.port.sent += answer.ByteSize() + _PER_MESSAGE
         self._take(self.gossip.learn(peer, answer, now()))
         other._take(heard)
         self.table.trust(peer)

@@ -98,6 +98,7 @@ class Port:
     receiving_until: float = 0.0
     ends: set[End] = field(default_factory=set)
     sent: int = 0
+    """Bytes, in all."""
 
 
 class End:

@@ -120,10 +120,10 @@ class Swarm(World):
 
     async def _live(self, node: SimNode) -> None:
         others = [other for other in self.nodes if other.port.up and other is not node]
+        known = None
         if others:
-            known = self.nodes[0] if self.nodes[0].port.up and node.number % 2 else self.rng.choice(others)
-            await node.swap(known.peer_id)
-        await node.run()
+            known = (self.nodes[0] if self.nodes[0].port.up and node.number % 2 else self.rng.choice(others)).peer_id
+        await node.run(known)
 
     def live(self) -> list[SimNode]:
         return [node for node in self.nodes if node.port.up]

@@ -1,16 +1,18 @@
 """Membership where nobody holds everybody: hundreds of nodes, the product's own logic, a clock that is modelled.
 
-What is asserted here is what docs/membership.md reports; `python tools/membership.py` prints its tables.
+What is asserted here is what docs/membership.md reports; `python -m tools.membership` prints its tables.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from nolocod.identity import Identity
 from nolocod.p2p.membership.gossip import Gossip
@@ -19,9 +21,13 @@ from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.types import Standing
-from tests.support.modelled_swarm import CALM, Checks, Node, Swarm, chi_square, draw, seconds_until_gone
+from nolocod.studies.sim import clock
+from nolocod.studies.sim.member import WALL
+from tests.support.gossip_swarm import CALM, Checks, Member, chi_square, gossip_swarm
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nolocod.identity import PeerId
 
 
@@ -30,166 +36,187 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     return Checks(monkeypatch)
 
 
-def cost(checks: Checks, count: int, warm: float, seconds: float, timing: Timing = CALM) -> tuple[float, float]:
+def simulated(test: Callable[[Checks], Awaitable[None]]) -> Callable[[Checks], None]:
+    """Run the test on the virtual clock, the same each time."""
+
+    @functools.wraps(test)
+    def run(checks: Checks) -> None:
+        clock.run(lambda: test(checks), seed=0)
+
+    return run
+
+
+async def cost(checks: Checks, count: int, warm: float, seconds: float) -> tuple[float, float]:
     """Bytes sent and signatures checked, per node and second."""
-    swarm = Swarm(timing)
-    swarm.add(count)
-    swarm.run(warm)
-    sent, checked = sum(node.sent for node in swarm.live()), checks.count
-    swarm.run(seconds)
-    return (
-        (sum(node.sent for node in swarm.live()) - sent) / seconds / count,
-        (checks.count - checked) / seconds / count,
-    )
+    async with gossip_swarm(CALM) as swarm:
+        members = swarm.add(count)
+        await trio.sleep(warm)
+        sent, checked = sum(member.port.sent for member in members), checks.count
+        await trio.sleep(seconds)
+        return (
+            (sum(member.port.sent for member in members) - sent) / seconds / count,
+            (checks.count - checked) / seconds / count,
+        )
 
 
-def test_what_a_node_sends_and_checks_does_not_grow_with_the_swarm(checks: Checks) -> None:
-    figures = [cost(checks, count, 24.0, seconds) for count, seconds in ((50, 96.0), (200, 24.0), (800, 12.0))]
+@simulated
+async def test_what_a_node_sends_and_checks_does_not_grow_with_the_swarm(checks: Checks) -> None:
+    figures = [await cost(checks, count, 24.0, seconds) for count, seconds in ((50, 96.0), (200, 24.0), (800, 12.0))]
     sent, checked = [one for one, _ in figures], [one for _, one in figures]
     assert max(sent) <= 1.2 * min(sent)
     assert max(sent) <= 1000.0, "as much comes in: 2 kB/s in all"
     assert max(checked) <= 4.0
 
 
-def test_small_swarms_cost_as_little(checks: Checks) -> None:
+@simulated
+async def test_small_swarms_cost_as_little(checks: Checks) -> None:
     for count in (3, 8, 16, 24):
-        sent, checked = cost(checks, count, 60.0, 60.0)
+        sent, checked = await cost(checks, count, 60.0, 60.0)
         assert sent <= 1400.0
         assert checked <= 3.0
 
 
-def test_in_a_small_swarm_a_newcomer_is_known_within_seconds_and_one_that_vanished_is_gone_within_thirty(
+@simulated
+async def test_in_a_small_swarm_a_newcomer_is_known_within_seconds_and_one_that_vanished_is_gone_within_thirty(
     checks: Checks,
 ) -> None:
     for count in (4, 9, 16):
-        swarm = Swarm()
-        old = swarm.add(count - 1)
-        swarm.run(200.0)
-        assert all(len(node.table.live(swarm.now)) == count - 2 for node in old)
-        (newcomer,) = swarm.add(1, old[:1])
-        swarm.run(3.0)
-        assert all(newcomer.peer_id in node.table for node in old)
-        assert len(newcomer.table.live(swarm.now)) == count - 1
-        swarm.run(60.0)
-        swarm.kill([newcomer])
-        assert seconds_until_gone(swarm, {newcomer.peer_id}, 1.0, 40.0) <= 32.0
+        async with gossip_swarm() as swarm:
+            old = swarm.add(count - 1)
+            await trio.sleep(200.0)
+            assert all(len(member.live()) == count - 2 for member in old)
+            (newcomer,) = swarm.add(1, old[:1])
+            await trio.sleep(3.0)
+            assert all(newcomer.peer_id in member.table for member in old)
+            assert len(newcomer.live()) == count - 1
+            await trio.sleep(60.0)
+            newcomer.kill()
+            assert await swarm.seconds_until_gone([newcomer], 1.0, 40.0) <= 32.0
 
 
-def test_whom_partner_draws_hit_is_uniform_and_views_change(checks: Checks) -> None:
-    swarm = Swarm(CALM, seed=1)
-    nodes = swarm.add(200)
-    swarm.run(150.0)
-    before = {node.peer_id: {member.peer_id for member in node.table.live(swarm.now)} for node in nodes}
-    degrees = swarm.in_degrees()
-    assert statistics.mean(len(view) for view in before.values()) >= 0.9 * CALM.capacity
-    assert max(len(view) for view in before.values()) == CALM.capacity
-    assert statistics.pstdev(degrees.values()) <= 0.15 * statistics.mean(degrees.values())
-    drawn = draw(swarm, rounds=8, every=12.0)
-    assert drawn.total() == 1600
-    assert set(drawn) <= set(swarm.nodes)
-    _, deviations = chi_square(drawn, nodes)
-    assert deviations < 2.33, "p > 0.01"
-    changed = [len(before[node.peer_id] - {member.peer_id for member in node.table.live(swarm.now)}) for node in nodes]
-    assert statistics.mean(changed) >= 0.25 * CALM.capacity, "36 % where the two are drawn from 200 independently"
+@simulated
+async def test_whom_partner_draws_hit_is_uniform_and_views_change(checks: Checks) -> None:
+    async with gossip_swarm(CALM, seed=1) as swarm:
+        members = swarm.add(200)
+        await trio.sleep(150.0)
+        before = {member.peer_id: set(member.live()) for member in members}
+        degrees = swarm.in_degrees()
+        assert statistics.mean(len(view) for view in before.values()) >= 0.9 * CALM.capacity
+        assert max(len(view) for view in before.values()) == CALM.capacity
+        assert statistics.pstdev(degrees.values()) <= 0.15 * statistics.mean(degrees.values())
+        drawn = await swarm.drawn(rounds=8, every=12.0)
+        assert drawn.total() == 1600
+        assert set(drawn) <= set(swarm.by_peer)
+        _, deviations = chi_square(drawn, members)
+        assert deviations < 2.33, "p > 0.01"
+        changed = [len(before[member.peer_id] - set(member.live())) for member in members]
+        assert statistics.mean(changed) >= 0.25 * CALM.capacity, "36 % where the two are drawn from 200 independently"
 
 
-def _tries(node: Node, gone: set[PeerId]) -> int:
-    """How many partners `node` draws until one is alive; those that are not it finds out of reach, and suspects."""
+def _tries(member: Member, gone: set[PeerId]) -> int:
+    """How many partners `member` draws until one is alive; those that are not it finds out of reach, and suspects."""
     for number in range(1, 100):
-        partner = node.draw()
+        partner = member.draw()
         if partner is not None and partner not in gone:
             return number
         if partner is not None:
-            node.table.suspect(partner, node.swarm.now)
+            member.suspect(partner)
     pytest.fail("no live partner")
 
 
-def test_half_the_swarm_gone_within_a_minute(checks: Checks) -> None:
-    swarm = Swarm(CALM, seed=2)
-    nodes = swarm.add(200)
-    swarm.run(60.0)
-    dead = nodes[0:200:2]  # the bootstrap among them
-    for start in range(0, 100, 20):
-        swarm.kill(dead[start : start + 20])
-        swarm.run(12.0)
-    survivors, gone = swarm.live(), {node.peer_id for node in dead}
-    tries = [_tries(node, gone) for node in survivors]
-    assert statistics.mean(tries) <= 3.0, "two, where half of those that one knows are dead"
-    assert max(tries) <= 16
-    seconds_until_gone(swarm, gone, 10.0, 200.0)
-    (newcomer,) = swarm.add(1, survivors[:1])
-    swarm.run(60.0)
-    assert len(newcomer.table.live(swarm.now)) >= 60
-    degrees = swarm.in_degrees()
-    assert degrees[newcomer.peer_id] >= 20
-    assert min(degrees.values()) >= 20, "nobody is forgotten"
+@simulated
+async def test_half_the_swarm_gone_within_a_minute(checks: Checks) -> None:
+    async with gossip_swarm(CALM, seed=2) as swarm:
+        members = swarm.add(200)
+        await trio.sleep(60.0)
+        dead = members[0:200:2]  # the bootstrap among them
+        for start in range(0, 100, 20):
+            for member in dead[start : start + 20]:
+                member.kill()
+            await trio.sleep(12.0)
+        survivors, gone = swarm.live(), {member.peer_id for member in dead}
+        tries = [_tries(member, gone) for member in survivors]
+        assert statistics.mean(tries) <= 3.0, "two, where half of those that one knows are dead"
+        assert max(tries) <= 16
+        await swarm.seconds_until_gone(dead, 10.0, 200.0)
+        (newcomer,) = swarm.add(1, survivors[:1])
+        await trio.sleep(60.0)
+        assert len(newcomer.live()) >= 60
+        degrees = swarm.in_degrees()
+        assert degrees[newcomer.peer_id] >= 20
+        assert min(degrees.values()) >= 20, "nobody is forgotten"
 
 
-def test_two_parts_that_meet_once_are_one_swarm_again(checks: Checks) -> None:
-    swarm = Swarm(seed=3)
-    left, right = swarm.add(12), swarm.add(12, side=1)
-    swarm.run(120.0)
-    assert all(member.peer_id in {node.peer_id for node in left} for node in left for member in node.table.live(swarm.now))
-    for node in right:
-        node.side = 0
-    assert left[3].swap(right[7].peer_id)
-    swarm.run(20.0)
-    assert all(len(node.table.live(swarm.now)) == 23 for node in swarm.live())
-    healed = [event for node in swarm.live() for _, event in node.healed]
-    assert 1 <= len(healed) <= 24
-    assert {event.peer_id for event in healed} & {left[3].peer_id, right[7].peer_id}
-    assert all(event.members >= 2 for event in healed)
+@simulated
+async def test_two_parts_that_meet_once_are_one_swarm_again(checks: Checks) -> None:
+    async with gossip_swarm(seed=3) as swarm:
+        left, right = swarm.add(12), swarm.add(12, side=1)
+        await trio.sleep(120.0)
+        assert all(set(member.live()) <= {one.peer_id for one in left} for member in left)
+        for member in right:
+            member.port.side = 0
+        assert await left[3].swap(right[7].peer_id)
+        await trio.sleep(20.0)
+        assert all(len(member.live()) == 23 for member in swarm.live())
+        assert 1 <= len(swarm.healed) <= 24
+        assert {event.peer_id for event in swarm.healed} & {left[3].peer_id, right[7].peer_id}
+        assert all(event.members >= 2 for event in swarm.healed)
 
 
-def test_a_swarm_that_never_fell_apart_has_nothing_to_heal(checks: Checks) -> None:
-    swarm = Swarm(replace(CALM, capacity=32), seed=4)
-    swarm.add(80)
-    swarm.run(150.0)
-    swarm.add(10, swarm.live()[:3])
-    swarm.run(30.0)
-    assert [node.healed for node in swarm.live() if node.healed] == []
+@simulated
+async def test_a_swarm_that_never_fell_apart_has_nothing_to_heal(checks: Checks) -> None:
+    async with gossip_swarm(replace(CALM, capacity=32), seed=4) as swarm:
+        swarm.add(80)
+        await trio.sleep(150.0)
+        swarm.add(10, swarm.live()[:3])
+        await trio.sleep(30.0)
+        assert swarm.healed == []
 
 
-def test_a_node_that_rests_beats_more_slowly_and_is_still_known(checks: Checks) -> None:
-    swarm = Swarm(seed=5)
-    nodes = swarm.add(5)
-    nodes[1].state = "paused"
-    swarm.run(100.0)
-    sent = {node.number: node.sent for node in nodes}
-    for _ in range(10):
-        swarm.run(20.0)
-        assert all(nodes[1].peer_id in node.table for node in nodes if node is not nodes[1])
-    spent = {node.number: node.sent - sent[node.number] for node in nodes}
-    assert spent[1] < 0.85 * statistics.mean(spent[number] for number in (0, 2, 3, 4))
+@simulated
+async def test_a_node_that_rests_beats_more_slowly_and_is_still_known(checks: Checks) -> None:
+    async with gossip_swarm(seed=5) as swarm:
+        members = swarm.add(5)
+        members[1].state = "paused"
+        await trio.sleep(100.0)
+        sent = [member.port.sent for member in members]
+        for _ in range(10):
+            await trio.sleep(20.0)
+            assert all(members[1].peer_id in member.table for member in members if member is not members[1])
+        spent = [member.port.sent - before for member, before in zip(members, sent, strict=True)]
+        assert spent[1] < 0.85 * statistics.mean(spent[number] for number in (0, 2, 3, 4))
 
 
 class Flood:
     """A member with any number of keys of its own."""
 
-    def __init__(self, own_wall: float) -> None:
+    def __init__(self, run_id: str, wall: float) -> None:
         self.identities = [Identity.generate() for _ in range(200)]
-        self.wall = own_wall
+        self.run_id = run_id
+        self.wall = wall
 
     def message(self, start: int) -> pb.Gossip:
         beats = [
-            OwnHeartbeat(identity, "ab" * 32, lambda: (Standing(5, 0, 0.0), "training"), tuple, lambda: self.wall).heartbeat()
+            OwnHeartbeat(identity, self.run_id, lambda: (Standing(5, 0, 0.0), "training"), tuple, lambda: self.wall).heartbeat()
             for identity in self.identities[start : start + 40]
         ]
         return pb.Gossip(heartbeats=beats)
 
 
-def test_one_that_floods_its_friends_fills_no_view(checks: Checks) -> None:
-    swarm = Swarm(replace(CALM, capacity=32), seed=6)
-    nodes = swarm.add(40)
-    swarm.run(60.0)
-    victim, flood = nodes[5], Flood(1_700_000_000.0 + swarm.now)
-    friends, source = {identity.peer_id for identity in flood.identities}, nodes[9].peer_id
-    before = checks.count
-    for start in range(0, 200, 40):
-        victim.gossip.learn(source, flood.message(start), swarm.now)
-    brought = [member for member in victim.table.live(swarm.now) if member.peer_id in friends]
-    assert len(brought) <= Timing().view // 2 + 1, "per beat"
-    assert checks.count - before <= len(brought)
+@simulated
+async def test_one_that_floods_its_friends_fills_no_view(checks: Checks) -> None:
+    async with gossip_swarm(replace(CALM, capacity=32), seed=6) as swarm:
+        members = swarm.add(40)
+        await trio.sleep(60.0)
+        victim, flood = members[5], Flood(swarm.run_id, WALL + trio.current_time())
+        friends, source = {identity.peer_id for identity in flood.identities}, members[9].peer_id
+        before = checks.count
+        for start in range(0, 200, 40):
+            victim.gossip.learn(source, flood.message(start), trio.current_time())
+        brought = friends.intersection(victim.live())
+        assert brought
+        assert len(brought) <= Timing().view // 2 + 1, "per beat"
+        assert checks.count - before <= len(brought)
 
 
 def test_what_one_source_says_is_looked_at_so_many_times_a_beat(checks: Checks) -> None:
