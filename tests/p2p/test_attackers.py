@@ -193,7 +193,7 @@ async def honest(folder: Path, seed: int, run: Sealed, bootstrap: tuple[str, ...
     async with open_mesh(config, identity, events.append, rng=random.Random(seed), timing=QUICK) as mesh:
         await mesh.enter(run, lambda: (STANDING, "training"))
         reception = Reception(seed)
-        context = replace(Context.of(identity, run), box_size=SIZE, limits=LIMITS, rng=random.Random(seed))
+        context = replace(Context.of(identity, run), size=SIZE, limits=LIMITS, rng=random.Random(seed))
         exchange_service = ExchangeService(context, mesh.dial, reception, ReceiptStore(folder / "receipts"), mesh.judge)
         mesh.serve(EXCHANGE, exchange_service.handle)
         yield Honest(mesh, identity, exchange_service, reception, events)

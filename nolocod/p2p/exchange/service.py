@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import trio
 
@@ -32,7 +32,7 @@ from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue, open_envelope
-from nolocod.proto.exchange import Exchange, Setting
+from nolocod.proto.exchange import Exchange
 from nolocod.proto.receipt import commit_message
 from nolocod.proto.states import State
 from nolocod.proto.types import Accept, Answer, Busy, Ended, Offer, Refuse
@@ -45,8 +45,11 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.exchange.receipts import ReceiptStore
     from nolocod.p2p.transport.stream import Dial, Stream
-    from nolocod.proto.receipt import Receipt
     from nolocod.proto.types import Answerer, LocalSide, Standing, Subject
+
+T = TypeVar("T")
+_Name = tuple["PeerId", bytes]
+"""Of an exchange: the partner, and the session."""
 
 GLARE = "glare"
 """The reason of a Busy between two nodes that offered to each other at once."""
@@ -80,23 +83,23 @@ class ExchangeService:
         self._judge = judge
         self._emit = emit
         self._outstanding: dict[PeerId, trio.CancelScope] = {}  # our offers that are not answered
-        self._running: dict[tuple[PeerId, bytes], Session] = {}
-        self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
-        self._doubts: OrderedDict[tuple[PeerId, bytes], Session] = OrderedDict()  # ended so, until the partner tells more
+        self._running: dict[_Name, Session] = {}
+        self._seen: OrderedDict[_Name, None] = OrderedDict()
+        self._doubts: OrderedDict[_Name, Session] = OrderedDict()  # ended so, until the partner tells more
         self._lookup = trio.CapacityLimiter(1)  # a question about an old session reads a file
 
     @property
     def box_size(self) -> int:
-        return self._context.box_size
+        return self._context.size
 
     @box_size.setter
     def box_size(self, size: int) -> None:
-        self._context = replace(self._context, box_size=size)
+        self._context = replace(self._context, size=size)
 
     @property
     def patience(self) -> float:
         """Seconds that an exchange may take."""
-        return self._context.limits.whole(self._context.box_size)
+        return self._context.limits.whole(self._context.size)
 
     # --- offering -----------------------------------------------------------------------------------
 
@@ -108,20 +111,20 @@ class ExchangeService:
         if partner in self._outstanding:
             raise AssertionError("two offers at once to one partner")
         await self._settle(partner)
-        machine = self._machine(partner, self._context.rng.randbytes(16), offerer=True)
+        machine = Exchange(self._context, partner, self._context.rng.randbytes(16), offerer=True)
         outstanding = self._outstanding[partner] = trio.CancelScope()
         try:
             with outstanding:
                 channel = await self._ask(machine, standing, subject)
         except RemoteError as error:
-            self._blame(partner, conduct_of(error))
-            return self._unanswered(machine, error)
+            self._judged(partner, conduct_of(error))
+            return _unanswered(machine, error)
         finally:
             del self._outstanding[partner]
         if outstanding.cancelled_caught:
             return Ended("busy", partner, machine.session, reason=GLARE, retry_after=_GLARE_SECONDS)
         if machine.state is State.CLOSED:
-            return self._declined(machine)
+            return _declined(machine)
         return await self._run(Session(self._context, machine, local_side, self._receipts, self._dial), channel)
 
     async def _ask(self, machine: Exchange, standing: Standing, subject: Subject) -> Channel:
@@ -142,28 +145,6 @@ class ExchangeService:
         if machine.state is State.CLOSED:
             await channel.close()
         return channel
-
-    def _unanswered(self, machine: Exchange, error: RemoteError) -> Ended:
-        outcome: Literal["unreachable", "refused", "aborted"]
-        match error:
-            case PeerUnavailableError() | PeerTooSlowError():
-                outcome = "unreachable"
-            case RefusedError() | PeerVersionError():
-                outcome = "refused"
-            case _:
-                outcome = "aborted"
-        return Ended(outcome, machine.partner, machine.session, error=error.code, reason=error.cause)
-
-    def _declined(self, machine: Exchange) -> Ended:
-        code, reason = machine.verdict
-        return Ended(
-            "busy" if code == PeerBusyError.entry.code else "refused",
-            machine.partner,
-            machine.session,
-            error=code,
-            reason=reason,
-            retry_after=machine.retry_after,
-        )
 
     # --- answering ----------------------------------------------------------------------------------
 
@@ -209,9 +190,9 @@ class ExchangeService:
             return None
 
     async def _answer(self, channel: Channel, body: pb.Body) -> None:
-        machine = self._machine(channel.remote, body.session, offerer=False)
+        machine = Exchange(self._context, channel.remote, body.session, offerer=False)
         machine.take_first(body)
-        if not self._context.box_size:
+        if not self._context.size:
             await channel.last_words(machine.busy(_STARTING_SECONDS, "starting"))
             return
         try:
@@ -244,7 +225,7 @@ class ExchangeService:
         answer = self._answerer.decide(Offer(partner, machine.session, standing, machine.subject))
         if ours is not None and isinstance(answer, Accept):
             ours.cancel()
-        self._remember((partner, machine.session))
+        _keep(self._seen, (partner, machine.session), None, _REMEMBERED)
         return answer
 
     async def _accepted(self, channel: Channel, machine: Exchange, accept: Accept) -> None:
@@ -276,13 +257,10 @@ class ExchangeService:
         dialogue = Dialogue(self._context.identity, self._context.run_id, partner, session, _AFTERWARDS)
         async with self._lookup:
             receipt = await self._context.aside(self._receipts.find, session)
-        if receipt is not None and self._is_ours(receipt, partner):
+        if receipt is not None and (receipt.offerer, receipt.answerer) == (self._context.identity.peer_id, partner):
             return dialogue.seal(pb.Body(commit=commit_message(receipt)))
         abort = pb.Abort(code=RefusedError.entry.code, reason="no such exchange is under way here")
         return dialogue.seal(pb.Body(abort=abort))
-
-    def _is_ours(self, receipt: Receipt, partner: PeerId) -> bool:
-        return (receipt.offerer, receipt.answerer) == (self._context.identity.peer_id, partner)
 
     # --- both ---------------------------------------------------------------------------------------
 
@@ -295,15 +273,10 @@ class ExchangeService:
             del self._running[name]
         ended, failure = session.ended(), session.failure
         if ended.outcome == "in_doubt":
-            self._doubt(name, session)
+            _keep(self._doubts, name, session, _DOUBTS)
         found = failure if isinstance(failure, RemoteError) else None
-        self._blame(session.machine.partner, conduct_in(ended, found, self._context.box_size))
+        self._judged(session.machine.partner, conduct_in(ended, found, self._context.size))
         return ended
-
-    def _doubt(self, name: tuple[PeerId, bytes], session: Session) -> None:
-        self._doubts[name] = session
-        if len(self._doubts) > _DOUBTS:
-            self._doubts.popitem(last=False)
 
     async def _settle(self, partner: PeerId) -> None:
         """Ask a partner that we hear of again what it decided in exchanges that ended in doubt here.
@@ -316,28 +289,32 @@ class ExchangeService:
                 await session.ask()
             finally:
                 if session.machine.state is State.IN_DOUBT:  # the partner may be none the wiser, or nobody wait any longer
-                    self._doubt(name, session)
+                    _keep(self._doubts, name, session, _DOUBTS)
             if session.machine.state is not State.IN_DOUBT:
                 self._emit(DoubtSettled(partner, name[1].hex(), session.machine.state is State.COMMITTED))
 
-    def _blame(self, partner: PeerId, conduct: Conduct | None) -> None:
+    def _judged(self, partner: PeerId, conduct: Conduct | None) -> None:
         if conduct is not None:
             self._judge(partner, conduct)
 
-    def _machine(self, partner: PeerId, session: bytes, *, offerer: bool) -> Exchange:
-        context = self._context
-        setting = Setting(
-            context.identity,
-            context.run_id,
-            context.codec,
-            context.box_size,
-            context.limits,
-            context.fragments,
-            context.staleness,
-        )
-        return Exchange(setting, partner, session, offerer=offerer)
 
-    def _remember(self, name: tuple[PeerId, bytes]) -> None:
-        self._seen[name] = None
-        if len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
+def _keep(kept: OrderedDict[_Name, T], name: _Name, value: T, most: int) -> None:
+    """Add to `kept`, and let go of the oldest if there are more than `most`."""
+    kept[name] = value
+    if len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _unanswered(machine: Exchange, error: RemoteError) -> Ended:
+    outcome: Literal["unreachable", "refused", "aborted"] = "aborted"
+    if isinstance(error, PeerUnavailableError | PeerTooSlowError):
+        outcome = "unreachable"
+    elif isinstance(error, RefusedError | PeerVersionError):
+        outcome = "refused"
+    return Ended(outcome, machine.partner, machine.session, error=error.code, reason=error.cause)
+
+
+def _declined(machine: Exchange) -> Ended:
+    code, reason = machine.verdict
+    outcome: Literal["busy", "refused"] = "busy" if code == PeerBusyError.entry.code else "refused"
+    return Ended(outcome, machine.partner, machine.session, error=code, reason=reason, retry_after=machine.retry_after)

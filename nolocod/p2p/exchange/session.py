@@ -25,6 +25,7 @@ from nolocod.errors import (
     TrainerError,
     UnacknowledgedError,
 )
+from nolocod.p2p.exchange.context import redial_pauses
 from nolocod.p2p.transport.channel import Channel, keep_alive
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.p2p.transport.stream import EXCHANGE
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 _DECIDED = (State.DECIDED, State.COMMITTED)
 _DECIDING = (State.CONFIRMED, State.STORING)
 _STOPPED = RemoteError.entry.code
-_FIRST_PAUSE = 0.25
-"""Seconds before the second redial; each pause is twice the one before."""
 
 
 class _OverdueError(PeerTooSlowError):
@@ -60,7 +59,7 @@ class Session:
         self.decision = trio.Event()
         """Set when the offerer committed or aborted, whichever it did."""
         self._limits = context.limits
-        self._size = context.box_size
+        self._size = context.size
         self._local_side = local_side
         self._receipts = receipts
         self._dial = dial
@@ -78,12 +77,8 @@ class Session:
         self._redialled: tuple[Channel, pb.Body] | None = None
         self._redial = trio.Event()
         self._over = trio.Event()
-        self._failure: NolocodError | None = None
-
-    @property
-    def failure(self) -> NolocodError | None:
+        self.failure: NolocodError | None = None
         """What went wrong by our own finding, whatever the partner said of it."""
-        return self._failure
 
     # --- the whole ----------------------------------------------------------------------------------
 
@@ -104,22 +99,24 @@ class Session:
                 await self._ask_until_told()
         finally:
             self._over.set()
-        if isinstance(self._failure, LocalError):
-            raise self._failure
+        if isinstance(self.failure, LocalError):
+            raise self.failure
 
     def ended(self) -> Ended:
         """How the exchange stands; final once `run` is over, however it ended."""
         machine = self.machine
-        code, reason = machine.verdict
-        outcome: Literal["committed", "in_doubt", "aborted"]
-        if machine.state in _DECIDED:
-            outcome, code, reason = "committed", "", ""
-            if machine.state is State.DECIDED:
+        outcome: Literal["committed", "in_doubt", "aborted"] = "committed"
+        match machine.state:
+            case State.COMMITTED:
+                code = reason = ""
+            case State.DECIDED:
                 code, reason = UnacknowledgedError.entry.code, "the partner's acknowledgement never came"
-        elif machine.state is State.IN_DOUBT:
-            outcome, code, reason = "in_doubt", PeerUnavailableError.entry.code, "the partner's decision could not be learnt"
-        else:
-            outcome = "aborted"
+            case State.IN_DOUBT:
+                outcome, code = "in_doubt", PeerUnavailableError.entry.code
+                reason = "the partner's decision could not be learnt"
+            case _:
+                outcome = "aborted"
+                code, reason = machine.verdict
         return Ended(
             outcome,
             machine.partner,
@@ -136,8 +133,7 @@ class Session:
         """Abort if that is still ours to do, tell it within a moment, and let the stream go."""
         machine = self.machine
         if machine.may_abort:
-            failure = self._failure
-            code, reason = (failure.code, failure.cause) if failure else (_STOPPED, "the node stops")
+            code, reason = (self.failure.code, self.failure.cause) if self.failure else (_STOPPED, "the node stops")
             await self._channel.last_words(machine.abort(code, reason))
         else:
             await self._channel.close()
@@ -163,8 +159,8 @@ class Session:
 
     def _note(self, error: NolocodError) -> None:
         """Keep the first failure, for what it stops may fail too; but one of our own before a peer's."""
-        if self._failure is None or (isinstance(error, LocalError) and not isinstance(self._failure, LocalError)):
-            self._failure = error
+        if self.failure is None or (isinstance(error, LocalError) and not isinstance(self.failure, LocalError)):
+            self.failure = error
 
     # --- the node's own work ------------------------------------------------------------------------
 
@@ -368,17 +364,13 @@ class Session:
         return True
 
     async def _redial_partner(self) -> bool:
-        pause = _FIRST_PAUSE
         with trio.move_on_after(self._limits.resume_seconds):
-            while True:
+            for pause in redial_pauses():
                 try:
-                    name = await self._exchange_resumes()
+                    return await self._exchange_resumes() == "resume"
                 except (PeerUnavailableError, PeerTooSlowError):
                     await self._channel.reset()
                     await trio.sleep(pause)
-                    pause *= 2
-                else:
-                    return name == "resume"
         return False
 
     async def _exchange_resumes(self) -> str:
@@ -404,10 +396,9 @@ class Session:
 
     async def _ask_until_told(self) -> None:
         """The answerer in doubt asks the offerer, for a bounded time."""
-        pause = _FIRST_PAUSE
         with trio.move_on_after(self._limits.doubt_seconds):
-            while self.machine.state is State.IN_DOUBT:
+            for pause in redial_pauses():
                 await self.ask()
-                if self.machine.state is State.IN_DOUBT:
-                    await trio.sleep(pause)
-                    pause *= 2
+                if self.machine.state is not State.IN_DOUBT:
+                    return
+                await trio.sleep(pause)

@@ -229,7 +229,7 @@ def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
     manifest = Manifest(name="run", model={"model_type": "llama"}, codec="modulo8", outer=Outer(fragments=3, staleness=7))
     context = Context.of(LOW, seal(manifest, HIGH), SIZE)
     assert (context.codec, context.fragments, context.staleness) == ("modulo8/1", 3, 7)
-    assert (context.identity, context.run_id, context.box_size) == (LOW, seal(manifest, HIGH).run_id, SIZE)
+    assert (context.identity, context.run_id, context.size) == (LOW, seal(manifest, HIGH).run_id, SIZE)
 
 
 async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, virtual_clock: object) -> None:
