@@ -12,8 +12,9 @@ import trio
 from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerBusyError, first_error
 from nolocod.observe.events import Troubled
 from nolocod.p2p.membership.peer_scoring import Conduct
-from nolocod.p2p.snapshots.cross_check import sample_snapshots
-from nolocod.p2p.snapshots.server import ServedSnapshot, fetch_snapshot
+from nolocod.p2p.snapshots.client import fetch_snapshot
+from nolocod.p2p.snapshots.cross_check import fetch_parts
+from nolocod.p2p.snapshots.server import ServedSnapshot
 from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing, Subject
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.service import ExchangeService
     from nolocod.p2p.mesh import Mesh
     from nolocod.p2p.transport.stream import Handler, Stream
-    from nolocod.proto.types import Sampled
+    from nolocod.proto.types import SnapshotParts
     from nolocod.trainer.process import TrainerProcess
 
 _LOADING_SECONDS = 5.0
@@ -69,13 +70,13 @@ class Peers:
         fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit, self._mesh.blame)
         return fetched.donor, fetched.standing
 
-    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[Sampled, ...]:
+    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[SnapshotParts, ...]:
         """Fetch into `folder` samples of the weights of the first `donors` that give one.
 
         `wanted`: how many at most, and the bytes of whole weights.
         """
         try:
-            return tuple(await sample_snapshots(self._context, self._mesh.dial, donors, wanted, folder, self._mesh.blame))
+            return tuple(await fetch_parts(self._context, self._mesh.dial, donors, wanted, folder, self._mesh.blame))
         except (DiskFullError, DataDirError) as error:
             self._emit(Troubled(error.code, error.cause))
             return ()

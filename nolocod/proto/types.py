@@ -81,7 +81,7 @@ def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SnapshotParts:
     """Parts of a donor's snapshot: the file at `path` holds these (start, length) in bytes of it, and else nothing."""
 
     path: Path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.proto.types import Sampled
+    from nolocod.proto.types import SnapshotParts
 
 FAR = 2 / 3
 """Of a tensor's norm. Honest replicas of the lab's tiny model were up to 0.62 apart (`python -m tools.nearness`), and one whose
@@ -31,7 +31,7 @@ _WIDTH = 4
 """Bytes of a value: slow weights are float32."""
 
 
-def objection(own: Iterable[tuple[str, Tensor]], samples: Sequence[Sampled]) -> str:
+def objection(own: Iterable[tuple[str, Tensor]], samples: Sequence[SnapshotParts]) -> str:
     """Why `own` (names and tensors, of the donor in question) is too far from all samples; "" if it is not.
 
     A sample that is not of this model, or not finite, is no witness.
@@ -54,7 +54,7 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm()) / norm if norm else 0.0
 
 
-def _read(sample: Sampled, named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[range]]] | None:
+def _read(sample: SnapshotParts, named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[range]]] | None:
     """A witness: its tensors, of which all but the sampled is zeros, and which of their values were sampled."""
     try:
         tensors = read_tensors(sample.path)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from nolocod.proto.types import Description, Sampled, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.proto.types import Description, SnapshotParts, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""
@@ -50,7 +50,7 @@ class Adopt(Message, frozen=True):
 class Compare(Message, frozen=True):
     """Tell why the slow weights are too far from those of other donors, of which these are samples; "" if they are not."""
 
-    samples: tuple[Sampled, ...]
+    samples: tuple[SnapshotParts, ...]
 
 
 class Train(Message, frozen=True):

@@ -23,7 +23,7 @@ import trio
 from nolocod import errors
 from nolocod.errors import LocalError, NolocodError, TrainerError
 from nolocod.observe import events
-from nolocod.proto.types import Applied, Box, Description, Inspection, Sampled, Standing, Subject
+from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing, Subject
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
@@ -119,7 +119,7 @@ class TrainerProcess:
         """
         await self._ask(pipe.Adopt(weights, standing), NoneType, _FILE_SECONDS)
 
-    async def compare(self, samples: tuple[Sampled, ...]) -> str:
+    async def compare(self, samples: tuple[SnapshotParts, ...]) -> str:
         """Why the slow weights are too far from those of other donors (trainer/compare_donors.py); "" if they are not."""
         return await self._ask(pipe.Compare(samples), str, _FILE_SECONDS)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.proto.types import Sampled
+    from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.windows import Source
 
@@ -300,7 +300,7 @@ class Replica:
         self.sparse = [0] * len(self.sparse)
         self.standing = standing
 
-    def compare(self, samples: Sequence[Sampled]) -> str:
+    def compare(self, samples: Sequence[SnapshotParts]) -> str:
         """Why phi is too far from other donors' weights, of which these are samples; "" if it is not."""
         return compare_donors.objection(self.layout.split(self.phi), samples)
 

@@ -14,7 +14,7 @@ import torch
 
 from nolocod.errors import CheckpointError, RejectedTensorError
 from nolocod.outer.codec import box_size, fragments_of
-from nolocod.proto.types import Sampled, Subject
+from nolocod.proto.types import SnapshotParts, Subject
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
@@ -76,7 +76,7 @@ def weights_sample(raw: bytes) -> None:
     """Of another donor's weights, in two pieces, the second of which begins within a value."""
     path = FOLDER.write("sample", raw)
     spans = ((0, len(raw) // 2), (len(raw) // 2 + 3, len(raw) // 2 - 3))
-    compare_donors.objection([("phi", torch.ones(4, 4))], [Sampled(path, spans)])
+    compare_donors.objection([("phi", torch.ones(4, 4))], [SnapshotParts(path, spans)])
 
 
 @target(msgspec.json.encode({"run_id": RUN, "tensors": "00", "standing": {"round": 3, "tokens": 30, "loss": 2.5}}))

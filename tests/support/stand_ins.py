@@ -24,7 +24,7 @@ from nolocod.observe.events import (
     Paused,
     Troubled,
 )
-from nolocod.proto.types import Applied, Description, Ended, Inspection, Member, Sampled, Standing, Subject
+from nolocod.proto.types import Applied, Description, Ended, Inspection, Member, SnapshotParts, Standing, Subject
 from nolocod.run.manifest import Inner, Manifest, Outer
 from nolocod.run.paths import DataDir
 from nolocod.trainer.pipe import Loaded, Setup
@@ -103,7 +103,7 @@ class StandInTrainer:
         self.adopted.append(standing)
         self.round = standing.round
 
-    async def compare(self, samples: tuple[Sampled, ...]) -> str:
+    async def compare(self, samples: tuple[SnapshotParts, ...]) -> str:
         self.note(f"compare with {len(samples)}")
         assert all(sample.path.exists() for sample in samples)
         return "a matrix is 2.00 of its norm away" if self.weights in self.far else ""
@@ -206,11 +206,11 @@ class StandInSwarm:
         known = next(member.standing for member in self.members if member.peer_id == donor)
         return donor, self.standings.get(donor, known)
 
-    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[Sampled, ...]:
+    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[SnapshotParts, ...]:
         await trio.sleep(1)
         count, size = wanted
         able = [donor for donor in donors if donor not in self.unreachable][:count]
-        samples = tuple(Sampled(folder / f"sample-{number}", ((0, size),)) for number in range(len(able)))
+        samples = tuple(SnapshotParts(folder / f"sample-{number}", ((0, size),)) for number in range(len(able)))
         for sample in samples:
             sample.path.write_bytes(bytes(size))
         return samples

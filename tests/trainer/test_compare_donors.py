@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from nolocod.proto.types import Sampled
+from nolocod.proto.types import SnapshotParts
 from nolocod.trainer import compare_donors
 from nolocod.trainer.checkpoint import write_tensors
 
@@ -31,7 +31,7 @@ def weights(number: int, apart: float = 0.1) -> Weights:
     return made
 
 
-def sample(folder: Path, number: int, whole: Weights, *spans: tuple[int, int], round_number: int = 7) -> Sampled:
+def sample(folder: Path, number: int, whole: Weights, *spans: tuple[int, int], round_number: int = 7) -> SnapshotParts:
     """What a newcomer has of a donor: zeros but for `spans` and the head; without spans all."""
     path = folder / f"sample-{number}"
     with path.open("wb") as handle:
@@ -43,7 +43,7 @@ def sample(folder: Path, number: int, whole: Weights, *spans: tuple[int, int], r
         for start, length in ((0, head), *spans):
             holed[start : start + length] = raw[start : start + length]
         path.write_bytes(holed)
-    return Sampled(path, ((0, head), *spans) if spans else ((0, len(raw)),))
+    return SnapshotParts(path, ((0, head), *spans) if spans else ((0, len(raw)),))
 
 
 def flipped(whole: Weights) -> Weights:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.observe.events import Checkpointed, Evaluated, Event, InnerSteps
-from nolocod.proto.types import Sampled, Subject, describe
+from nolocod.proto.types import SnapshotParts, Subject, describe
 from nolocod.run.manifest import Data, Outer
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
@@ -150,11 +150,11 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
         assert trainer.inner_steps == 0
         assert await trainer.evaluate() == loss  # the solo step left theta = phi
         size = dumped.description.size
-        assert await trainer.compare((Sampled(tmp_path / "weights", ((0, size),)),)) == ""
+        assert await trainer.compare((SnapshotParts(tmp_path / "weights", ((0, size),)),)) == ""
         other = {name: -tensor for name, tensor in load_file(tmp_path / "weights").items()}
         save_file(other, tmp_path / "other")
         spans = ((0, (tmp_path / "other").stat().st_size),)
-        assert "is 2.00 of its norm" in await trainer.compare((Sampled(tmp_path / "other", spans),))
+        assert "is 2.00 of its norm" in await trainer.compare((SnapshotParts(tmp_path / "other", spans),))
         (tmp_path / "weights").write_bytes(b"not weights")
         with pytest.raises(RejectedTensorError):
             await trainer.adopt(tmp_path / "weights", standing)

@@ -18,7 +18,6 @@ from nolocod.disk import disk_errors
 from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import WeightsServed
-from nolocod.p2p.snapshots.client import Fetched, fetch_snapshot
 from nolocod.p2p.transport.channel import Channel, keep_alive
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.proto import nolocod_pb2 as pb
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.types import Description, Standing
-
-__all__ = ["Donor", "Fetched", "ServedSnapshot", "fetch_snapshot"]
 
 _IDLE_KEPT = 2
 """Snapshots that stay open though nobody reads them now: a newcomer may come back after a broken stream."""

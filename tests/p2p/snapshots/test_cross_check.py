@@ -1,4 +1,4 @@
-"""Samples of other donors' weights, over the network in memory."""
+"""Parts of other donors' weights, over the simulated network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio.testing
 
 from nolocod.errors import AlteredBytesError, PeerBusyError, PeerTooSlowError, RefusedError
 from nolocod.p2p.exchange.context import Context
-from nolocod.p2p.snapshots.cross_check import CHUNKS, sample_snapshots
+from nolocod.p2p.snapshots.cross_check import CHUNKS, fetch_parts
 from nolocod.proto.types import Standing, describe
 from tests.p2p.snapshots.test_snapshots import CHUNK, LIMITS, NEWCOMER, SIZE, _threads_inline, donors
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from nolocod.errors import RemoteError
     from nolocod.identity import PeerId
     from nolocod.p2p.snapshots.server import ServedSnapshot
-    from nolocod.proto.types import Sampled
+    from nolocod.proto.types import SnapshotParts
     from tests.p2p.snapshots.test_snapshots import Node
     from tests.support.sim_net import Net
 
 __all__ = ["_threads_inline"]
 
 
-async def sample(
+async def fetch(
     net: Net, nodes: list[Node], folder: Path, count: int = 2, seed: int = 0
-) -> tuple[list[Sampled], dict[PeerId, RemoteError]]:
+) -> tuple[list[SnapshotParts], dict[PeerId, RemoteError]]:
     blamed: dict[PeerId, RemoteError] = {}
     context = Context(NEWCOMER, "run", limits=LIMITS, rng=random.Random(seed))
     peers = [node.peer_id for node in nodes]
     dial = net.dial(NEWCOMER.peer_id)
-    return await sample_snapshots(context, dial, peers, (count, SIZE), folder, blamed.__setitem__), blamed
+    return await fetch_parts(context, dial, peers, (count, SIZE), folder, blamed.__setitem__), blamed
 
 
-async def test_a_sample_holds_the_same_chunks_of_each_and_the_first(tmp_path: Path, virtual_clock: object) -> None:
+async def test_the_same_chunks_are_fetched_of_each_and_the_first(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 3) as (nodes, net):
-        samples, blamed = await sample(net, nodes, tmp_path)
-        others, _ = await sample(net, nodes[:1], tmp_path / "..", seed=1)
+        samples, blamed = await fetch(net, nodes, tmp_path)
+        others, _ = await fetch(net, nodes[:1], tmp_path / "..", seed=1)
         carried = [line.sent["in"] for line in net.lines]
     assert (len(samples), blamed) == (2, {})
     assert samples[0].spans == samples[1].spans != others[0].spans, "drawn anew each time"
@@ -57,7 +57,7 @@ async def test_a_sample_holds_the_same_chunks_of_each_and_the_first(tmp_path: Pa
         one.path.unlink()
 
 
-async def test_who_does_not_give_is_no_witness_and_leaves_nothing(tmp_path: Path, virtual_clock: object) -> None:
+async def test_who_does_not_give_does_not_count_and_leaves_nothing(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path, 5) as (nodes, net):
         busy, altered, other, silent, _ = nodes
         busy.busy = 1
@@ -74,7 +74,7 @@ async def test_who_does_not_give_is_no_witness_and_leaves_nothing(tmp_path: Path
         into = tmp_path / "into"
         into.mkdir()
         began = trio.current_time()
-        samples, blamed = await sample(net, nodes, into)
+        samples, blamed = await fetch(net, nodes, into)
         took = trio.current_time() - began
         assert samples == [], "of the five the fifth is not asked: four are enough for two samples"
         assert {type(error) for error in blamed.values()} == {
@@ -85,12 +85,12 @@ async def test_who_does_not_give_is_no_witness_and_leaves_nothing(tmp_path: Path
         }
         assert took == pytest.approx(LIMITS.sample_seconds, abs=5)
         assert not list(into.iterdir())
-        samples, blamed = await sample(net, nodes[1:], into)
+        samples, blamed = await fetch(net, nodes[1:], into)
         assert len(samples) == 1
         assert altered.peer_id in blamed
 
 
-async def test_a_cancelled_sample_leaves_no_part(tmp_path: Path, virtual_clock: object) -> None:
+async def test_a_cancelled_cross_check_leaves_no_file(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         into = tmp_path / "into"
         into.mkdir()
@@ -102,15 +102,15 @@ async def test_a_cancelled_sample_leaves_no_part(tmp_path: Path, virtual_clock: 
 
         nodes[0].donor._send_chunks = slow  # type: ignore[method-assign]
         with trio.move_on_after(10) as scope:
-            await sample(net, nodes, into)
+            await fetch(net, nodes, into)
         assert scope.cancelled_caught
         assert not list(into.iterdir())
 
 
-async def test_a_donor_serves_others_after_it_gave_a_sample(tmp_path: Path, virtual_clock: object) -> None:
+async def test_a_donor_serves_others_after_it_gave_parts(tmp_path: Path, virtual_clock: object) -> None:
     async with donors(tmp_path) as (nodes, net):
         for _ in range(5):
-            samples, _ = await sample(net, nodes, tmp_path, count=1)
+            samples, _ = await fetch(net, nodes, tmp_path, count=1)
             assert len(samples) == 1
         await trio.testing.wait_all_tasks_blocked()
         assert not nodes[0].donor._uploads

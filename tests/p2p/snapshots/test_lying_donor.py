@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.p2p.exchange.service import ExchangeService
-    from nolocod.proto.types import Sampled
+    from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.process import TrainerProcess
     from nolocod.trainer.replica import Replica
@@ -127,7 +127,7 @@ class Trainer:
         assert not told
         return self.replica.evaluate()
 
-    async def compare(self, samples: tuple[Sampled, ...]) -> str:
+    async def compare(self, samples: tuple[SnapshotParts, ...]) -> str:
         await trio.lowlevel.checkpoint()
         assert len(samples) >= 1
         return self.replica.compare(samples)

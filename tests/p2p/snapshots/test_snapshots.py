@@ -16,7 +16,8 @@ from nolocod.errors import DiskFullError, NoDonorError, PeerBusyError, PeerTooSl
 from nolocod.identity import Identity
 from nolocod.observe.events import Event, WeightsFetched, WeightsServed
 from nolocod.p2p.exchange.context import Context
-from nolocod.p2p.snapshots.server import Donor, Fetched, ServedSnapshot, fetch_snapshot
+from nolocod.p2p.snapshots.client import Fetched, fetch_snapshot
+from nolocod.p2p.snapshots.server import Donor, ServedSnapshot
 from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
