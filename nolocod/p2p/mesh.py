@@ -92,13 +92,13 @@ async def open_mesh(
     host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gater)
     async with host_of as host, trio.open_nursery() as nursery:
         nursery.start_soon(gater.follow, host.peers, host.disconnect, emit)
-        ways = Connectivity(host, config, bootstrap, rng, emit)
-        ways.serve(interruptible)
-        nursery.start_soon(ways.run)
+        connectivity = Connectivity(host, config, bootstrap, rng, emit)
+        connectivity.serve(interruptible)
+        nursery.start_soon(connectivity.run)
         try:
             run_id = RunId(unchecked(token).run_id) if token else None
-            around = _Surroundings(bootstrap, nursery, rng, timing or Timing(), emit, ways, config.paths, run_id)
-            yield Mesh(host, identity, book, around)
+            parts = _Parts(bootstrap, nursery, rng, timing or Timing(), emit, connectivity, config.paths, run_id)
+            yield Mesh(host, identity, book, parts)
         except NolocodError as error:
             raised = error  # on its own, not in a group for each nursery around it
         nursery.cancel_scope.cancel()
@@ -123,7 +123,7 @@ def contact(text: str) -> Contact:
 
 
 @dataclass(frozen=True)
-class _Surroundings:
+class _Parts:
     """What a mesh is given by those who open it."""
 
     bootstrap: Sequence[Contact]
@@ -131,7 +131,7 @@ class _Surroundings:
     rng: random.Random
     timing: Timing
     emit: Emit
-    ways: Connectivity
+    connectivity: Connectivity
     paths: DataDir
     run_id: RunId | None
     """The run that this node was invited to."""
@@ -140,16 +140,16 @@ class _Surroundings:
 class Mesh:
     """This node among its peers. Made by `open_mesh`."""
 
-    def __init__(self, host: Host, identity: Identity, book: AddressBook, around: _Surroundings) -> None:
+    def __init__(self, host: Host, identity: Identity, book: AddressBook, parts: _Parts) -> None:
         self._host = host
         self._identity = identity
         self._book = book
-        self._around = around
-        self._table = Membership(identity.peer_id, "", around.timing)
+        self._parts = parts
+        self._table = Membership(identity.peer_id, "", parts.timing)
         self._gossip: GossipService | None = None
         self._admission = Admission()
-        self._reputation = Reputation(around.emit)
-        self._records = Records(around.paths.reputation, self._reputation, time.time())
+        self._reputation = Reputation(parts.emit)
+        self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0
         self._work = trio.CancelScope()
         self.cloned = trio.Event()
@@ -168,8 +168,8 @@ class Mesh:
         Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
         """
         contacts = dict(self._known())
-        terms = Terms(self._identity, self._around.run_id, self._around.timing.request)
-        return await find_run(self._host, list(contacts.items()), terms, self._around.timing.bootstrap)
+        terms = Terms(self._identity, self._parts.run_id, self._parts.timing.request)
+        return await find_run(self._host, list(contacts.items()), terms, self._parts.timing.bootstrap)
 
     async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
         """Become a member of the run: gossip, answer newcomers, look for others.
@@ -180,66 +180,60 @@ class Mesh:
         """
         if sealed.manifest.protocol != MAJOR:
             raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
-        around = self._around
+        parts = self._parts
         self._staleness = sealed.manifest.outer.staleness
         if sealed.manifest.access == "invited":
-            self._admission = InvitedAdmission(sealed, self._identity.peer_id, around.paths)
+            self._admission = InvitedAdmission(sealed, self._identity.peer_id, parts.paths)
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
         self._table = Membership(
             self._identity.peer_id,
             sealed.run_id,
-            around.timing,
+            parts.timing,
             self._admission,
             lambda peer: reputation.objection(peer, time.time()),
         )
         self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
         self._host.judge = self.blame
-        ways = around.ways
-        ways.members, ways.resting = self.live, lambda: own()[1] == "paused"
+        connectivity = parts.connectivity
+        connectivity.members, connectivity.resting = self.live, lambda: own()[1] == "paused"
         own_heartbeat = OwnHeartbeat(
             self._identity,
             sealed.run_id,
             own,
-            lambda: ways.told,
-            reach=lambda: ways.kind,
-            relays=lambda: ways.gives,
+            lambda: connectivity.told,
+            reach=lambda: connectivity.kind,
+            relays=lambda: connectivity.gives,
             admission=self._admission.shown,
-            life=new_life(time.time(), around.rng),
+            life=new_life(time.time(), parts.rng),
         )
-        gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, around.rng, around.timing, around.emit)
+        gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit)
         gossip.cloned = self.cloned
         gossip.judge = self.judge
-        terms = Terms(self._identity, sealed.run_id, around.timing.request)
+        terms = Terms(self._identity, sealed.run_id, parts.timing.request)
 
         async def inform(stream: Stream) -> None:
             await serve_info(stream, terms, sealed)
 
         self._host.serve(INFO, inform)
         self._host.serve(GOSSIP, gossip.handle)
-        discovery = Discovery(gossip, around.bootstrap, self._book.recent, around.rng, around.timing, around.emit)
+        discovery = Discovery(gossip, parts.bootstrap, self._book.recent, parts.rng, parts.timing, parts.emit)
         ready = trio.Event()
-        around.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
+        parts.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
         await ready.wait()
         await discovery.enter()
         await self._save()  # at once: who is killed a moment from now finds back without a bootstrap
 
     async def _run(self, gossip: GossipService, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:
-            dht_of = open_dht(self._host, run_id, lambda: self._around.ways.kind in (None, "public"))
+            dht_of = open_dht(self._host, run_id, lambda: self._parts.connectivity.kind in (None, "public"))
             async with dht_of as discovery.dht, trio.open_nursery() as nursery:
                 nursery.start_soon(gossip.run, nursery)
                 nursery.start_soon(discovery.run, self._contacts)
-                nursery.start_soon(
-                    keep_alive,
-                    self._host,
-                    self._around.timing,
-                    lambda peer: gossip.heard_directly.get(peer, 0.0),
-                    self.suspect,
-                )
+                nursery.start_soon(keep_alive, self._host, self._parts.timing, gossip.heard_at, self.suspect)
                 nursery.start_soon(self._remember)
                 nursery.start_soon(self._roam, gossip)
-                nursery.start_soon(self._admission.run, self._around.emit)
+                nursery.start_soon(self._admission.run, self._parts.emit)
                 ready.set()
 
     async def leave(self) -> None:
@@ -260,7 +254,7 @@ class Mesh:
 
     async def _remember(self) -> None:
         while True:
-            await trio.sleep(min(_SAVE_EVERY, self._around.timing.live))
+            await trio.sleep(min(_SAVE_EVERY, self._parts.timing.live))
             await self._save()
 
     def _contacts(self) -> list[Contact]:
@@ -269,13 +263,13 @@ class Mesh:
     async def _roam(self, gossip: GossipService) -> None:
         """Come back to the others after our network was another one, or none, for a while."""
         while True:
-            await trio.sleep(self._around.timing.roam)
+            await trio.sleep(self._parts.timing.roam)
             moved = self._host.look_again()
             if moved:
-                await drop_the_dead(self._host, self._around.timing.pong)
+                await drop_the_dead(self._host, self._parts.timing.pong)
             if moved or not self._host.peers():
-                self._around.ways.wake()
-                with trio.move_on_after(self._around.timing.bootstrap):
+                self._parts.connectivity.wake()
+                with trio.move_on_after(self._parts.timing.bootstrap):
                     async with trio.open_nursery() as nursery:
                         for peer, addresses in self._known():
                             nursery.start_soon(self._greet, gossip, peer, addresses)
@@ -286,7 +280,7 @@ class Mesh:
 
     def _known(self) -> list[Contact]:
         """Where to look for the run: those seen last, and the bootstraps."""
-        return [*self._book.recent()[:_REMEMBERED], *self._around.bootstrap]
+        return [*self._book.recent()[:_REMEMBERED], *self._parts.bootstrap]
 
     # --- the members ------------------------------------------------------------------------------
 
@@ -298,19 +292,19 @@ class Mesh:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
         shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
-        carried = self._around.ways.carried(members)
-        return choose(self._around.rng, members, own, self._staleness, shunned, carried)
+        carried = self._parts.connectivity.carried(members)
+        return choose(self._parts.rng, members, own, self._staleness, shunned, carried)
 
     def expect(self, size: int) -> None:
         """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""
-        self._around.ways.bulk = size
+        self._parts.connectivity.bulk = size
 
     def suspect(self, peer: PeerId) -> None:
         """This peer could not be reached: no partner until it is heard again, and for a growing while."""
         self._table.suspect(peer, trio.current_time())
 
     def judge(self, peer: PeerId, conduct: Conduct) -> None:
-        """Take note of what a peer did: of members and strangers alike."""
+        """Take note of what a peer did: whether it is a member or not."""
         self._reputation.judge(peer, conduct, time.time())
 
     def blame(self, peer: PeerId, error: RemoteError | None) -> None:
@@ -345,7 +339,7 @@ class Mesh:
                 await self._introduce(peer, known)
                 await self._host.connect(peer, known)
                 member = next((member for member in self.live() if member.peer_id == peer), None)
-                await self._around.ways.straighten(peer, member, self._around.timing.punch)
+                await self._parts.connectivity.straighten(peer, member, self._parts.timing.punch)
             stream = await self._host.open_stream(peer, protocol, known)
         except (PeerUnavailableError, PeerTooSlowError, RelayBudgetError):
             self.suspect(peer)
@@ -370,7 +364,7 @@ class Mesh:
             if objection is None:
                 await handler(stream)
             else:
-                terms = Terms(self._identity, self._table.run_id, self._around.timing.request)
+                terms = Terms(self._identity, self._table.run_id, self._parts.timing.request)
                 await turn_away(stream, objection, terms)
 
         self._host.serve(protocol, to_members if protocol in _BULK else handler)

@@ -1,4 +1,4 @@
-"""Descriptions of chunked content, between the wire and `terms`.
+"""Descriptions of chunked content (types.Description), to the wire and from it.
 
 The rule: a description is believed only in so far as it is consistent (as many hashes as chunks, within
 the limits); what it promises is checked chunk by chunk.

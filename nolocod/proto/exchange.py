@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, PeerBusyError, ProtocolError, RefusedError
-from nolocod.identity import short
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import Receipt, check_signature, commit_message, content_of, sign
-from nolocod.proto.states import ANSWERER, OFFERER, State
+from nolocod.proto.states import ANSWERER, OFFERER, State, following
 from nolocod.proto.types import CHUNK_SIZE, Subject
 
 if TYPE_CHECKING:
@@ -194,8 +193,7 @@ class Exchange:
 
     def commit(self) -> bytes:
         self._step(">commit")
-        receipt = self.signed()
-        return self._seal(commit=commit_message(receipt))
+        return self._seal(commit=commit_message(self.signed()))
 
     def acknowledge(self) -> bytes:
         self._step(">acknowledge")
@@ -209,12 +207,8 @@ class Exchange:
     def resume(self) -> bytes:
         """After a broken stream: what we have, on either side."""
         self._step(">resume")
-        resume = pb.Resume(
-            next_chunk=self._other.done,
-            described=self._other.description is not None,
-            confirmed=self.state is State.IN_DOUBT,
-        )
-        return self._seal(resume=resume)
+        described, confirmed = self._other.description is not None, self.state is State.IN_DOUBT
+        return self._seal(resume=pb.Resume(next_chunk=self._other.done, described=described, confirmed=confirmed))
 
     # --- what comes ---------------------------------------------------------------------------------
 
@@ -299,19 +293,12 @@ class Exchange:
     # --- inside -------------------------------------------------------------------------------------
 
     def _following(self, step: str) -> State:
-        """What `TABLE` has after something came."""
-        following = self._table[self.state].get(step)
-        if following is None:
-            raise ProtocolError(f"{short(self.partner)} sent {step[1:]} to a side that is {self.state.name}.")
-        return following
+        return following(self._table, self.state, step, self.partner)
 
     def _step(self, step: str) -> None:
-        following = self._table[self.state].get(step)
-        if following is None and self.state is State.ABORTED:
+        if self.state is State.ABORTED:
             raise RefusedError("the exchange was aborted meanwhile.")  # by another task of the same driver
-        if following is None:
-            raise AssertionError(f"{step[1:]} in state {self.state.name}")
-        self.state = following
+        self.state = self._following(step)
 
     def _take_offer(self, offer: pb.Offer) -> None:
         if len(self.session) != SESSION_SIZE:
@@ -322,8 +309,8 @@ class Exchange:
 
     def _take_accept(self, accept: pb.Accept) -> None:
         own, other = self._own.standing, standing_from_wire(accept.standing)
-        limit = self._setting.staleness
-        if own is not None and limit is not None and abs(own.round - other.round) > limit:
+        staleness = self._setting.staleness
+        if own is not None and staleness is not None and abs(own.round - other.round) > staleness:
             raise ProtocolError(f"the partner accepted from round {other.round} an offer from round {own.round}.")
         self.subject = Subject(self.subject.fragment, self.subject.dense or accept.dense)
         self._other.standing = accept.standing

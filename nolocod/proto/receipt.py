@@ -62,7 +62,7 @@ class Receipt:
 
 
 def to_line(receipt: Receipt) -> bytes:
-    """`receipt` as a line of JSON: all that a stranger needs in order to check it."""
+    """`receipt` as a line of JSON: all that anybody needs in order to check it."""
     fields = {
         "session": receipt.session.hex(),  # for people, and for those who look for it
         "receipt": base64.b64encode(receipt.content).decode(),

@@ -1,7 +1,6 @@
-"""The states of a stream on which a newcomer gets weights, and what leads from one to the next.
+"""The states of a stream on which a newcomer gets a snapshot, in tables as for exchanges (states.py).
 
-The rule: as for exchanges (states.py), what is absent from `SERVING` is an error: the peer's if it came ("<"), ours if
-we did it (">"). The newcomer drives; what one stream began, the next one goes on with by naming the snapshot.
+The rule: the newcomer drives; what one stream began, the next one goes on with by naming the snapshot.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.errors import ProtocolError
-from nolocod.identity import short
+from nolocod.proto.states import following
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
@@ -33,7 +31,7 @@ class Serving(enum.Enum):
 
 _S = Serving
 
-NEWCOMER: dict[Serving, dict[str, Serving]] = {
+_NEWCOMER: dict[Serving, dict[str, Serving]] = {
     _S.NEW: {">snapshot_request": _S.ASKED, ">chunk_request": _S.MOVING},
     _S.ASKED: {
         "<working": _S.ASKED,
@@ -53,7 +51,7 @@ NEWCOMER: dict[Serving, dict[str, Serving]] = {
     _S.CLOSED: {},
 }
 
-DONOR: dict[Serving, dict[str, Serving]] = {
+_DONOR: dict[Serving, dict[str, Serving]] = {
     _S.NEW: {"<snapshot_request": _S.ASKED, "<chunk_request": _S.MOVING, ">busy": _S.CLOSED},
     _S.ASKED: {">snapshot_offer": _S.DESCRIBED, ">busy": _S.CLOSED},
     _S.DESCRIBED: {"<chunk_request": _S.MOVING, "<snapshot_request": _S.ASKED},
@@ -67,7 +65,7 @@ DONOR: dict[Serving, dict[str, Serving]] = {
     _S.CLOSED: {},
 }
 
-SERVING = {"newcomer": NEWCOMER, "donor": DONOR}
+SERVING = {"newcomer": _NEWCOMER, "donor": _DONOR}
 
 
 class Service:
@@ -80,9 +78,4 @@ class Service:
 
     def step(self, name: str) -> None:
         """`name` came or was done. ProtocolError if it may not come now."""
-        following = SERVING[self.side][self.state].get(name)
-        if following is None and name.startswith("<"):
-            raise ProtocolError(f"{short(self._partner)} sent {name[1:]} to a {self.side} that is {self.state.name}.")
-        if following is None:
-            raise AssertionError(f"{name[1:]} in state {self.state.name}")
-        self.state = following
+        self.state = following(SERVING[self.side], self.state, name, self._partner, self.side)

@@ -1,7 +1,7 @@
 """The states of an exchange, and what leads from one to the next.
 
 The rule: `TABLE` says, for each side and state, what may come ("<") and what we may decide (">"), and what
-follows; what is absent is an error.
+follows; what is absent is an error: the peer's if it came, ours if we did it.
 
 Two phases make that both apply or neither: the answerer confirms (and from then on is in doubt until
 it is told), the offerer decides. The offerer decides once, stores the receipt before it says so, and
@@ -11,6 +11,22 @@ never aborts afterwards; what it aborted it never commits.
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
+
+from nolocod.errors import ProtocolError
+from nolocod.identity import short
+
+S = TypeVar("S", bound=enum.Enum)
+
+
+def following(table: dict[S, dict[str, S]], state: S, step: str, partner: str, side: str = "side") -> S:
+    """The state that `table` has after `step`. ProtocolError for what `partner` may not send to a `side` in `state`."""
+    after = table[state].get(step)
+    if after is None and step.startswith("<"):
+        raise ProtocolError(f"{short(partner)} sent {step[1:]} to a {side} that is {state.name}.")
+    if after is None:
+        raise AssertionError(f"{step[1:]} in state {state.name}")
+    return after
 
 
 class State(enum.Enum):

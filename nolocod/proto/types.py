@@ -1,7 +1,6 @@
-"""What crosses the layers: small frozen facts about members, tensors and exchanges.
+"""What crosses the floors: small frozen facts about members, tensors and exchanges.
 
-Imported by everybody, imports nobody but `identity`; so that outer, p2p and trainer can talk without
-knowing each other.
+The rule: imported by everybody and importing next to nobody, so that outer, p2p and trainer need not know each other.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ class Box(Protocol):
 
 
 class LocalSide(Protocol):
-    """What an exchange asks of its own node while it runs; outer.loop supplies it."""
+    """What an exchange asks of its own node while it runs (outer.loop)."""
 
     @property
     def outbox(self) -> Box: ...
@@ -220,7 +219,7 @@ class Applied:
 
 
 class Answerer(Protocol):
-    """How a node answers exchanges that others begin; outer.loop supplies it."""
+    """How a node answers exchanges that others begin (outer.loop)."""
 
     def decide(self, offer: Offer) -> Answer:
         """Answer at once. After Accept this node is engaged until `ended` is called."""

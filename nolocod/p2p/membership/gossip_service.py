@@ -121,6 +121,10 @@ class GossipService:
         self.heard_directly[peer] = trio.current_time()
         self._table.trust(peer)
 
+    def heard_at(self, peer: PeerId) -> float:
+        """When we last had an answer or a question of `peer`; 0 for never."""
+        return self.heard_directly.get(peer, 0.0)
+
     def knows(self, peer: PeerId) -> bool:
         """Whether `peer` is a member, or was heard of lately where there are more than we hold."""
         return self._table.known(peer, trio.current_time())
