@@ -1,8 +1,8 @@
-"""What a node keeps about who may talk to whom: network key, allow list, invitations, admission, revocations.
+"""The files about who may talk to whom: network key, allow list, invitations, our admission, revocations.
 
-The rule: what is secret is written with mode 0600; what a person writes by hand is refused with its line. The
-daemon and the owner's commands share the data directory: each file is replaced whole, whoever needs the latest
-reads it again, and of the commands that add to a file one works at a time.
+The rule: what is secret has mode 0600; what a person writes by hand is refused with its line. The daemon and the owner's
+commands share the data directory: each file is replaced whole, whoever needs the latest reads it again, and of the
+commands that add to a file one works at a time (`_alone`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who may be a member of a run: invitations, admissions and revocations, as bytes that anybody can check.
+"""Invitations, admissions, revocations and tokens, as bytes that anybody can check.
 
 The rule: every right comes from the key that signed the manifest. Its owner signs an invitation, which carries the
 public half of a key of its own; whoever holds the other half signs with it that one peer is admitted. So members need
-nothing but the manifest to check each other, and the owner need not be there. No clock, no files, no randomness in here.
+nothing but the manifest to check each other. No clock, no files (credentials.py), no randomness in here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The manifest: everything that the nodes of one run must agree on, signed by the run's owner.
 
-A run file (TOML) is checked into a `Manifest`; `seal` signs it; the run id is the BLAKE3 hash of the
-signed bytes, so that whoever knows the id can tell an altered manifest without knowing the owner.
+The rule: a run file (TOML) is checked into a `Manifest`, which `seal` signs. The run id is the BLAKE3 hash of the signed
+bytes, so that whoever knows the id can tell an altered manifest without knowing the owner.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Data(Section, frozen=True):
-    """What is trained on. Local files are a node's own matter (`--data`): a stranger's manifest must not
-    be able to point at a file of ours."""
+    """What is trained on. Local files are a node's own matter (`--data`): a manifest must not be able to point at one."""
 
     source: Literal["stdlib", "text", "jsonl", "parquet", "hub"] = "stdlib"
     """"stdlib" needs nothing: the sources of the running Python's standard library."""
@@ -311,15 +310,12 @@ def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
 
 def _where(text: str, error: Exception) -> str:
     """Find the line of the key that msgspec complains about ("... at `$.inner.steps`")."""
-    message = str(error)
-    found = re.search(r"at `\$((?:\.\w+)*)", message)
-    keys = [key for key in found.group(1).split(".") if key] if found else []
-    field = re.search(r"(?:unknown field|field) `(\w+)`", message)
-    if field:
-        keys.append(field.group(1))
     if isinstance(error, RunFileError):
-        keys = ["outer", "gamma"] if isinstance(error, UnstableError) else re.findall(r"`(trust)\.(\w+)`", message)[0]
-    section, *rest = [*keys] if keys else [""]
+        keys = ["outer", "gamma"] if isinstance(error, UnstableError) else re.findall(r"trust|(?<=trust\.)\w+", error.cause)[:2]
+    else:
+        keys = re.findall(r"\.(\w+)", "".join(re.findall(r"at `\$((?:\.\w+)*)", str(error))))
+        keys += re.findall(r"field `(\w+)`", str(error))[:1]
+    section, *rest = keys or [""]
     inside = False
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*\[([\w.]+)\]", line)

@@ -1,10 +1,9 @@
-"""What this node thinks of each peer by its conduct, and whom it will have nothing to do with for a while.
+"""Peer scoring: what this node thinks of each peer by its conduct, and whom it bans for a while.
 
-The rule: only what a peer must have done itself counts against it. Everything that reaches us is sealed and signed, so
-a false signature or an altered byte is its sender's doing; a line that breaks or is slow may be nobody's, and bans
-nobody. A reputation moves between 0 and 1 by a moving average of verdicts; below `_THRESHOLD` follows a ban, which ends
-by itself, and is twice as long the next time. No clock and no disk in here but in `Records`: `now` is the time of day in
-seconds, as bans outlive this process.
+The rule: only what a peer must have done itself counts against it. All that reaches us is signed, so a false signature or
+an altered byte is its sender's doing; a line that breaks or is slow may be nobody's, and bans nobody. A score is a moving
+average between 0 and 1; below `_THRESHOLD` follows a ban, which ends by itself, and is twice as long the next time. No
+clock and no disk but in `Records`: `now` is the time of day in seconds, as bans outlive this process.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _UNKNOWN = 0.5
 """What is thought of a peer of which nothing is known."""
 _THRESHOLD = 0.2
 _PAROLE = 0.35
-"""After a ban: less than a newcomer has, so that one more misdeed or two ban again."""
+"""After a ban: less than a newcomer has, so that one more fault or two ban again."""
 _FIRST_BAN = 600.0
 _LONGEST_BAN = 86_400.0
 _KEPT = 1024
@@ -192,8 +191,7 @@ class Reputation:
         return msgspec.json.encode(list(self._records.values()))
 
     def load(self, raw: bytes, now: float) -> None:
-        """Take over what `dump` gave, and tell who is banned still. Raises msgspec.DecodeError, of which ValidationError is
-        one."""
+        """Take over what `dump` gave, and tell who is banned still. Raises msgspec.DecodeError."""
         for record in msgspec.json.decode(raw, type=list[Record])[:_KEPT]:
             peer = PeerId(record.peer_id)
             self._records[peer] = record
@@ -202,8 +200,8 @@ class Reputation:
 
 
 def _worth_keeping(record: Record, now: float) -> tuple[bool, float, int, float, float]:
-    """Greater for what would be missed more: running bans before all else, of those the longest; then who was banned
-    before, then those with whom most exchanges were committed, then whoever is furthest from a stranger, seen last."""
+    """Greater for what would be missed more: running bans first, of those the longest; then past bans and committed
+    exchanges; then scores far from a newcomer's, and those seen last."""
     left = record.banned(now)
     return left > 0, left, record.bans + record.accepted, abs(record.score - _UNKNOWN), record.seen
 

@@ -1,11 +1,10 @@
 """The choice of a partner: uniform among those reached straight, and a quarter as likely where a relay must carry.
 
-The rule: whoever may be a partner is drawn with a weight above zero, and the weight knows nothing but whether a
-relay would have to carry. Preferring near or fast peers would make cliques (arXiv 2506.10911, 3.2); this
-preference does not, as everybody reaches the public nodes straight. Among 100 members, of which 30 are public,
-50 behind cone and 20 behind symmetric NATs, with 7 of 10 punches succeeding, replicas approach each other at 0.72
-of the rate of uniform choice (second eigenvalue of the pairs' graph), and 13 instead of 31 of 100 exchanges
-load a relay.
+The rule: everybody who may be a partner has a weight above zero, and the weight knows nothing but whether a relay would
+have to carry. Preferring near or fast peers would make cliques (arXiv 2506.10911, 3.2); this does not, as everybody
+reaches the public nodes straight. Of 100 members, 30 public, 50 behind cone and 20 behind symmetric NATs, with 7 of 10
+punches succeeding, replicas approach each other at 0.72 of the rate of uniform choice (second eigenvalue of the pairs'
+graph), and 13 instead of 31 of 100 exchanges load a relay.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ def choose(
 ) -> PeerId | None:
     """Draw one training member whose round is at most `staleness` outer steps from ours, or None.
 
-    That is judged by the rounds of now, or of the time of its heartbeat, whichever speaks for it: what it
-    really is now it says itself when it answers the offer.
-    `members` are the live ones (never ourselves), `avoid` those suspected, or that refused lately, `carried`
-    those that only a relay reaches (`relayed`).
+    Its round counts as of now or of the time of its heartbeat, whichever speaks for it: it says itself when it answers.
+    `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches.
     """
     fit = [
         member.peer_id

@@ -9,8 +9,6 @@ seconds, both passed in.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from nolocod.proto.types import Member
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from nolocod.errors import RefusedError
     from nolocod.identity import PeerId
@@ -93,9 +91,6 @@ class Membership:
     _memories: dict[PeerId, _Memory] = field(default_factory=dict)  # so that echoes do not revive those that are gone
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _made_room: list[PeerId] = field(default_factory=list)
-    # a heap, in which those that were heard again or are gone are left for a while
-    _by_age: list[tuple[float, int, _Entry]] = field(default_factory=list)
-    _admitted: Iterator[int] = field(default_factory=itertools.count)
     _began: float | None = None
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -148,15 +143,12 @@ class Membership:
         if glance is None:
             return False
         peer, count = glance
-        if count <= self._last_count(peer):
-            return True
-        return not newcomer and peer != self.own and peer not in self._entries and len(self._entries) >= self.timing.capacity
-
-    def _last_count(self, peer: PeerId) -> int:
         if (entry := self._entries.get(peer)) is not None:
-            return entry.said.count
+            return count <= entry.said.count
         memory = self._memories.get(peer)
-        return -1 if memory is None else memory.count
+        if memory is not None and count <= memory.count:
+            return True
+        return not newcomer and peer != self.own and len(self._entries) >= self.timing.capacity
 
     def _admit(self, peer: PeerId, entry: _Entry, now: float) -> PeerSeen | None:
         if now - entry.heard > self.lasts(now):
@@ -165,7 +157,7 @@ class Membership:
         if memory is not None and entry.heard <= memory.unreached:
             return None
         if before is None and len(self._entries) >= self.timing.capacity:
-            stalest = self._stalest()
+            stalest = min(self._entries.values(), key=_HEARD)
             if entry.heard <= stalest.heard:
                 return None
             self._drop(stalest.said.peer)
@@ -174,7 +166,6 @@ class Membership:
         if before is not None:
             entry.heard = max(entry.heard, before.heard)
         self._entries[peer] = entry
-        self._note_age(entry)
         self._memories.pop(peer, None)
         suspicion = self._suspicions.get(peer)
         if suspicion is not None and entry.heard > suspicion.since:  # what was on its way before says nothing
@@ -183,20 +174,6 @@ class Membership:
         if was is not None and (was.standing, was.state, was.nat) == (said.standing, said.state, said.nat):
             return None
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
-
-    def _note_age(self, entry: _Entry) -> None:
-        if len(self._by_age) >= 2 * self.timing.capacity:
-            self._by_age = [one for one in self._by_age if self._entries.get(one[2].said.peer) is one[2]]
-            heapq.heapify(self._by_age)
-        heapq.heappush(self._by_age, (entry.heard, next(self._admitted), entry))
-
-    def _stalest(self) -> _Entry:
-        """The member that was heard the longest ago."""
-        while True:
-            entry = self._by_age[0][2]
-            if self._entries.get(entry.said.peer) is entry:
-                return entry
-            heapq.heappop(self._by_age)
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -242,21 +219,17 @@ class Membership:
 
     def known(self, peer: PeerId, now: float) -> bool:
         """Whether `peer` is a member, or had to make room and was heard not so long ago that it must be gone."""
-        memory = self._memories.get(peer)
-        return peer in self._entries or (memory is not None and self._is_sample() and now - memory.heard < 3 * self.lasts(now))
-
-    def _is_sample(self) -> bool:
-        """Whether there are more members than we hold."""
-        return len(self._entries) + len(self._memories) > self.timing.capacity
+        memory, more_than_we_hold = self._memories.get(peer), len(self._entries) + len(self._memories) > self.timing.capacity
+        return peer in self._entries or (memory is not None and more_than_we_hold and now - memory.heard < 3 * self.lasts(now))
 
     # --- who can be reached -----------------------------------------------------------------------
 
-    def suspect(self, peer: PeerId, now: float, seconds: float = _BACK_OFF) -> None:
-        """`peer` could not be reached: no partner for `seconds`, doubled with every failure in a row."""
+    def suspect(self, peer: PeerId, now: float) -> None:
+        """`peer` could not be reached: no partner for ten seconds, doubled with every failure in a row."""
         if peer not in self._entries:
             return
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
-        pause = min(seconds * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
+        pause = min(_BACK_OFF * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
         self._suspicions[peer] = _Suspicion(now, now + pause, failures)
 
     def trust(self, peer: PeerId) -> None:
