@@ -300,7 +300,7 @@ def bounds() -> list[Bound]:
             "disk",
             "weights for newcomers: snapshots kept",
             "1",
-            "`daemon.py`",
+            "`OwnSnapshot`",
             "one_snapshot_lies_on_the_disk_however_many_newcomers_went_away",
         ),
         Bound(

@@ -4,7 +4,7 @@ The rule: replicas of an honest swarm differ, but in no matrix by two thirds of 
 its matrices is farther than that from every witness's. What two witnesses are apart is no measure for less: two that have
 just exchanged are the same but for a hundredth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
 zero or one, and may have little in common later. Being far off is no proof of a lie, as the two halves of a swarm that
-was parted are far apart too: loss has the last word (training_session.py).
+was parted are far apart too: loss has the last word (node.weights).
 """
 
 from __future__ import annotations

@@ -214,3 +214,7 @@ def test_an_allowance_is_read_from_its_flags() -> None:
     assert [str(span) for span in config.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
     assert config.pause_on_battery
     assert node._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()
+
+
+def test_pages_are_for_this_machine_alone_unless_told() -> None:
+    assert node._node_config(cli._parser().parse_args(["join"])).http.host == "127.0.0.1"

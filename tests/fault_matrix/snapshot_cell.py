@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _DUMP_SECONDS = 1.0
 """What the trainer takes to write a snapshot."""
 _ASK_AGAIN = 5.0
-"""As training_session.py has it."""
+"""As node/weights.py has it."""
 _RESTART = 15.0
 
 
@@ -106,7 +106,7 @@ class SnapshotCell(Cell):
     # --- the newcomer -----------------------------------------------------------------------------------
 
     async def _join(self, node: NodeUnderTest) -> None:
-        """As training_session.py: ask until somebody gives, whoever it is; then take part."""
+        """As node/weights.py: ask until somebody gives, whoever it is; then take part."""
         await node.do(partial(self._fetch, node))
         if node.port.up:
             self.swarm.begin(node)

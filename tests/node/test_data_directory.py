@@ -144,3 +144,10 @@ def test_a_directory_that_cannot_be_prepared_has_a_code(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder belongs")
     with pytest.raises(DataDirError), data_directory.hold(DataDir(tmp_path)):
         pass
+
+
+def test_everything_in_the_data_directory_has_its_own_place(tmp_path: Path) -> None:
+    paths = DataDir(tmp_path)
+    places = [place for name, place in vars(paths).items() if name != "root"]
+    assert len(set(places)) == len(places)
+    assert {place.parent for place in places} == {tmp_path}

@@ -1,6 +1,6 @@
 """One simulated node: the product's outer loop, exchanges and membership around a modelled replica.
 
-The rule: this is the wiring of the daemon (mesh.py, daemon.py, training_session.py) with nothing decided in it.
+The rule: this is the wiring of the daemon (p2p.mesh, node.daemon, node.peers) with nothing decided in it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""A node's own settings."""
+"""Addresses, rates, sizes, spans of time and of the day, as users write them."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from nolocod.errors import UsageError
-from nolocod.node.config import NodeConfig
-from nolocod.run.paths import DataDir
 from nolocod.units import SLOWEST_RATE, Address, Hours, parse_rate, parse_size, parse_span
 
 
@@ -29,17 +25,6 @@ def test_a_wrong_address_names_its_flag(text: str) -> None:
     with pytest.raises(UsageError, match="--listen") as caught:
         Address.parse(text, "--listen")
     assert caught.value.exit_status == 2
-
-
-def test_pages_are_for_this_machine_alone_unless_told() -> None:
-    assert NodeConfig.http.host == "127.0.0.1"
-
-
-def test_everything_in_the_data_directory_has_its_own_place() -> None:
-    paths = DataDir(Path("root"))
-    places = [place for name, place in vars(paths).items() if name != "root"]
-    assert len(set(places)) == len(places)
-    assert {place.parent for place in places} == {Path("root")}
 
 
 @pytest.mark.parametrize(
