@@ -196,7 +196,7 @@ def own_addresses(listen: Sequence[Address], announce: Sequence[str], running: R
     if running:
         found = [_transport(address) for address in running.addresses]
     else:  # as if bound: any port will do
-        found = list(announced([Address(one.host, one.port or 1) for one in listen], announce))
+        found = list(announce or announced([Address(one.host, one.port or 1) for one in listen]))
     if not found:
         return fail("D12", "this machine has no address for peers.")
     shown = ", ".join(found[:3])

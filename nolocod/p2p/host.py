@@ -29,7 +29,7 @@ from nolocod.p2p.connections import Connections
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.metering import Unmetered
 from nolocod.p2p.limits.peerstore import BoundedStore
-from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, Rate, StreamLimiter
+from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, StreamLimiter
 from nolocod.p2p.transport.connection import relayed
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.dialer import Dialler
@@ -43,7 +43,7 @@ from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.transport.yamux import MuxLimits, YamuxMultistream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from libp2p.abc import INetConn, INetStream
     from libp2p.crypto.keys import KeyPair
@@ -81,8 +81,6 @@ class HostLimits:
     streams_per_connection: int = 128
     """Opened by a peer and not yet ended, libp2p's own protocols included."""
     inbound: ConnectionLimits = field(default_factory=ConnectionLimits)
-    rates: Mapping[str, Rate] = field(default_factory=dict)
-    """Of the streams of some protocols that are opened to us; for all others NORMAL."""
 
 
 @asynccontextmanager
@@ -178,7 +176,7 @@ class Host(Connections):
         self._listening: tuple[Address, ...] = ()
         self._override: tuple[str, ...] = ()
         self._inbound: Counter[PeerId] = Counter()
-        self._stream_limiter = StreamLimiter(limits.rates)
+        self._stream_limiter = StreamLimiter()
         libp2p_patches.announce_with(basic, self._straight_addresses)
         self.serve(IDENTIFY, self._tell_who_we_are)
 
@@ -196,7 +194,7 @@ class Host(Connections):
 
     def look_again(self) -> bool:
         """Work out our addresses anew, as interfaces come and go; whether they changed."""
-        before, self.local = self.local, announced(self._listening, ())
+        before, self.local = self.local, announced(self._listening)
         return self.local != before
 
     @property

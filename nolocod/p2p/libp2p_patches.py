@@ -124,11 +124,10 @@ class Negotiation(Multiselect):  # type: ignore[misc]  # libp2p has no types
 
 
 def bound_dht(kad: KadDHT, handle: Callable[[Any], Awaitable[None]], own: bytes) -> None:
-    """libp2p's streams of the DHT know no deadline (`handle` has one), its store takes any number of keys, of which `own`
-    never makes room for others here, and it remembers every peer that ever told of itself."""
+    """The DHT's streams know no deadline (`handle` has one), and its store takes any number of keys; of those, `own` never
+    makes room for others here."""
     kad.handle_stream = handle
     kad.provider_store.providers = Providers(own)
-    kad._provider_rate_limits = Newest(_MOST_KEYS)
 
 
 class _Records(Newest[str, object]):

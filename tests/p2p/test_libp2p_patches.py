@@ -5,32 +5,41 @@ A failure here after an upgrade is good news: take the workaround out, and its t
 
 from __future__ import annotations
 
+import logging
 import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
 from libp2p import new_host
+from libp2p.connection_types import ConnectionType
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.identity.identify.identify import _prefer_circuit_addr
+from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.network.config import ConnectionConfig
+from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from nolocod.identity import Identity
+from nolocod.p2p import libp2p_patches
+from nolocod.p2p.connections import best
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.libp2p_patches import Negotiation
+from nolocod.p2p.transport.connection import Origin
 from nolocod.p2p.transport.listen_addresses import announced
 from nolocod.units import Address
 from tests.support.wires import until
@@ -85,7 +94,7 @@ async def test_only_one_tcp_address_of_a_peer_is_dialled() -> None:
 async def test_a_wildcard_is_advertised_as_it_is() -> None:
     async with stock(Multiaddr("/ip4/0.0.0.0/tcp/0")) as host:
         assert any("/ip4/0.0.0.0/" in str(address) for address in host.get_addrs())
-    assert not any("0.0.0.0" in address for address in announced([Address("0.0.0.0", 1)], ()))
+    assert not any("0.0.0.0" in address for address in announced([Address("0.0.0.0", 1)]))
 
 
 async def test_a_port_in_use_is_bound_a_second_time() -> None:
@@ -199,7 +208,7 @@ async def test_a_dial_leaves_from_a_port_of_chance() -> None:
         (connection,) = swarm(bob).get_connections()
         _, port = connection.muxed_conn.get_remote_address()
         assert port != port_of(info(ann).addrs[0]), "what peers see of it is of no use to others"
-    # ours: tests/net/test_links.py
+    # ours: tests/p2p/transport/test_connection.py
 
 
 async def test_ipv6_peers_have_no_address() -> None:
@@ -207,7 +216,7 @@ async def test_ipv6_peers_have_no_address() -> None:
         await ann.connect(info(bob))
         (connection,) = swarm(ann).get_connections()
         assert connection.muxed_conn.get_remote_address() is None
-    # ours: tests/net/test_links.py
+    # ours: tests/p2p/transport/test_connection.py
 
 
 async def test_a_circuit_address_becomes_one_of_our_own_at_the_relay() -> None:
@@ -216,7 +225,7 @@ async def test_a_circuit_address_becomes_one_of_our_own_at_the_relay() -> None:
         ours.circuits = (circuit.format(relay),)
         assert [str(address) for address in ours.basic.get_addrs()] == [f"{ours.announced[0]}/p2p/{ours.own}"]
         assert ours.addresses[-1] == f"{circuit.format(relay)}/p2p/{ours.own}"
-        ours.basic._addrs_factory = lambda _: [Multiaddr(circuit.format(relay))]
+        libp2p_patches.announce_with(ours.basic, lambda: [circuit.format(relay)])
         assert str(ours.basic.get_addrs()[0]) != f"{circuit.format(relay)}/p2p/{ours.own}"
 
 
@@ -232,7 +241,7 @@ async def test_identify_tells_a_peer_that_is_connected_straight_too_only_of_the_
             assert _prefer_circuit_addr(bob, ann.get_id(), info(ann).addrs[0]) == circuit
         finally:
             swarm(bob).connections[ann.get_id()] = [straight]
-    # ours answers for the connection that it is asked on: tests/net/test_links.py
+    # ours answers for the connection that it is asked on: tests/p2p/transport/test_connection.py
 
 
 def port_of(address: Multiaddr) -> int:
@@ -279,3 +288,81 @@ async def test_a_handler_that_is_taken_away_in_a_negotiation_is_a_key_error() ->
         asker = Asker(lambda muxer=muxer: muxer.remove_handler("/taken/away"))
         with pytest.raises(error):
             await muxer.negotiate(asker)
+
+
+def test_libp2p_logs_a_peers_failure_with_the_root_logger(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "filters", [])
+    muxed = SimpleNamespace(peer_id="x")
+    with caplog.at_level(logging.DEBUG):
+        SwarmConn(muxed, cast("Any", SimpleNamespace()))
+        assert [record for record in caplog.records if record.name == "root"]
+        caplog.clear()
+        libp2p_patches.quiet_libraries()
+        SwarmConn(muxed, cast("Any", SimpleNamespace()))
+        logging.getLogger("libp2p.network").error("a peer's fault")
+    assert not [record for record in caplog.records if libp2p_patches._not_from_libp2p(record)]
+
+
+async def test_the_muxer_that_is_asked_for_is_not_the_one_that_is_used() -> None:
+    class Ours(Yamux):
+        pass
+
+    host = new_host(key_pair=create_new_key_pair(), muxer_opt={PROTOCOL_ID: Ours})
+    async with host.run([ANYWHERE]), stock() as bob:
+        await host.connect(info(bob))
+        (connection,) = swarm(host).get_connections()
+        assert type(connection.muxed_conn) is Yamux
+
+
+async def test_of_two_connections_the_one_with_more_streams_is_used_though_the_other_was_heard() -> None:
+    def connection(streams: int, heard_at: float) -> Any:  # noqa: ANN401  # as little of one as is looked at
+        channel = SimpleNamespace(origin=Origin("direct"))
+        muxed = SimpleNamespace(heard_at=heard_at, secured_conn=channel)
+        direct = SimpleNamespace(get_connection_type=lambda: ConnectionType.DIRECT, get_streams=lambda: [None] * streams)
+        direct.muxed_conn = muxed
+        return direct
+
+    dead, alive = connection(3, 1.0), connection(0, 9.0)
+    async with stock() as ann:
+        assert swarm(ann)._select_connection([dead, alive], ann.get_id()) is dead
+        libp2p_patches.prefer(swarm(ann), best)
+        assert swarm(ann)._select_connection([dead, alive], ann.get_id()) is alive
+
+
+async def test_the_auto_connector_notes_who_was_lost_until_the_host_stops() -> None:
+    async with stock() as ann, stock() as bob:
+        await swarm(ann).auto_connector.stop()
+        await ann.connect(info(bob))
+        await ann.disconnect(bob.get_id())
+        await until(lambda: swarm(ann).auto_connector._recent_disconnects)
+        libp2p_patches.forget_disconnected(swarm(ann), bob.get_id())
+        assert not swarm(ann).auto_connector._recent_disconnects
+
+
+async def test_what_a_peer_says_of_itself_is_kept_when_it_has_gone() -> None:
+    async with stock() as ann, stock() as bob:
+        await ann.connect(info(bob))
+        await until(lambda: "/ipfs/ping/1.0.0" in ann.get_peerstore().get_protocols(bob.get_id()))
+        assert ID_PUSH in ann.get_mux().get_protocols()
+        await ann.disconnect(bob.get_id())
+        await until(lambda: not swarm(ann).get_connections())
+        assert ann.get_peerstore().get_protocols(bob.get_id())
+    # ours: tests/p2p/transport/test_connection.py, test_nothing_is_kept_of_peers_that_have_gone
+
+
+def test_the_dht_keeps_any_number_of_keys_and_no_late_provider() -> None:
+    def kept(providers: dict[bytes, Any] | None) -> tuple[int, bool]:
+        store = ProviderStore(cast("IHost", SimpleNamespace(get_id=lambda: ID(b"own"))))
+        if providers is not None:
+            store.providers = providers
+        peers = [PeerInfo(ID.from_pubkey(create_new_key_pair().public_key), [ANYWHERE]) for _ in range(25)]
+        for number in range(600):
+            store.add_provider(number.to_bytes(34, "big"), peers[0])
+        for peer in peers:
+            store.add_provider(b"key", peer)
+        return len(store.providers), peers[-1].peer_id in {found.peer_id for found in store.get_providers(b"key")}
+
+    assert kept(None) == (601, False)
+    assert kept(libp2p_patches.Providers(b"key")) == (512, True)

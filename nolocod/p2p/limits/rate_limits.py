@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nolocod.identity import PeerId
 
 _KEPT = 1024
@@ -156,16 +154,16 @@ def _less(counts: Counter[str], name: str) -> None:
 # --- streams ----------------------------------------------------------------------------------------------
 
 NORMAL = Rate(10, 60)
-"""Streams of one protocol that a peer may open, where nothing else is said: an exchange may take less than a second."""
+"""Streams of one protocol that a peer may open: an exchange may take less than a second."""
 _PER_ADDRESS = 8
 """By how much more an address may have than a peer."""
 
 
 class StreamLimiter:
-    """Counts the streams that peers open, by protocol. `rates` are those that are not NORMAL."""
+    """Counts the streams that peers open, by protocol; `rate` is that of one protocol and peer."""
 
-    def __init__(self, rates: Mapping[str, Rate]) -> None:
-        self._rates = rates
+    def __init__(self, rate: Rate = NORMAL) -> None:
+        self._rate = rate
         self._of_peers: dict[str, TokenBuckets] = {}
         self._of_addresses: dict[str, TokenBuckets] = {}
 
@@ -174,10 +172,9 @@ class StreamLimiter:
 
         `host` is None for a peer that comes through a relay. `protocol` is one of ours: they are few.
         """
-        rate = self._rates.get(protocol, NORMAL)
-        if not self._of_peers.setdefault(protocol, TokenBuckets(rate)).take(peer, now):
+        if not self._of_peers.setdefault(protocol, TokenBuckets(self._rate)).take(peer, now):
             return "peer"
-        all_there = self._of_addresses.setdefault(protocol, TokenBuckets(rate.times(_PER_ADDRESS)))
+        all_there = self._of_addresses.setdefault(protocol, TokenBuckets(self._rate.times(_PER_ADDRESS)))
         if host is not None and not all_there.take(address_group(host), now):
             return "address"
         return None

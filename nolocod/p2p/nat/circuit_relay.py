@@ -361,7 +361,7 @@ async def _arrived(source: Stream, most: int | None) -> bytes | bytearray:
         if most is None:
             return await muxed.take()
         try:
-            return await muxed.read_some(most)
+            return await muxed.read(most)
         except MuxedStreamEOF:
             return b""
 

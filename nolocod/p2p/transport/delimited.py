@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from libp2p.utils.varint import encode_varint_prefixed
 
 from nolocod.errors import ProtocolError
 
@@ -18,8 +19,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def send_message(stream: Stream, message: Message) -> None:
-    raw = message.SerializeToString()
-    await stream.write(_varint(len(raw)) + raw)
+    await stream.write(encode_varint_prefixed(message.SerializeToString()))
 
 
 async def receive_message(stream: Stream, kind: type[M], most: int) -> M:
@@ -41,12 +41,3 @@ async def receive_message(stream: Stream, kind: type[M], most: int) -> M:
     except DecodeError as error:
         raise ProtocolError(f"a {kind.__name__} that cannot be parsed.") from error
     return message
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

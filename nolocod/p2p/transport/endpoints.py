@@ -113,10 +113,10 @@ class CircuitEndpoint(ReadWriteCloser):  # type: ignore[misc]  # libp2p has no t
         return ahead
 
     async def read(self, n: int | None = None) -> bytes:
-        return await self._muxed.read_some(n)
+        return await self._muxed.read(n)
 
     async def write(self, data: bytes) -> None:
-        await self._muxed.write_all(data)
+        await self._muxed.write(data)
 
     async def close(self) -> None:
         """End in order, as a socket does: what was sent still arrives. A reset if the other end does not end it too."""

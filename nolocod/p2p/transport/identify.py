@@ -34,12 +34,11 @@ _ANSWER = 10.0
 
 @dataclass(frozen=True)
 class Identified:
-    """What a peer tells: the address that it sees us at, its own addresses and protocols, its software."""
+    """What a peer tells: the address that it sees us at, its own addresses and protocols."""
 
     observed: str | None
     listen: tuple[str, ...]
     protocols: frozenset[str]
-    agent: str
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ async def ask(stream: Stream) -> Identified:
         observed if observed and straight(observed) else None,
         tuple(dict.fromkeys(listen)),
         frozenset(message.protocols[:_MOST_PROTOCOLS]),
-        message.agent_version[:128],
     )
 
 

@@ -67,7 +67,7 @@ class LibStream:
 
     async def write(self, data: bytes | memoryview) -> None:
         with map_exceptions(self._remote, "writing"):
-            await self.muxed.write_all(data, self._progress)
+            await self.muxed.write(data, self._progress)
 
     async def close(self) -> None:
         # NetStream.close only ends our side of a yamux stream; close_write would leave the stream in the

@@ -18,16 +18,11 @@ from nolocod.p2p.transport.multiaddrs import multiaddr_of
 from nolocod.units import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+    from collections.abc import Iterable, Iterator, Sequence
 
 _BRIDGES = ("docker", "br-", "veth", "virbr", "cni", "podman", "lxc", "flannel", "cali")
-
-
 _LOOPBACK = 2
 """The rank of loopback among the interfaces."""
-
-
 _TRIES = 16
 
 
@@ -80,13 +75,8 @@ def _bind(address: Address) -> int:
         return int(probe.getsockname()[1])
 
 
-def announced(bound: Iterable[Address], override: Sequence[str]) -> tuple[str, ...]:
-    """The transport multiaddrs to tell others, best first.
-
-    `bound` are the sockets' own addresses, `override` is what the user wants told instead.
-    """
-    if override:
-        return tuple(override)
+def announced(bound: Iterable[Address]) -> tuple[str, ...]:
+    """The transport multiaddrs to tell others, best first, of a node whose sockets are `bound`."""
     found: list[tuple[int, str]] = []
     for address in bound:
         if not ipaddress.ip_address(address.host).is_unspecified:
@@ -100,22 +90,15 @@ def announced(bound: Iterable[Address], override: Sequence[str]) -> tuple[str, .
     return tuple(dict.fromkeys(ranked))
 
 
-def _interfaces(family: socket.AddressFamily) -> list[tuple[int, str]]:
-    """(rank, host) of the interfaces that are up; loopback only where there is nothing else."""
+def _interfaces(family: socket.AddressFamily) -> Iterator[tuple[int, str]]:
+    """(rank, host) of the interfaces that are up."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    ranked, loopback = [], []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
-            if name not in up or entry.family != family:
-                continue
-            host = ipaddress.ip_address(entry.address.partition("%")[0])
-            if host.is_link_local:
-                continue  # cannot be dialled without a zone
-            if host.is_loopback:
-                loopback.append((_LOOPBACK, str(host)))
-            else:
-                ranked.append((1 if name.startswith(_BRIDGES) else 0, str(host)))
-    return ranked or loopback
+            if name in up and entry.family == family:
+                host = ipaddress.ip_address(entry.address.partition("%")[0])
+                if not host.is_link_local:  # which cannot be dialled without a zone
+                    yield _LOOPBACK if host.is_loopback else int(name.startswith(_BRIDGES)), str(host)
 
 
 def is_bridge(host: str) -> bool:

@@ -71,18 +71,13 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
 
     async def read(self, n: int | None = None) -> bytes:
         """At most `n` bytes, at least one. MuxedStreamEOF at the end, MuxedStreamReset if there is none."""
-        return await self.read_some(n)
-
-    async def read_some(self, most: int | None = None, patience: float = _FOREVER) -> bytes:
         await trio.lowlevel.checkpoint()
-        if most == 0:
+        if n == 0:
             return b""
         self._begin_reading()
         try:
-            while not self._buffer:
-                self._check_readable()
-                await self._arrival(patience)
-            view = memoryview(bytearray(len(self._buffer) if most is None or most < 0 else min(most, len(self._buffer))))
+            await self._something(_FOREVER)
+            view = memoryview(bytearray(len(self._buffer) if n is None or n < 0 else min(n, len(self._buffer))))
             self._take(view)
             return bytes(view)
         finally:
@@ -93,17 +88,15 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         await trio.lowlevel.checkpoint()
         self._begin_reading()
         try:
-            while not self._buffer:
-                if self.recv_closed and self._broken is None:
-                    return bytearray()
-                self._check_readable()
-                await self._arrival(patience)
-            taken, self._buffer = self._buffer, bytearray()
-            self.muxed_conn.hold(self, -len(taken))
-            self._give_back(len(taken))
-            return taken
+            await self._something(patience)
+        except MuxedStreamEOF:
+            return bytearray()
         finally:
             self._reading = False
+        taken, self._buffer = self._buffer, bytearray()
+        self.muxed_conn.hold(self, -len(taken))
+        self._give_back(len(taken))
+        return taken
 
     async def read_into(self, view: memoryview, patience: float = _FOREVER) -> None:
         """Fill `view` (of bytes). MuxedStreamEOF if the stream ends before."""
@@ -139,6 +132,12 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             self._give_back(count)
         return count
 
+    async def _something(self, patience: float) -> None:
+        """Wait until there is something to read."""
+        while not self._buffer:
+            self._check_readable()
+            await self._arrival(patience)
+
     async def _arrival(self, patience: float) -> None:
         """Wait until the reader is woken; TooSlowError if nothing at all arrived for `patience` seconds."""
         self._readable = trio.Event()
@@ -171,11 +170,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def write(self, data: bytes | memoryview) -> None:
+    async def write(self, data: bytes | memoryview, patience: float = _FOREVER) -> None:
         """Send all of `data`. MuxedStreamClosed after our `close`, MuxedStreamReset if the stream is gone."""
-        await self.write_all(data)
-
-    async def write_all(self, data: bytes | memoryview, patience: float = _FOREVER) -> None:
         view = memoryview(data).cast("B")
         await trio.lowlevel.checkpoint_if_cancelled()
         self.check_writable()

@@ -116,7 +116,7 @@ def test_who_comes_too_often_waits_whatever_it_closed_again() -> None:
 
 
 def test_a_peer_has_its_share_of_each_protocol_and_an_address_eight_times_as_much() -> None:
-    stream_limiter = StreamLimiter({"/rare": Rate(1.0, 2)})
+    stream_limiter = StreamLimiter(Rate(1.0, 2))
 
     def ask(peer: int, host: str | None = HOME, protocol: str = "/rare", now: float = 0.0) -> str | None:
         return stream_limiter.objection(protocol, PeerId(f"peer-{peer}"), host, now)
@@ -130,7 +130,7 @@ def test_a_peer_has_its_share_of_each_protocol_and_an_address_eight_times_as_muc
 
 
 def test_what_is_not_rated_is_normal() -> None:
-    stream_limiter = StreamLimiter({})
+    stream_limiter = StreamLimiter()
     asked = [stream_limiter.objection("/any", PeerId("peer"), HOME, 0.0) for _ in range(int(NORMAL.burst) + 1)]
     assert asked == [None] * int(NORMAL.burst) + ["peer"]
 

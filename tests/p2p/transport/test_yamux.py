@@ -218,7 +218,7 @@ async def test_a_reader_that_does_not_read_stalls_its_own_stream_only(autojump_c
             assert not stuck.credit
             await unread.read_into(memoryview(bytearray(2 << 20)))
         with pytest.raises(trio.TooSlowError):
-            await live.write_all(bytes(1 << 20), patience=3.0)
+            await live.write(bytes(1 << 20), patience=3.0)
         with pytest.raises(trio.TooSlowError):
             await stuck.read_into(memoryview(bytearray(1)), patience=3.0)
         assert not ann.is_closed
