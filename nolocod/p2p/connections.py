@@ -186,7 +186,7 @@ class Connections:
         return direct[:_MOST_ADDRESSES], circuits[:_MOST_CIRCUITS]
 
     async def _straightly(self, peer: PeerId, address: str, *, fresh: bool) -> None:
-        with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.patience):
+        with map_exceptions(peer, f"dialling {address}", unverified=True), trio.fail_after(self.patience):
             await self.dialler.dial(peer, address, fresh=fresh)
 
     async def _by_circuit(self, peer: PeerId, address: str) -> None:
@@ -243,7 +243,7 @@ class Connections:
         """
         if not straight(address):
             raise PeerUnavailableError(f"{address!r} is no TCP address.")
-        with map_exceptions(peer, f"dialling {address}", stranger=True), trio.fail_after(self.patience):
+        with map_exceptions(peer, f"dialling {address}", unverified=True), trio.fail_after(self.patience):
             await self.dialler.probe(peer, address)
 
     async def adopt_circuit(self, stream: Stream, target: PeerId) -> None:

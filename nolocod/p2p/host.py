@@ -60,13 +60,13 @@ logger = logging.getLogger(__name__)
 
 RawHandler = Callable[["INetStream"], Awaitable[None]]
 
-_TOLD = frozenset({EXCHANGE, GOSSIP, INFO, SNAPSHOT, IDENTIFY})
-"""Protocols that say who is not wanted, and why; and the one that libp2p cannot do without."""
+_REASON_TOLD = frozenset({EXCHANGE, GOSSIP, INFO, SNAPSHOT, IDENTIFY})
+"""Protocols that tell a refused peer why, and the one that libp2p cannot do without."""
 
 
 @dataclass(frozen=True)
 class HostLimits:
-    """Deadlines in seconds; counts of what strangers may have of us at once."""
+    """Deadlines in seconds; counts of what peers may have of us at once."""
 
     connect: float = 6.0
     negotiate: float = 10.0
@@ -169,8 +169,8 @@ class Host(Connections):
         """Inbound streams that ended with a fault of the peer."""
         self.circuits: tuple[str, ...] = ()
         """Circuit addresses (".../p2p/RELAY/p2p-circuit") to announce."""
-        self.shuns: Callable[[PeerId], bool] = lambda _: False
-        """Whose streams are reset, but for those of `_TOLD`, where they are told why."""
+        self.refuses: Callable[[PeerId], bool] = lambda _: False
+        """Whose streams are reset, but for those of `_REASON_TOLD`, where they are told why."""
         self.judge: Callable[[PeerId, RemoteError | None], None] = lambda _, __: None
         """Told of each fault that ended an inbound stream; of None for a stream that was one too many."""
         self._listening: tuple[Address, ...] = ()
@@ -248,7 +248,7 @@ class Host(Connections):
         return accept
 
     async def _admitted(self, protocol: str, raw: INetStream) -> LibStream | None:
-        """The stream; None, and it is reset, if it is of one who is shunned, or one too many."""
+        """The stream; None, and it is reset, if it is of a refused peer, or one too many."""
         stream = self._wrap(raw)
         if self._admits(protocol, stream):
             return stream
@@ -257,9 +257,9 @@ class Host(Connections):
         return None
 
     def _admits(self, protocol: str, stream: LibStream) -> bool:
-        """Whether this stream is neither of one who is shunned, nor one too many."""
+        """Whether this stream is neither of a refused peer, nor one too many."""
         peer = stream.remote
-        if self.shuns(peer) and protocol not in _TOLD:
+        if self.refuses(peer) and protocol not in _REASON_TOLD:
             return False
         place = endpoint(stream.remote_address or "")
         blamed = self._stream_limiter.objection(protocol, peer, place and place[0], trio.current_time())

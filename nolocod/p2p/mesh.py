@@ -193,7 +193,7 @@ class Mesh:
             self._admission,
             lambda peer: reputation.objection(peer, time.time()),
         )
-        self._host.shuns = lambda peer: reputation.banned(peer, time.time()) > 0
+        self._host.refuses = lambda peer: reputation.banned(peer, time.time()) > 0
         self._host.judge = self.blame
         connectivity = parts.connectivity
         connectivity.members, connectivity.resting = self.live, lambda: own()[1] == "paused"

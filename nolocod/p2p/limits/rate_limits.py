@@ -1,4 +1,4 @@
-"""How often and how much strangers may have of this node: by peer, and by the address that they come from.
+"""How often and how much a peer may have of this node: by peer, and by the address that it comes from.
 
 The rule: an identity costs nothing and an address costs something, so whatever is limited for a peer is limited for its
 address too: an IPv4 address, or a /64 of IPv6, which is what one customer has. Limits for an address leave room for a
@@ -184,11 +184,11 @@ class StreamLimiter:
 
 
 PUNCHES = Rate(1, 60)
-"""Punches to one address, which knock ten times a second until both ends meet, within a second or two as a rule."""
+"""Punches to one address, ten a second until both ends meet, within a second or two as a rule."""
 
 
 class DialLimiter:
-    """How often we may dial in vain where members say that they are: they may name a stranger's address.
+    """How often we may dial in vain where members say that they are: they may name anybody's address.
 
     What counts is the address that is dialled, however many members name it. Where one of ours has answered before, as
     behind a NAT that many share, more is allowed.

@@ -136,10 +136,10 @@ class Reservations:
 
     async def _look(self) -> None:
         host = self._host
-        candidates = {one.peer: one for one in self.candidates() if one.peer != host.own and not host.shuns(one.peer)}
+        candidates = {one.peer: one for one in self.candidates() if one.peer != host.own and not host.refuses(one.peer)}
         self._forget(candidates)
         for relay in self.held:
-            if host.shuns(relay):
+            if host.refuses(relay):
                 self._lose(relay, "it is banned here, and its streams are reset")
             elif not host.straight(relay):
                 self._lose(relay, "the connection to it ended")

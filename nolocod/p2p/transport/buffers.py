@@ -41,7 +41,7 @@ class Pool:
 class Unread(Generic[Holder]):
     """Bytes that arrived and nobody has read, of all connections of a host; at most `most`.
 
-    One connection's windows are not much, those of all that strangers may open are more than a machine has.
+    One connection's windows are not much, those of all that peers may open are more than a machine has.
     """
 
     def __init__(self, most: int = 64 << 20) -> None:

@@ -45,20 +45,20 @@ is closing meanwhile (LifecycleError)."""
 
 
 @contextmanager
-def map_exceptions(peer: PeerId, doing: str, *, stranger: bool = False) -> Iterator[None]:
+def map_exceptions(peer: PeerId, doing: str, *, unverified: bool = False) -> Iterator[None]:
     """Turn libp2p's failures into ours; Cancelled and our own errors pass through.
 
-    To a `stranger` there is no connection yet: it may be something else than a libp2p node.
+    `unverified`: there is no connection yet, and what answers may be no libp2p node.
     """
     try:
         yield
     except RemoteError:
         raise
     except (trio.TooSlowError, *FOREIGN) as error:
-        raise _translate(peer, doing, error, stranger) from error
+        raise _translate(peer, doing, error, unverified) from error
 
 
-def _translate(peer: PeerId, doing: str, error: BaseException, stranger: bool) -> RemoteError:
+def _translate(peer: PeerId, doing: str, error: BaseException, unverified: bool) -> RemoteError:
     """Find the cause in the chain that people can act on."""
     ours = next((reason for reason in causes(error) if isinstance(reason, (PeerNetworkKeyError, PeerNotAllowedError))), None)
     if ours is not None:
@@ -77,7 +77,7 @@ def _translate(peer: PeerId, doing: str, error: BaseException, stranger: bool) -
                 return PeerUnavailableError(f"{doing}: connection refused.")
             case OSError(strerror=str(text)) if not isinstance(reason, EOFError):
                 return PeerUnavailableError(f"{doing}: {text}.")
-            case HandshakeFailure() | MultiselectError() | MultiselectCommunicatorError() if stranger:
+            case HandshakeFailure() | MultiselectError() | MultiselectCommunicatorError() if unverified:
                 return PeerUnavailableError(f"{doing}: what answers there is no libp2p node.")
     return PeerUnavailableError(f"{doing} with {short(peer)}: {str(error) or type(error).__name__}.")
 

@@ -1,4 +1,4 @@
-"""How multiaddrs are read and written, and which of those that strangers tell may be dialled (libp2p specs, addressing)."""
+"""How multiaddrs are read and written, and which of those that others tell may be dialled (libp2p specs, addressing)."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def public(host: str) -> bool:
 
 
 def near(host: str, ours: Iterable[str]) -> bool:
-    """Whether `host`, as a stranger told it, may be dialled by one who has the addresses `ours`.
+    """Whether `host`, as somebody told it, may be dialled by one who has the addresses `ours`.
 
     Public ones may; private ones in a network of ours; loopback if we have it among ours.
     """

@@ -110,11 +110,11 @@ async def test_no_place_is_kept_at_one_that_is_banned_since_nobody_would_come_in
         banned = await here.place()
         reservations = here.keep()
         await until(lambda: set(reservations.held) == {banned.host.own})
-        here.host.shuns = lambda peer: peer == banned.host.own
+        here.host.refuses = lambda peer: peer == banned.host.own
         other = await here.place()
         await until(lambda: set(reservations.held) == {other.host.own})
         assert [lost.relay for lost in here.lost()] == [banned.host.own]
-        here.host.shuns = lambda _: False
+        here.host.refuses = lambda _: False
         await until(lambda: len(reservations.held) == 2)
 
 
