@@ -314,7 +314,7 @@ def bounds() -> list[Bound]:
             "disk",
             "peers remembered",
             f"{CAPACITY}",
-            "`peerbook.CAPACITY`",
+            "`address_book.CAPACITY`",
             "it_keeps_those_seen_last_and_some_of_those_before",
         ),
         Bound("logs", "the same line a minute, then a count", "", "`logs.py`", "repeats_are_folded_into_a_count"),

@@ -1,4 +1,4 @@
-"""Finding a run and its members: bootstrap addresses, the Kademlia DHT, peers of earlier days.
+"""Finding a run and its members: bootstrap addresses, the Kademlia DHT, the address book of remembered peers.
 
 Not here: who is alive (membership).
 """

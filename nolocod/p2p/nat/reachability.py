@@ -168,13 +168,10 @@ class Reachability:
 
     def _helpers(self) -> list[PeerId]:
         """Some of those who see us, from as many addresses as can be; those outside of our own network if there are any."""
-        own = own_hosts(self._host)
-        observers = {
-            peer: host_of(one.observer or "")
-            for peer, one in self._host.observed.items()
-            if peer not in self._no_autonat and host_of(one.address) and host_of(one.observer or "")
-        }
-        far = [peer for peer in observers if not inside(host_of(self._host.observed[peer].address), own)] or list(observers)
+        own, views = own_hosts(self._host), self._host.observed
+        known = {peer: host_of(one.observer or "") for peer, one in views.items() if host_of(one.address)}
+        observers = {peer: host for peer, host in known.items() if host and peer not in self._no_autonat}
+        far = [peer for peer in observers if not inside(host_of(views[peer].address), own)] or list(observers)
         self._rng.shuffle(far)
         first = list({observers[peer]: peer for peer in far}.values())
         return [*first, *(peer for peer in far if peer not in first)][:_HELPERS]
@@ -233,11 +230,8 @@ class Reachability:
         relaying, now = self._settings.relaying, trio.current_time()
         if relaying.only or not relaying.use:
             return "only" if relaying.only else "off"
-        if self._host.circuits:
-            self._relayless_since = None
-        elif self._relayless_since is None:
-            self._relayless_since = now
-        return "missing" if self._relayless_since is not None and now - self._relayless_since >= _PATIENCE else "open"
+        since = self._relayless_since = None if self._host.circuits else self._relayless_since or now
+        return "missing" if since is not None and now - since >= _PATIENCE else "open"
 
 
 async def ask(host: Host, helper: PeerId, announce: Sequence[str], mapped: str | None) -> DialBack | None:

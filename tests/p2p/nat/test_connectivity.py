@@ -1,4 +1,4 @@
-"""The ways between nodes: what a node makes of what it knows of itself, and how long bulk waits for a better way."""
+"""Connectivity: what a node makes of what it knows of itself, and how long bulk waits for a straight connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def host(announce: tuple[str, ...] = ()) -> AsyncIterator[Host]:
         yield opened
 
 
-def ways(of: Host, path: Path, announce: tuple[str, ...] = (), relaying: Relaying | None = None) -> Connectivity:
+def connectivity(of: Host, path: Path, announce: tuple[str, ...] = (), relaying: Relaying | None = None) -> Connectivity:
     config = MeshSettings(data_dir=path, announce=announce, relaying=relaying or Relaying(), upnp=False)
     return Connectivity(of, config, (), random.Random(1), lambda _: None)
 
@@ -63,30 +63,30 @@ async def relayed(limits: RelayLimits | None = None) -> AsyncIterator[tuple[Host
 
 async def test_who_says_where_it_is_reached_gives_unless_its_owner_says_otherwise(tmp_path: Path) -> None:
     async with host(ANNOUNCED) as one:
-        found = ways(one, tmp_path, ANNOUNCED)
+        found = connectivity(one, tmp_path, ANNOUNCED)
         assert found.kind == "public"
         assert found.gives
         found.resting = lambda: True
         assert not found.gives
-        assert not ways(one, tmp_path, ANNOUNCED, Relaying(serve=False)).gives
-        assert not ways(one, tmp_path, ANNOUNCED, Relaying(only=True)).gives
+        assert not connectivity(one, tmp_path, ANNOUNCED, Relaying(serve=False)).gives
+        assert not connectivity(one, tmp_path, ANNOUNCED, Relaying(only=True)).gives
     async with host() as one:
-        assert ways(one, tmp_path).kind is None, "on a private address nobody knows before it was dialled back"
-        assert not ways(one, tmp_path).gives
+        assert connectivity(one, tmp_path).kind is None, "on a private address nobody knows before it was dialled back"
+        assert not connectivity(one, tmp_path).gives
 
 
 async def test_circuits_have_room_in_a_heartbeat_however_many_interfaces_there_are(tmp_path: Path) -> None:
     many = tuple(f"/ip4/203.0.113.{number}/tcp/4001" for number in range(1, 12))
     async with host(many) as one:
         one.circuits = tuple(f"/ip4/198.51.100.{number}/tcp/1/p2p/{one.own}/p2p-circuit" for number in range(1, 7))
-        assert ways(one, tmp_path).told == (*many[:4], *one.circuits[:4])
+        assert connectivity(one, tmp_path).told == (*many[:4], *one.circuits[:4])
         one.circuits = ()
-        assert ways(one, tmp_path).told == many[:8]
+        assert connectivity(one, tmp_path).told == many[:8]
 
 
 async def test_bulk_waits_for_a_straight_connection_while_one_may_come(tmp_path: Path) -> None:
     async with relayed() as (near, _, far):
-        found = ways(near, tmp_path)
+        found = connectivity(near, tmp_path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(near.dial_straight, far.own, far.announced, 5.0)
             with trio.fail_after(ENOUGH):
@@ -117,7 +117,7 @@ async def test_bulk_does_not_wait_where_a_punch_cannot_succeed_or_has_just_faile
 
 async def test_more_than_a_relay_carries_is_not_begun(tmp_path: Path) -> None:
     async with relayed(RelayLimits(circuit_bytes=10_000_000)) as (near, _, far):
-        found = ways(near, tmp_path)
+        found = connectivity(near, tmp_path)
         found.serve(lambda handler: handler)
         await near.disconnect(far.own)
         relay = next(peer for peer in near.peers())
