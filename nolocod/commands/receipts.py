@@ -1,0 +1,97 @@
+"""Commands about receipts: what exchanges left behind, signed by both partners."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nolocod.commands import Commands
+from nolocod.errors import ReceiptError, UsageError
+from nolocod.node import data_directory
+from nolocod.run.manifest import stored_manifest
+from nolocod.run.paths import DataDir
+
+if TYPE_CHECKING:
+    import argparse
+
+    from nolocod.p2p.exchange.receipt_audit import Verdict
+
+
+def add_to(commands: Commands) -> None:
+    """receipts."""
+    receipts = Commands.of(commands.add("receipts", _which, "What exchanges left behind, signed by both partners."))
+    listed = receipts.add_here("list", _list, "The receipts of this node, oldest first.")
+    listed.add_argument("--json", action="store_true", help="one JSON object per receipt")
+    checked = receipts.add_here("verify", _verify, "Check receipts offline: those of a file, or all of this node.")
+    checked.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    checked.add_argument("--manifest", type=Path, metavar="FILE", help="the manifest of the run that they must be of")
+    checked.add_argument("--json", action="store_true", help="one JSON object")
+    shown = receipts.add_here("show", _show, "One receipt; as a file, anybody can verify it with nothing else.")
+    shown.add_argument("session", metavar="SESSION", help="as `list` shows it; its first characters are enough")
+    shown.add_argument("--out", type=Path, metavar="FILE", help="write it there, for others")
+
+
+def _which(_options: argparse.Namespace) -> None:
+    raise UsageError("receipts needs one of list, verify and show.", remedy="See `nolocod receipts --help`.")
+
+
+def _stored(options: argparse.Namespace) -> Verdict:
+    from nolocod.p2p.exchange import receipt_audit
+
+    return receipt_audit.verify(receipt_audit.stored(DataDir(options.data_dir).receipts))
+
+
+def _list(options: argparse.Namespace) -> None:
+    from nolocod.p2p.exchange import receipt_audit
+
+    for receipt in _stored(options).receipts:
+        print(json.dumps(receipt_audit.as_fields(receipt)) if options.json else receipt_audit.summary(receipt))
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from nolocod.p2p.exchange import receipt_audit
+
+    files = options.files or receipt_audit.stored(DataDir(options.data_dir).receipts)
+    verdict = receipt_audit.verify(files, _run_of(options))
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "verified": [receipt_audit.as_fields(receipt) for receipt in verdict.receipts],
+                    "faults": verdict.faults,
+                    "proofs": [{"peer_id": proof.peer, "says": str(proof)} for proof in verdict.proofs],
+                }
+            )
+        )
+    else:
+        if options.files:
+            for receipt in verdict.receipts:
+                print(receipt_audit.summary(receipt))
+        print(f"{len(verdict.receipts)} verified, {len(verdict.faults)} not")
+        for proof in verdict.proofs:
+            print(f"PROOF: {proof}")
+    if verdict.faults:
+        more = f" And {len(verdict.faults) - 1} more." if len(verdict.faults) > 1 else ""
+        raise ReceiptError(verdict.faults[0] + more)
+
+
+def _run_of(options: argparse.Namespace) -> str | None:
+    """The run that receipts must be of: the manifest's that was named, or for this node's own receipts its run."""
+    from nolocod.run.manifest import unseal
+
+    if options.manifest is not None:
+        return unseal(data_directory.read_foreign(options.manifest)).run_id
+    sealed = None if options.files else stored_manifest(DataDir(options.data_dir))
+    return None if sealed is None else sealed.run_id
+
+
+def _show(options: argparse.Namespace) -> None:
+    from nolocod.p2p.exchange import receipt_audit
+
+    receipt = receipt_audit.find(_stored(options).receipts, options.session)
+    if options.out is not None:
+        receipt_audit.export(receipt, options.out)
+        print(f"{options.out}: anybody can check it with `nolocod receipts verify`")
+        return
+    print(json.dumps(receipt_audit.as_fields(receipt), indent=2))
