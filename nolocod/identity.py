@@ -89,13 +89,13 @@ def load_or_create(path: Path) -> Identity:
     try:
         return _load(path) if path.exists() else _create(path)
     except OSError as error:
-        raise IdentityError(f"{path}: {error.strerror}.", remedy="Look at who owns the data directory.") from error
+        raise IdentityError(f"{path}: {error.strerror}.", remedy="Check who owns the data directory.") from error
 
 
 def load(path: Path) -> Identity:
     """Read the identity at `path`; IdentityError if there is none, and as for `load_or_create`."""
     if not path.exists():
-        raise IdentityError(f"{path} is not there.", remedy="`nolocod id` makes an identity.")
+        raise IdentityError(f"{path} does not exist.", remedy="`nolocod id` creates an identity.")
     return load_or_create(path)
 
 

@@ -43,9 +43,7 @@ def parse_rate(text: str, flag: str) -> int:
     rate = _amount(text.strip().removesuffix("/s"), flag, bits=True)
     if rate < SLOWEST_RATE:
         least = f"{SLOWEST_RATE * 8 // 1000}kbit"
-        raise UsageError(
-            f"{flag} {text!r} is too slow.", remedy=f"Give at least {least}, or the partner's patience ends first."
-        )
+        raise UsageError(f"{flag} {text!r} is too slow.", remedy=f"Give at least {least}, or partners give up.")
     return rate
 
 
@@ -53,7 +51,7 @@ def parse_size(text: str, flag: str) -> int:
     """Read "200GB" or "1.5TiB" as bytes; UsageError names the flag."""
     size = _amount(text.strip(), flag, bits=False)
     if size < 1:
-        raise UsageError(f"{flag} {text!r} is nothing.", remedy="Leave it out for no limit.")
+        raise UsageError(f"{flag} {text!r} is zero.", remedy="Leave it out for no limit.")
     return size
 
 
@@ -68,14 +66,14 @@ def _amount(text: str, flag: str, *, bits: bool) -> int:
         factor = _PREFIXES.get(unit.removesuffix(ending).lower())
         if unit.endswith(ending) and factor is not None and (bits or per_byte == 1):
             return round(float(number) * factor / per_byte)
-    raise UsageError(f"{flag} {text!r} has no unit that we know.", remedy=f"Write it like {units}.")
+    raise UsageError(f"{flag} {text!r} has an unknown unit.", remedy=f"Write it like {units}.")
 
 
 def parse_span(text: str, flag: str) -> float:
     """Read "12h", "30d" or "2w" as seconds; UsageError names the flag."""
     found = re.fullmatch(r"(\d{1,5})([mhdw])", text.strip(), re.ASCII)
     if found is None or not int(found.group(1)):
-        raise UsageError(f"{flag} {text!r} is no span of time.", remedy="Write it like 12h, 30d or 2w.")
+        raise UsageError(f"{flag} {text!r} is not a span of time.", remedy="Write it like 12h, 30d or 2w.")
     return float(int(found.group(1)) * _UNITS[found.group(2)])
 
 

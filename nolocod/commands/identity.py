@@ -74,5 +74,5 @@ def _passphrase(prompt: str) -> str:
     """From the terminal without showing it, or the first line of standard input. UsageError for an empty one."""
     passphrase = getpass.getpass(prompt) if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if not passphrase:
-        raise UsageError("the passphrase is empty.", remedy="Type one, or say --no-passphrase to leave a backup open.")
+        raise UsageError("the passphrase is empty.", remedy="Type one, or give --no-passphrase for an open backup.")
     return passphrase

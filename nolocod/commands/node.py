@@ -124,7 +124,7 @@ def _relaying(options: argparse.Namespace) -> Relaying:
     if options.no_relay and options.relay_only:
         raise UsageError("--no-relay and --relay-only exclude each other.")
     if options.relay_peers < 0:
-        raise UsageError(f"--relay-peers cannot be {options.relay_peers}.", remedy="0 carries for nobody.")
+        raise UsageError(f"--relay-peers cannot be {options.relay_peers}.", remedy="0 turns relaying off.")
     wanted = not options.no_relay
     return Relaying(
         serve=wanted and options.relay_peers > 0,
@@ -147,14 +147,17 @@ def _start(options: argparse.Namespace) -> None:
     if stored_manifest(DataDir(options.data_dir)) is None:
         raise UsageError(
             f"{options.data_dir} belongs to no run.",
-            remedy="Found one with `nolocod create RUN.toml`, or join one with `nolocod join --bootstrap ADDRESS`.",
+            remedy="Create one with `nolocod create RUN.toml`, or join one with `nolocod join --bootstrap ADDRESS`.",
         )
     _run(options, may_seed=True)
 
 
 def _join(options: argparse.Namespace) -> None:
     if not (options.bootstrap or options.invite) and stored_manifest(DataDir(options.data_dir)) is None:
-        raise UsageError("a first join needs --bootstrap or --invite.", remedy="Ask for the line that the first node printed.")
+        raise UsageError(
+            "a first join needs --bootstrap or --invite.",
+            remedy="Ask the owner of the first node for the line that it printed.",
+        )
     _run(options, may_seed=False)
 
 

@@ -112,7 +112,7 @@ def _owned(options: argparse.Namespace) -> tuple[Sealed, Identity]:
 
     sealed = stored_manifest(DataDir(options.data_dir))
     if sealed is None:
-        raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Found one with `nolocod create RUN.toml`.")
+        raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Create one with `nolocod create RUN.toml`.")
     return sealed, load_or_create(DataDir(options.data_dir).identity)
 
 

@@ -46,11 +46,11 @@ def _simulate(options: argparse.Namespace) -> None:
     if settings is None:
         raise UsageError(f"there is no scenario {options.scenario!r}.", remedy=f"There are {', '.join(SCENARIOS)}.")
     if options.nodes < 2 or options.rounds < 1:
-        raise UsageError("--nodes must be at least 2, and --rounds 1.")
+        raise UsageError("--nodes must be at least 2, and --rounds at least 1.")
     if options.probation < 0:
         raise UsageError("--probation cannot be negative.")
     if options.train and options.receipts:
-        raise UsageError("--train and --receipts do not go together: receipts do not tell of weights.")
+        raise UsageError("--train and --receipts exclude each other.")
     with ExitStack() as stack:
         log = stack.enter_context(_opened(options.log)) if options.log is not None else None
         if options.receipts:

@@ -161,7 +161,7 @@ class Node:
                     await mesh.leave()
                 self._config.paths.daemon.unlink(missing_ok=True)
         if self._cloned:
-            raise ClonedIdentityError("another node with the same identity.key was there before this one.")
+            raise ClonedIdentityError("another node with the same identity.key was in the run before this one.")
 
     async def _give_way(self, mesh: Mesh, everything: trio.CancelScope) -> None:
         """Stop in order once an elder node turns out to have our identity."""
@@ -232,7 +232,7 @@ class Node:
         paths = self._config.paths
         sealed = stored_manifest(paths)
         if sealed is None:
-            self.emit(StateChanged("discovering", "a peer that tells us about the run"))
+            self.emit(StateChanged("discovering", "a peer that knows the run"))
             sealed = await mesh.find_run()
             write_whole(paths.manifest, sealed.to_bytes())
         sealed.manifest.data.check_given(self._config.data)  # here too: the trainer takes long to import what it needs for it

@@ -86,7 +86,7 @@ def read(path: Path) -> Backup:
     try:
         return msgspec.json.decode(raw if len(raw) <= _MOST_BYTES else b"", type=Backup)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BackupError(f"{path} is no backup of an identity, or a damaged one.") from error
+        raise BackupError(f"{path} is not a backup of an identity, or it is damaged.") from error
 
 
 def put_back(identity: Identity, path: Path) -> None:

@@ -136,7 +136,7 @@ class OwnSnapshot:
         """PeerBusyError while there are no weights."""
         trainer = self._ready()
         if trainer is None:
-            raise PeerBusyError("no weights here yet.", retry_after=_LOADING_SECONDS)
+            raise PeerBusyError("this node has no weights yet.", retry_after=_LOADING_SECONDS)
         async with self._writing:
             if self._served is None or self._served.standing.round < trainer.standing.round:
                 path = self._folder / f"round-{trainer.standing.round:08d}.safetensors"

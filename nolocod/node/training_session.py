@@ -82,7 +82,7 @@ class TrainingSession:
             self._emit(StateChanged("stopping", "the checkpoint"))
         if reason == "finished":
             self.state = "finished"
-            self._emit(StateChanged("finished", "others that still want our weights"))
+            self._emit(StateChanged("finished", "peers that still fetch our weights"))
             await self._trainer.evaluate()
         if reason == "paused":
             await self._checkpoint()
@@ -137,7 +137,7 @@ class TrainingSession:
         """Return when we are behind, at most once in a while."""
         while not (self.weights.is_behind() and trio.current_time() > self.weights.refreshed_at + _FETCH_AGAIN):  # noqa: ASYNC110 - nobody tells
             await trio.sleep(_BEHIND_SECONDS)
-        self._emit(StateChanged("fetching", "newer weights: too far behind to be a partner"))
+        self._emit(StateChanged("fetching", "newer weights: this node is too far behind"))
 
     async def _keep_checkpoints(self) -> None:
         """Checkpoint after an outer step, once enough time has passed since the last one."""

@@ -88,7 +88,7 @@ class Weights:
         Those of the last checkpoint; else a donor's; else, if nobody has taken an outer step, the seed's. A donor's are
         fetched last, so that they are old by the transfer and not by the loading too. Returns the checkpoint's round, or 0.
         """
-        self._emit(StateChanged("loading", "the trainer: model and data"))
+        self._emit(StateChanged("loading", "the trainer to load model and data"))
         loaded = await self._trainer.load(self._settings.setup)
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
@@ -162,7 +162,7 @@ class Weights:
             elif self._settings.may_seed:
                 return
             elif trio.current_time() >= deadline:
-                raise NoDonorError(f"in {patience:.0f} s no peer with fitting weights was seen.")
+                raise NoDonorError(f"no peer with fitting weights was seen in {patience:.0f} s.")
             else:
                 self._emit(StateChanged("fetching", "a peer that trains"))
                 await trio.sleep(_LOOK_SECONDS)

@@ -242,7 +242,7 @@ class Connections:
         Raises PeerUnavailableError or PeerTooSlowError.
         """
         if not straight(address):
-            raise PeerUnavailableError(f"{address!r} is no TCP address.")
+            raise PeerUnavailableError(f"{address!r} is not a TCP address.")
         with map_exceptions(peer, f"dialling {address}", unverified=True), trio.fail_after(self.patience):
             await self.dialler.probe(peer, address)
 

@@ -112,11 +112,11 @@ class Negotiation(Multiselect):  # type: ignore[misc]  # libp2p has no types
     """Multiselect whose failures are all its own."""
 
     async def negotiate(self, communicator: Any, *arguments: int) -> tuple[object, object]:  # noqa: ANN401 - as Multiselect's
-        """As Multiselect's; MultiselectError for a protocol that is served no more."""
+        """As Multiselect's; MultiselectError for a protocol that is no longer served."""
         try:
             protocol, handler = await super().negotiate(communicator, *arguments)
         except KeyError as error:
-            raise MultiselectError(f"{error} is served no more.") from error
+            raise MultiselectError(f"{error} is no longer served.") from error
         return protocol, handler
 
 

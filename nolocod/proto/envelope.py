@@ -130,7 +130,7 @@ def standing_to_wire(standing: Standing) -> pb.Standing:
 def standing_from_wire(standing: pb.Standing) -> Standing:
     """ProtocolError for numbers that no run reaches; a loss may be any float, NaN too."""
     if max(standing.round, standing.tokens) >= MAX_NUMBER:
-        raise ProtocolError("a peer's rounds or tokens are beyond all measure.")
+        raise ProtocolError("a peer's rounds or tokens are too large.")
     return Standing(standing.round, standing.tokens, standing.loss)
 
 

@@ -322,7 +322,7 @@ class Exchange:
                 f"a message of {description.size} bytes is not of this run, whose largest has {self._setting.size}."
             )
         if description.chunk_size != (due := min(CHUNK_SIZE, self._setting.limits.chunk_bytes)):
-            raise ProtocolError(f"a message in chunks of {description.chunk_size} bytes; they have {due}.")
+            raise ProtocolError(f"a message has chunks of {description.chunk_size} bytes instead of {due}.")
         self._other.description = description
 
     def _take_resume(self, resume: pb.Resume) -> None:

@@ -157,16 +157,14 @@ def revoke(paths: DataDir, sealed: Sealed, owner: Identity, names: Iterable[str]
     if sealed.manifest.access != "invited":
         raise UsageError(
             f"run {sealed.manifest.name} is open: its members need no invitation, and none can be put out.",
-            remedy='Found a run with access = "invited", or keep them out with --allow or another --network-key.',
+            remedy='Create a run with access = "invited", or keep them out with --allow or another --network-key.',
         )
     with _alone(paths):
         before = opened_revocations(stored_revocations(paths), paths, sealed)
         after = _with(before, names, [note.id for note in issued(paths)])
         raw = invitations.seal_revocations(after, sealed.run_id, owner)
         if len(raw) > invitations.MAX_REVOCATIONS:
-            raise UsageError(
-                "so much was revoked in this run that no more fits.", remedy="Found a new run, and invite to that."
-            )
+            raise UsageError("the run's list of revocations is full.", remedy="Create a new run, and invite to it.")
         write_private(paths.revocations, raw)
     return after
 
@@ -201,7 +199,7 @@ def _must_own(sealed: Sealed, owner: Identity) -> None:
     if sealed.manifest.owner != owner.peer_id:
         raise WrongRunError(
             f"run {sealed.manifest.name} belongs to {sealed.manifest.owner}, this data directory to {owner.peer_id}.",
-            remedy="Only who created the run can invite and revoke: use that node's --data-dir.",
+            remedy="Only the node that created the run can invite and revoke: use its --data-dir.",
         )
 
 
@@ -273,7 +271,7 @@ def opened_revocations(raw: bytes, paths: DataDir, sealed: Sealed) -> Revocation
     try:
         return invitations.open_revocations(raw, PeerId(sealed.manifest.owner), sealed.run_id) if raw else Revocations()
     except AdmissionError as error:
-        raise DataDirError(f"{paths.revocations}: {error.cause}", remedy="Remove it; peers tell it again.") from error
+        raise DataDirError(f"{paths.revocations}: {error.cause}", remedy="Remove it: peers send it again.") from error
 
 
 def _read(path: Path) -> bytes:

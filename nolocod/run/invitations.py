@@ -171,14 +171,14 @@ def _open(domain: bytes, raw: bytes, owner: PeerId) -> bytes:
     try:
         verify(owner, domain + sealed.body, sealed.signature)
     except SignatureError as error:
-        raise AdmissionError("what should be signed by the run's owner is not.") from error
+        raise AdmissionError("the signature is not the run owner's.") from error
     return sealed.body
 
 
 def _invitation(body: bytes) -> Invitation:
     told = _parse(pb.Invitation(), body)
     if len(told.id) != ID_SIZE or len(told.key) != _KEY_SIZE or not told.run_id or len(told.run_id) > 128:
-        raise AdmissionError("an invitation does not have its parts.")
+        raise AdmissionError("an invitation lacks some of its parts.")
     return Invitation(told.run_id, told.id, told.expires_ms / 1000, told.key, PeerId(told.peer) if told.peer else None)
 
 
@@ -205,24 +205,24 @@ def read_token(text: str) -> Token:
     """The reverse; InvitationError for what was cut, mistyped or never a token."""
     text = text.strip()
     if not text.startswith(_PREFIX) or len(text) > MAX_TOKEN:
-        raise InvitationError(f"what was given as a token does not begin with {_PREFIX} or is too long.")
+        raise InvitationError(f"the token does not begin with {_PREFIX} or is too long.")
     coded = text.removeprefix(_PREFIX)
     try:
         raw = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvitationError("the token has characters or a length that no token has: part of it is missing.") from error
+        raise InvitationError("the token is malformed: part of it is missing.") from error
     body, checksum = raw[:-_CHECK_SIZE], raw[-_CHECK_SIZE:]
     if checksum != _checksum(body):
-        raise InvitationError("the token's checksum does not fit: part of it is missing or altered.")
+        raise InvitationError("the token's checksum does not match: part of it is missing or altered.")
     try:
         told = _parse(pb.Token(), body)
     except AdmissionError as error:
         raise InvitationError(error.cause) from error
     if len(told.secret) != _KEY_SIZE or len(told.network_key) not in (0, _KEY_SIZE):
-        raise InvitationError("the token's keys do not have their length.")
+        raise InvitationError("the token's keys have the wrong length.")
     token = Token(told.invitation, told.secret, tuple(told.bootstrap), told.network_key or None)
     if unchecked(token).key != public_key(Identity.from_secret(token.secret).peer_id):
-        raise InvitationError("the token's key is not the one of its invitation.")
+        raise InvitationError("the token's key does not match its invitation.")
     return token
 
 

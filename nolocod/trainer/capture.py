@@ -167,7 +167,7 @@ class Capture:
         """theta - phi now (scratch)."""
         change = torch.sub(self._weights.theta[block.span].cpu(), phi, out=self._scratch[: block.size])
         if not math.isfinite(change.sum().item()):
-            raise TrainerError("the weights are not finite any more.")
+            raise TrainerError("the weights are not finite.")
         return change
 
     def train_on(self) -> None:
@@ -194,7 +194,7 @@ class Capture:
             own_change += torch.dot(change, change).item()
             apart.append(self._coder.apart(difference))
         if not math.isfinite(total):
-            raise RejectedTensorError("it holds values that are not finite, or beyond all measure.")
+            raise RejectedTensorError("it holds values that are not finite or too large.")
         self._apart = apart
         self.norms = Norms(math.sqrt(total), self._plan.settings.beta * math.sqrt(own_change))
         return to_bitmap(index for index, one in enumerate(apart) if one is None)

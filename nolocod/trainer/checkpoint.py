@@ -143,7 +143,7 @@ def check(path: Path, run_id: str) -> State:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
     if digest != state.tensors:
-        raise CheckpointError(f"{path} does not fit its hash.")
+        raise CheckpointError(f"{path} does not match its hash.")
     if state.run_id != run_id:
         raise CheckpointError(f"{path} is of run {state.run_id[:12]}, not {run_id[:12]}.")
     return state

@@ -54,9 +54,7 @@ def open_hub(settings: Data) -> Any:  # noqa: ANN401 - `datasets` has no types; 
     try:
         found = datasets.load_dataset(name, settings.subset, split=settings.split, streaming=True)
     except _failures() as error:
-        raise DataError(
-            f"data set {name!r}: {_cause(error)}.", remedy="Check the network; else ask the run's owner."
-        ) from error
+        raise DataError(f"data set {name!r}: {_cause(error)}.", remedy="Check the network, or ask the run's owner.") from error
     columns = found.column_names
     if columns is not None and settings.field not in columns:
         raise DataError(f"data set {name!r} has no column {settings.field!r} (columns: {', '.join(columns)}).")

@@ -96,7 +96,7 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     except ValueError as error:
         raise RunFileError(f"`model.model_type` = {kind!r} is not an architecture that transformers knows.") from error
     if "vocab_size" not in known.to_dict():
-        raise RunFileError(f"`model.model_type` = {kind!r} is no language model.")
+        raise RunFileError(f"`model.model_type` = {kind!r} is not a language model.")
     size = keys.setdefault("vocab_size", vocabulary)
     if not isinstance(size, int) or size < vocabulary:
         raise RunFileError(f"`model.vocab_size` = {size!r} is less than the tokenizer's {vocabulary}.")

@@ -44,7 +44,7 @@ def last_tensor(folder: Path, sealed: Sealed, name: str) -> Tensor:
     found = checkpoint.find(folder, sealed.run_id)
     if found.path is None:
         if found.trouble:
-            raise CheckpointError(f"{folder} holds none that is whole: {found.trouble[0]}")
+            raise CheckpointError(f"{folder} holds no intact checkpoint: {found.trouble[0]}")
         raise NothingToUseError(f"{folder} holds no checkpoint.")
     return checkpoint.tensors_of(found.path)[name]
 

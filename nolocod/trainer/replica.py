@@ -283,7 +283,7 @@ class Replica:
         try:
             tensors = checkpoint.read_tensors(path)
         except CheckpointError as error:
-            raise RejectedTensorError(f"they are no weights: {error.cause}") from error
+            raise RejectedTensorError(f"they are not weights: {error.cause}") from error
         if tensors.keys() != set(self.layout.names):
             raise RejectedTensorError("the donor's weights have other names than this run's model.")
         for name, view in self.layout.split(self.phi):

@@ -53,7 +53,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["join", "--bootstrap", "x", "--threads", "-1"], "NLC-100", "--threads cannot be -1"),
         (["join", "--bootstrap", "x", "--linger", "nan"], "NLC-100", "--linger cannot be nan"),
         (["join", "--bootstrap", "x", "--http", "127.0.0.1:99999"], "NLC-100", "--http"),
-        (["join", "--bootstrap", "x", "--max-upload", "20Mb"], "NLC-100", "--max-upload '20Mb' has no unit"),
+        (["join", "--bootstrap", "x", "--max-upload", "20Mb"], "NLC-100", "--max-upload '20Mb' has an unknown unit"),
         (["join", "--bootstrap", "x", "--max-download", "1kbit"], "NLC-100", "--max-download '1kbit' is too slow"),
         (["join", "--bootstrap", "x", "--monthly-budget", "200"], "NLC-100", "--monthly-budget '200'"),
         (["join", "--bootstrap", "x", "--hours", "22:00-07:00,13"], "NLC-100", "--hours '13'"),

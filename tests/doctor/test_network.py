@@ -131,7 +131,9 @@ async def test_another_peer_at_the_address() -> None:
     assert "another peer" in visit.findings[1].found
 
 
-@pytest.mark.parametrize(("says", "found"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "no libp2p node"), (b"", "sends nothing")])
+@pytest.mark.parametrize(
+    ("says", "found"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a libp2p node"), (b"", "sends nothing")]
+)
 async def test_what_answers_is_something_else(says: bytes, found: str) -> None:
     async def serve(stream: trio.SocketStream) -> None:
         if says:

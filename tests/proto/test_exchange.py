@@ -382,7 +382,7 @@ def test_a_chunk_ahead_of_its_time_is_refused() -> None:
 def test_chunks_of_another_size_are_refused() -> None:
     pair = Pair().accept()
     other = describe(memoryview(TENSORS[ALICE.peer_id]), CHUNK // 2)
-    with pytest.raises(ProtocolError, match="in chunks of 50 bytes"):
+    with pytest.raises(ProtocolError, match="has chunks of 50 bytes"):
         pair.bob.receive(pair.alice.describe(other) or b"")
 
 

@@ -322,7 +322,7 @@ def test_layers_lie_in_their_order() -> None:
         ({**MODEL, "hidden_size": 33}, "hidden size"),
         ({**MODEL, "vocab_size": 100}, "vocab_size"),
         ({**MODEL, "vocab_size": "many"}, "vocab_size"),
-        ({"model_type": "vit"}, "no language model"),
+        ({"model_type": "vit"}, "not a language model"),
         ({"model_type": "t5"}, "no causal language model"),
     ],
 )

@@ -64,7 +64,7 @@ def read_head(box: Tensor) -> Head:
     """Read the header of the message in `box`; RejectedTensorError if there is none."""
     magic, codec, elements, size, fragment, dense = _HEAD.unpack(bytes_of(box[:HEADER])[: _HEAD.size])
     if magic != _MAGIC:
-        raise RejectedTensorError("it does not begin as a message of weights does.")
+        raise RejectedTensorError("it does not begin like a message of weights.")
     return Head(codec.rstrip(b"\0").decode("ascii", "replace"), elements, size, fragment, bool(dense))
 
 

@@ -35,10 +35,10 @@ async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: 
     stream = await host.open_stream(peer, INFO, addresses)
     body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), replace(terms, run_id=None, limits=LIMITS))
     if not body.HasField("info"):
-        raise ProtocolError(f"{short(peer)} answered a question about the run with something else.")
+        raise ProtocolError(f"{short(peer)} answered a question about the run with another message.")
     sealed = unseal(body.info.manifest, run_id=RunId(terms.run_id) if terms.run_id else None)
     if body.run_id != sealed.run_id:
-        raise ManifestError(f"{short(peer)} is in run {body.run_id[:12]!r}, but tells the manifest of {sealed.run_id[:12]}.")
+        raise ManifestError(f"{short(peer)} is in run {body.run_id[:12]!r}, but sends the manifest of {sealed.run_id[:12]}.")
     return sealed
 
 
@@ -47,7 +47,7 @@ async def serve_info(stream: Stream, terms: Terms, sealed: Sealed) -> None:
 
     def reply(body: pb.Body) -> pb.Body:
         if not body.HasField("info_request"):
-            raise ProtocolError("a stream for information began with something else.")
+            raise ProtocolError("an info stream began with another message.")
         return pb.Body(info=pb.Info(manifest=sealed.to_bytes()), run_id=sealed.run_id)
 
     await answer(stream, replace(terms, run_id=None, limits=LIMITS), reply)

@@ -75,7 +75,7 @@ def read(path: Path) -> Iterator[Line]:
     Raises ReceiptError if there is no such file, DataDirError if it cannot be read.
     """
     if not path.is_file():
-        raise ReceiptError(f"{path} is no file.", remedy="Name a file that `nolocod receipts show --out` wrote.")
+        raise ReceiptError(f"{path} is not a file.", remedy="Name a file that `nolocod receipts show --out` wrote.")
     with disk_errors(path), path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE + 1):

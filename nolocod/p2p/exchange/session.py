@@ -227,7 +227,7 @@ class Session:
                 self._talk_scope.cancel()
             await together(self._send, partial(self._or_abort, self._receive), alive)
         if self._redialled is not None and not self.machine.over:
-            raise PeerUnavailableError("the partner gave this stream up for another.")
+            raise PeerUnavailableError("the partner left this stream for a new one.")
 
     async def _send(self) -> None:
         machine, channel = self.machine, self._channel

@@ -159,7 +159,7 @@ def _read(path: Path) -> dict[str, _Month]:
         return msgspec.json.decode(raw, type=dict[Annotated[str, Meta(pattern=r"^\d{4}-(0[1-9]|1[0-2])$")], _Month])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         cause = f"{path} does not tell what was used in which month ({error})."
-        raise DataDirError(cause, remedy="Put it right, or remove it to begin the count anew.") from error
+        raise DataDirError(cause, remedy="Fix it, or remove it to start the count again.") from error
 
 
 def shortfalls(allowance: Allowance, size: int, patience: float) -> list[str]:

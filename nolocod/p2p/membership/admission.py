@@ -92,7 +92,7 @@ class InvitedAdmission(Admission):
     def _check_ourselves(self) -> None:
         manifest = self._sealed.manifest
         if not self.shown:
-            raise NotInvitedError(f"run {manifest.name} of {short(manifest.owner)} takes only those whom its owner invited.")
+            raise NotInvitedError(f"run {manifest.name} of {short(manifest.owner)} accepts only nodes that its owner invited.")
         self._ours = credentials.check_own(self.shown, self._own, self._sealed)
         if (objection := self._over()) is not None:
             raise InvitationOverError(objection.cause)

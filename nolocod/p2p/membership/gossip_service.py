@@ -108,7 +108,7 @@ class GossipService:
             question = self._gossip.question(trio.current_time())
             body = await ask(stream, pb.Body(gossip=question), self._terms)
             if not body.HasField("gossip"):
-                raise ProtocolError("gossip was answered with something else.")
+                raise ProtocolError("a peer answered gossip with another message.")
         except RemoteError as error:
             if (conduct := conduct_of(error)) is not None:
                 self.judge(peer, conduct)
@@ -134,7 +134,7 @@ class GossipService:
 
         def reply(body: pb.Body) -> pb.Body:
             if not body.HasField("gossip"):
-                raise ProtocolError("a gossip stream began with something else.")
+                raise ProtocolError("a gossip stream began with another message.")
             if (ban := self._table.ban(stream.remote)) is not None:
                 raise ban  # before a word of it is taken in
             gossip, heard = self._gossip.reply(stream.remote, body.gossip, trio.current_time())

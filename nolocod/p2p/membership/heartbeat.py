@@ -62,13 +62,13 @@ def read(raw: bytes, run_id: str) -> Heartbeat:
         raise ProtocolError(f"a heartbeat of {len(raw)} bytes is above the limit of {MAX_HEARTBEAT}.")
     body = open_envelope(raw, run_id=run_id, receiver="")
     if body.WhichOneof("content") != "heartbeat":
-        raise ProtocolError("gossip carries something that is no heartbeat.")
+        raise ProtocolError("gossip carries something that is not a heartbeat.")
     heartbeat = body.heartbeat
     standing = standing_from_wire(heartbeat.standing)
     if not _STATE.fullmatch(heartbeat.state):
-        raise ProtocolError(f"a heartbeat tells of a state {readable(heartbeat.state, 20)!r}.")
+        raise ProtocolError(f"a heartbeat has the unknown state {readable(heartbeat.state, 20)!r}.")
     if max(heartbeat.count, heartbeat.time_ms) >= MAX_NUMBER:
-        raise ProtocolError("a heartbeat's numbers are beyond all measure.")
+        raise ProtocolError("a heartbeat's numbers are too large.")
     if len(heartbeat.addresses) > _MAX_ADDRESSES or len(heartbeat.version) > 32:
         raise ProtocolError("a heartbeat has too many addresses or too long a version.")
     return Heartbeat(

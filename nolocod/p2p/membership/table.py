@@ -202,7 +202,7 @@ class Membership:
         refused = [peer for peer, entry in self._entries.items() if not self.admission.admits(peer, entry.said.admission, wall)]
         for peer in refused:
             self._drop(peer)
-        return [PeerLost(peer, "it may not be a member any more") for peer in refused]
+        return [PeerLost(peer, "it is no longer allowed to be a member") for peer in refused]
 
     def _drop(self, peer: PeerId) -> bool:
         entry, suspicion = self._entries.pop(peer, None), self._suspicions.pop(peer, None)

@@ -252,7 +252,7 @@ class Relay:
                     await self._pay(circuit, len(data))
                     circuit.count(len(data), trio.current_time())
                     if circuit.left < 0:
-                        raise RefusedError("the circuit is over its limit.")
+                        raise RefusedError("the circuit has reached its limit.")
                     await sink.write(memoryview(data))
                     self.bytes_carried += len(data)
                 await sink.close()
@@ -374,7 +374,7 @@ def read_peer(wire: WirePeer) -> PeerId:
     try:
         Multiaddr(f"/p2p/{peer}")
     except ValueError as error:
-        raise ProtocolError("a relay message names a peer that cannot be.") from error
+        raise ProtocolError("a relay message has an invalid peer id.") from error
     return peer
 
 

@@ -140,7 +140,7 @@ class HolePuncher:
         """One round that the peer opened. Raises RemoteError for a fault of the peer's."""
         peer = stream.remote
         if peer in self._busy and self._host.own < peer:  # both of us opened; the other one knows this rule too
-            raise RefusedError("a punch is under way already.")
+            raise RefusedError("hole punching is already under way.")
         if self._host.straight(peer) or not self._admitted(peer, self._answered):
             raise RefusedError("no punch is due.")
         began = trio.current_time()
@@ -182,7 +182,7 @@ class HolePuncher:
         with deadline(_ANSWER, "a punch's next message"):
             message = await receive_message(stream, HolePunch, _MESSAGE_BYTES)
         if message.type != kind:
-            raise ProtocolError("a punch's messages came in another order.")
+            raise ProtocolError("the messages of hole punching came in the wrong order.")
         return message
 
     async def _ours(self) -> HolePunch:

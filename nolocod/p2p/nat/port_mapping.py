@@ -112,7 +112,7 @@ def _map(port: int, wanted: list[int]) -> tuple[miniupnpc.UPnP, Address]:
         raise RouterError("no router answers UPnP here.") from error
     host = _call(gateway.externalipaddress)
     if not _usable(host):
-        raise RouterError("the router has no address outside.")
+        raise RouterError("the router has no outside address.")
     refused = ""
     for external in wanted:
         for seconds in (_LEASE, 0):  # 725: some routers know only mappings without an end

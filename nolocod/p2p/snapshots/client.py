@@ -183,7 +183,7 @@ async def fetch_snapshot(
             if failed and too_large == failed.keys():
                 raise DiskFullError(next(iter(failed.values())))
             reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in failed.items())
-            raise NoDonorError(f"of {len(failed)} peers with weights none gave them ({reasons or 'none is known'}).")
+            raise NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
         donor = min(candidates, key=lambda donor: busy_until.get(donor, 0.0))  # the first of equals: the best
         await trio.sleep_until(min(busy_until.get(donor, 0.0), give_up))
         try:

@@ -32,7 +32,7 @@ async def receive_message(stream: Stream, kind: type[M], most: int) -> M:
         if not byte & 0x80:
             break
         if shift > 21:
-            raise ProtocolError("a message's length does not end.")
+            raise ProtocolError("a message's length prefix is too long.")
     if length > most:
         raise ProtocolError(f"a {kind.__name__} of {length} bytes.")
     message = kind()

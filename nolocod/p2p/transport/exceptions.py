@@ -78,7 +78,7 @@ def _translate(peer: PeerId, doing: str, error: BaseException, unverified: bool)
             case OSError(strerror=str(text)) if not isinstance(reason, EOFError):
                 return PeerUnavailableError(f"{doing}: {text}.")
             case HandshakeFailure() | MultiselectError() | MultiselectCommunicatorError() if unverified:
-                return PeerUnavailableError(f"{doing}: what answers there is no libp2p node.")
+                return PeerUnavailableError(f"{doing}: the program that answers there is not a libp2p node.")
     return PeerUnavailableError(f"{doing} with {short(peer)}: {str(error) or type(error).__name__}.")
 
 

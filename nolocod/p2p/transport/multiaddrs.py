@@ -100,7 +100,7 @@ def tcp_parts(text: str) -> tuple[str, str, int]:
     """("ip4" | "ip6" | "dns" | "dns4" | "dns6", host, port) of a straight address; ValueError for anything else."""
     parts = _parts(text)
     if parts is None:
-        raise ValueError(f"{text!r} is no TCP multiaddr.")
+        raise ValueError(f"{text!r} is not a TCP multiaddr.")
     return parts
 
 

@@ -80,5 +80,5 @@ def pending(buffer: memoryview) -> int | None:
         return None
     sealed = buffer[0] << 8 | buffer[1]
     if sealed < TAG:
-        raise RecordError("a record is too short to be one.")
+        raise RecordError("a record is too short.")
     return sealed - TAG if len(buffer) >= HEAD + sealed else None

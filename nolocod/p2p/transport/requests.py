@@ -59,7 +59,7 @@ async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
         await stream.close()
         whole = True
     except trio.TooSlowError as error:
-        raise PeerTooSlowError(f"{short(stream.remote)} gave no answer within {terms.seconds:.0f} s.") from error
+        raise PeerTooSlowError(f"{short(stream.remote)} did not answer within {terms.seconds:.0f} s.") from error
     finally:
         if not whole:
             await stream.reset()
@@ -100,7 +100,7 @@ def _attention(stream: Stream, terms: Terms) -> Iterator[None]:
         with trio.fail_after(terms.seconds):
             yield
     except trio.TooSlowError as error:
-        raise PeerTooSlowError(f"{short(stream.remote)} asked nothing, or took no answer.") from error
+        raise PeerTooSlowError(f"{short(stream.remote)} sent no request, or did not read the answer.") from error
 
 
 def _refuse(error: RemoteError) -> pb.Body:

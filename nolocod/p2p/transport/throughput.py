@@ -126,7 +126,7 @@ async def _probe(dial: Dial, peer: PeerId, way: Way, count: int) -> float:
         await stream.write(_QUESTION.pack(_UP if way == "up" else _DOWN, count))
         (granted,) = _COUNT.unpack(await stream.read_exactly(_COUNT.size))
         if granted > count:
-            raise ProtocolError(f"{short(peer)} gives more than it was asked for.")
+            raise ProtocolError(f"{short(peer)} sends more than it was asked for.")
         if not granted:
             raise PeerBusyError(f"{short(peer)} grants no throughput probe now.", retry_after=ProbeLimits.span)
         began = trio.current_time()

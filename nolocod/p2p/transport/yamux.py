@@ -210,7 +210,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         self._control += frame
         self._wake.set()
         if len(self._control) > _MOST_CONTROL:
-            self._fail(FrameError("the other side makes us answer and reads no answer."))
+            self._fail(FrameError("the peer makes us answer, but does not read the answers."))
 
     async def send(self, stream: YamuxStream, view: memoryview) -> int:
         """Send a part of `view`, as much as credit and the meter allow at once; its size."""

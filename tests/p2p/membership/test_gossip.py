@@ -124,7 +124,7 @@ async def test_who_answers_gossip_with_something_else_is_judged(virtual_clock: o
             await answer(stream, terms, lambda _: pb.Body(info_request=pb.InfoRequest()))
 
         net.handlers[other.peer_id, GOSSIP] = evil
-        with pytest.raises(ProtocolError, match="something else"):
+        with pytest.raises(ProtocolError, match="another message"):
             await gossip.contact(other.peer_id, ())
         nursery.cancel_scope.cancel()
     assert judged == [(other.peer_id, Conduct.BROKE_PROTOCOL)]

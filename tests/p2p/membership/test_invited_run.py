@@ -177,7 +177,7 @@ async def test_who_was_not_invited_gets_the_manifest_and_nothing_else(tmp_path: 
         ann = Node(tmp_path / "ann", bootstrap=run.mesh.addresses)
         async with ann.open() as mesh:
             assert await mesh.find_run() == run.sealed
-            with pytest.raises(NotInvitedError, match="takes only those"):
+            with pytest.raises(NotInvitedError, match="accepts only nodes"):
                 await mesh.enter(run.sealed, lambda: (Standing(1, 0, 0.0), "training"))
         monkeypatch.setattr(InvitedAdmission, "_check_ourselves", lambda self: None)  # a node that tries all the same
         async with ann.open() as mesh:

@@ -130,8 +130,8 @@ async def test_a_router_that_knows_no_leases_is_asked_for_good(router: type[Rout
     ("quirk", "cause"),
     [
         ({"answers": False}, "no router answers UPnP here"),
-        ({"outside": "0.0.0.0"}, "no address outside"),
-        ({"outside": ""}, "no address outside"),
+        ({"outside": "0.0.0.0"}, "no outside address"),
+        ({"outside": ""}, "no outside address"),
         ({"taken": range(65_536)}, "ConflictInMappingEntry"),
         ({"slow": 0.3}, "did not answer in time"),
     ],
