@@ -128,19 +128,20 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
     `speed`: floating-point operations per second of `device`; `rate`: bytes per second of the line, each way.
     """
     step, phase, exchange = needs.step_seconds(speed), needs.round_seconds(speed), needs.exchange_seconds(rate)
-    tokens = needs.rounds * needs.inner_steps * needs.tokens_per_step
-    per_node = f"{tokens:,} tokens per node ({tokens / needs.parameters:.1f} per parameter), {duration(needs.rounds * phase)}"
+    rounds, batch = manifest.outer.rounds, manifest.inner.tokens_per_step
+    tokens = rounds * manifest.inner.steps * batch
+    per_node = f"{tokens:,} tokens per node ({tokens / needs.parameters:.1f} per parameter), {duration(rounds * phase)}"
     rows = {
         "model": f"{needs.parameters:,} parameters",
-        "inner step": f"{needs.tokens_per_step:,} tokens, about {_short(step)} on this {device} ({speed / 1e12:.2f} TFLOP/s)",
-        "outer step": f"every {needs.inner_steps} inner steps, about {_short(phase)}",
+        "inner step": f"{batch:,} tokens, about {_short(step)} on this {device} ({speed / 1e12:.2f} TFLOP/s)",
+        "outer step": f"every {manifest.inner.steps} inner steps, about {_short(phase)}",
         "an exchange": f"{amount(needs.message)} each way at most ({manifest.codec}), {_short(exchange)} at {amount(rate)}/s",
         "the line is busy": _share(exchange, phase),
         "inner steps": f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer learn better",
         f"memory on {device}": f"{amount(needs.on_device)}, and about {amount(needs.activations)} for activations",
         "main memory": f"{amount(needs.on_host)}, and about 0.5 GB for the two processes",
         "checkpoint": f"{amount(20 * needs.parameters)} on disk, two are kept",
-        "the whole run": f"{needs.rounds} outer steps, {per_node}" if needs.rounds else "",
+        "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():

@@ -116,7 +116,7 @@ class LoopSettings:
 
 
 class TrainerSide:
-    """One exchange's use of the trainer (proto.types.LocalSide); remembers whether a capture lies in the outbox."""
+    """The trainer, engaged for one outer step (proto.types.LocalSide); a solo step has no partner."""
 
     def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
@@ -124,6 +124,7 @@ class TrainerSide:
         self._begun = begun
         self._probation = probation
         self.captured = False
+        """A capture may lie in the outbox."""
 
     @property
     def outbox(self) -> Box:

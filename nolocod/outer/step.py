@@ -12,32 +12,23 @@ and device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class Settings(Protocol):
-    """What the outer step is governed by (manifest.Outer checks that alpha and gamma are stable together)."""
-
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def beta(self) -> float: ...
-    @property
-    def gamma(self) -> float: ...
+    from nolocod.run.manifest import Outer
 
 
-def message(phi: Tensor, theta: Tensor, settings: Settings, out: Tensor | None = None) -> Tensor:
+def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
     """Return s = beta (theta - phi) + gamma phi, in `out` if given (which may be `theta` itself)."""
     s = torch.sub(theta, phi, out=out)
     return s.mul_(settings.beta).add_(phi, alpha=settings.gamma)
 
 
-def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Settings) -> None:
+def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> None:
     """Take the outer step in place on `phi` and `delta`.
 
     `total` is the sum of the messages of the `n` members of the group, this node's own included; a solo
@@ -47,7 +38,7 @@ def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Settings) 
     phi.add_(delta)
 
 
-def sent(phi: Tensor, s: Tensor, settings: Settings, out: Tensor | None = None) -> Tensor:
+def sent(phi: Tensor, s: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
     """Return the theta that the message `s` was made of: phi + (s - gamma phi) / beta.
 
     `phi` is the slow weights of that moment, before the outer step. Saves a copy of the model at the

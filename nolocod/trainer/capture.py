@@ -20,9 +20,9 @@ import torch
 
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer import step
-from nolocod.outer.codec import BLOCK, HEADER, Coder, Fragment, Head, Shared, box_size, bytes_of, coder_for
-from nolocod.outer.codec.base import Noise, read_head, write_head
-from nolocod.outer.codec.blocks import is_set, to_bitmap
+from nolocod.outer.codec import box_size, coder_for
+from nolocod.outer.codec.base import HEADER, Head, Noise, Shared, read_head, write_head
+from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap
 from nolocod.proto.types import CHUNK_SIZE, Description, Subject
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.outer.codec import Block
+    from nolocod.outer.codec.blocks import Block, Fragment
     from nolocod.run.manifest import Codec, Outer
 
 _CHANGE = 0
@@ -120,7 +120,7 @@ class Capture:
         self._noise = Noise(seed)
         residual = weights.residual[self.fragment.span] if weights.residual.numel() else weights.residual
         shared = Shared(plan.settings, self.fragment, subject.dense, self._noise, weights.distance[subject.fragment], residual)
-        self._coder: Coder = coder_for(plan.codec, shared)
+        self._coder = coder_for(plan.codec, shared)
         self._kept: Tensor | None = None  # the change in bfloat16, or theta in float32; see the module's rule
         if plan.writes_aside:
             self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)

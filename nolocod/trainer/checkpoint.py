@@ -19,7 +19,7 @@ import torch
 
 from nolocod.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
 from nolocod.errors import CheckpointError
-from nolocod.outer.codec import bytes_of, pieces
+from nolocod.outer.codec.blocks import bytes_of, pieces
 from nolocod.proto.types import Standing  # noqa: TC001 - msgspec reads the annotation at run time
 from nolocod.trainer.clipping import History
 from nolocod.trainer.windows import Position

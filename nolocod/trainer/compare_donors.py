@@ -1,10 +1,10 @@
-"""How near a donor's weights lie to those of other donors, in samples of them.
+"""Whether the weights that one donor gave are near those of other donors, by samples of theirs.
 
 The rule: replicas of an honest swarm differ, but in no matrix by two thirds of its norm. A donor is far off where one of
-its matrices is farther than that from every witness's. What two witnesses are apart is no measure for less: two that have
-just exchanged are the same but for a hundredth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
+its matrices is farther than that from every sample. How far two samples are apart is no measure for less: two donors that
+have just exchanged differ by a hundredth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
 zero or one, and may have little in common later. Being far off is no proof of a lie, as the two halves of a swarm that
-was parted are far apart too: loss has the last word (node.weights).
+was parted are far apart too: loss has the last word (node/weights.py).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _WIDTH = 4
 def objection(own: Iterable[tuple[str, Tensor]], samples: Sequence[SnapshotParts]) -> str:
     """Why `own` (names and tensors, of the donor in question) is too far from all samples; "" if it is not.
 
-    A sample that is not of this model, or not finite, is no witness.
+    A sample that is not of this model, or not finite, does not count.
     """
     named = dict(own)
-    witnesses = [witness for sample in samples if (witness := _read(sample, named)) is not None]
+    others = [other for sample in samples if (other := _read(sample, named)) is not None]
     worst, why = FAR, ""
-    for name in [name for name, tensor in named.items() if tensor.dim() > 1] if witnesses else ():
-        common = _common([spans[name] for _, spans in witnesses])
-        mine, *theirs = (_part(tensor, common) for tensor in (named[name], *(tensors[name] for tensors, _ in witnesses)))
+    for name in [name for name, tensor in named.items() if tensor.dim() > 1] if others else ():
+        common = _common([spans[name] for _, spans in others])
+        mine, *theirs = (_part(tensor, common) for tensor in (named[name], *(tensors[name] for tensors, _ in others)))
         apart = min(distance(mine, other) for other in theirs)
         if apart > worst:
             worst, why = apart, f"{name} is {apart:.2f} of its norm from the nearest of {len(theirs)}, where {FAR:.2f} is far"
@@ -55,7 +55,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def _read(sample: SnapshotParts, named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[range]]] | None:
-    """A witness: its tensors, of which all but the sampled is zeros, and which of their values were sampled."""
+    """Its tensors, of which all but the sampled is zeros, and which of their values were sampled; None if it does not fit."""
     try:
         tensors = read_tensors(sample.path)
     except CheckpointError:

@@ -29,12 +29,10 @@ _SIDE = 1024
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes; floating-point operations; tokens. `activations` is what one micro-batch keeps for its backward pass."""
+    """Bytes and floating-point operations. `activations` is what one micro-batch keeps for its backward pass."""
 
     parameters: int
-    tokens_per_step: int
     inner_steps: int
-    rounds: int
     on_device: int
     activations: int
     on_host: int
@@ -63,13 +61,11 @@ class Estimate:
 def estimate(manifest: Manifest) -> Estimate:
     """Work it out. RunFileError if the model or the fragments are not possible."""
     config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
-    layout, inner = layout_of(config), manifest.inner
+    layout = layout_of(config)
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
     return Estimate(
         parameters=layout.size,
-        tokens_per_step=inner.tokens_per_step,
-        inner_steps=inner.steps,
-        rounds=manifest.outer.rounds,
+        inner_steps=manifest.inner.steps,
         on_device=BYTES_ON_DEVICE * layout.size,
         activations=_activations(config, manifest),
         on_host=BYTES_ON_HOST * layout.size + plan.boxes_size,

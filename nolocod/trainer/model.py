@@ -19,7 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one_line
-from nolocod.outer.codec import Fragment, fragments_of
+from nolocod.outer.codec.blocks import Fragment, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,13 +17,13 @@ from transformers import GenerationConfig
 
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, NothingToUseError
-from nolocod.outer.codec import pieces
+from nolocod.outer.codec.blocks import pieces
 from nolocod.run.manifest import Sealed, unseal
 from nolocod.trainer import checkpoint
 from nolocod.trainer.data import Tokenizer, make_tokenizer
 from nolocod.trainer.inner import mean_loss
-from nolocod.trainer.model import Layout, build, flatten, layout_of, read_config
-from nolocod.trainer.replica import Replica
+from nolocod.trainer.model import build, flatten, layout_of, read_config
+from nolocod.trainer.replica import open_replica
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from nolocod.run.paths import DataDir
     from nolocod.trainer.pipe import Setup
-    from nolocod.trainer.windows import Source
 
 
 def last_tensor(folder: Path, sealed: Sealed, name: str) -> Tensor:
@@ -109,9 +108,7 @@ def train_alone(setup: Setup, inner_steps: int) -> tuple[float, float]:
     sealed = unseal(setup.manifest)
     if setup.threads:
         torch.set_num_threads(setup.threads)
-    tokenizer = make_tokenizer(sealed.manifest.data)
-    source = open_source(sealed.manifest, tokenizer, setup.peer_id, setup.data, setup.cache)
-    replica = Replica(sealed, tokenizer.vocabulary, source, setup.device)
+    replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device)
     first = replica.evaluate()
     for step in range(inner_steps):
         replica.step()
@@ -141,7 +138,7 @@ def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
 
 def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path) -> float:
     model, tokenizer = _model(sealed, flat)
-    source: Source = open_source(sealed.manifest, tokenizer, "", data, cache)
+    source = open_source(sealed.manifest, tokenizer, "", data, cache)
     batch = sealed.manifest.inner.batch
     windows = source.held_out(batch * sealed.manifest.evaluation.batches)
     return mean_loss(model, windows, batch, torch.device("cpu"))
@@ -150,7 +147,7 @@ def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path) -> float
 def _model(sealed: Sealed, flat: Tensor) -> tuple[torch.nn.Module, Tokenizer]:
     tokenizer = make_tokenizer(sealed.manifest.data)
     config = read_config(sealed.manifest, tokenizer.vocabulary)
-    layout: Layout = layout_of(config)
+    layout = layout_of(config)
     model = build(config, sealed.manifest.seed)
     theta = flatten(model, layout, torch.device("cpu"))
     if flat.shape != theta.shape:

@@ -1,7 +1,7 @@
 """The parent's handle on the trainer process.
 
-The rule: this file runs in the network process, so it imports no torch; it sends one command at a time,
-each with a deadline, turns reports into events, and turns the child's failures into our errors. When the
+The rule: this file runs in the network process, so it imports no torch; it sends one command at a time (pipe.py says
+what each does), each with a deadline, turns reports into events, and turns the child's failures into our errors. When the
 child dies without having been asked to, `wait_dead` and every call raise TrainerError.
 """
 
@@ -76,7 +76,6 @@ class TrainerProcess:
 
     @property
     def steps_since_outer(self) -> int:
-        """Inner steps since the last outer step, whatever its fragment."""
         return min(self._progress.ages)
 
     @property
@@ -124,45 +123,35 @@ class TrainerProcess:
         return await self._ask(pipe.Compare(samples), str, _FILE_SECONDS)
 
     async def train(self) -> None:
-        """Start or resume inner steps."""
         await self._ask(pipe.Train(), NoneType)
 
     async def pause(self) -> None:
-        """Stop after the inner step under way."""
         await self._ask(pipe.Pause(), NoneType)
 
     async def capture(self, subject: Subject) -> Description:
-        """Have our message about `subject` written into the outbox after the inner step under way.
-
-        The message may be smaller than the box.
-        """
+        """Between two inner steps. The message may be smaller than the box."""
         return await self._ask(pipe.Capture(subject), Description)
 
     async def inspect(self, *, probation: bool) -> Inspection:
-        """Have the inbox checked against our capture; `probation` halves the clip radius. Raises RejectedTensorError."""
         return await self._ask(pipe.Inspect(probation), Inspection)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        """Take the paired outer step with the partner's message; `skipped` as the partner's inspection found."""
         return await self._ask(pipe.Apply(partner_round, skipped), Applied)
 
     async def solo(self) -> Applied:
-        """Take the outer step alone, on the fragment that has waited longest."""
         return await self._ask(pipe.Solo(), Applied)
 
     async def discard(self) -> None:
-        """Drop the capture; nothing is applied."""
         await self._ask(pipe.Discard(), NoneType)
 
     async def checkpoint(self) -> events.Checkpointed:
-        """Write a checkpoint. Raises DiskFullError; older checkpoints are then untouched."""
+        """Raises DiskFullError; older checkpoints are then untouched."""
         saved = await self._ask(pipe.Checkpoint(), pipe.Saved, _FILE_SECONDS)
         event = events.Checkpointed(saved.round, saved.size, saved.seconds)
         self._emit(event)
         return event
 
     async def dump(self, path: Path) -> Dumped:
-        """Write the slow weights to `path` for newcomers."""
         return await self._ask(pipe.Dump(path), Dumped, _FILE_SECONDS)
 
     async def evaluate(self, *, told: bool = True) -> float:

@@ -20,13 +20,15 @@ import torch
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
-from nolocod.outer.codec import BLOCK
+from nolocod.outer.codec.blocks import BLOCK
 from nolocod.proto.types import Applied, Description, Inspection, Standing, Subject, describe
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
+from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
+from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +39,13 @@ if TYPE_CHECKING:
     from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.windows import Source
+
+
+def open_replica(sealed: Sealed, peer_id: str, data: Path | None, cache: Path, device: str = "cpu") -> Replica:
+    """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run, the data or the device."""
+    tokenizer = make_tokenizer(sealed.manifest.data)
+    source = open_source(sealed.manifest, tokenizer, peer_id, data, cache)
+    return Replica(sealed, tokenizer.vocabulary, source, device)
 
 
 class Replica:

@@ -22,7 +22,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
 from nolocod.run.manifest import unseal
@@ -239,25 +239,18 @@ class Worker:
         import torch
 
         from nolocod.trainer import checkpoint
-        from nolocod.trainer.data import make_tokenizer
-        from nolocod.trainer.replica import Replica
-        from nolocod.trainer.source import open_source
+        from nolocod.trainer.replica import open_replica
 
         # A second load in the same process must not hold two models in memory.
         self._replica, self._boxes, self._training = None, None, False
         if setup.threads:
             torch.set_num_threads(setup.threads)
         sealed = unseal(setup.manifest)
-        manifest = sealed.manifest
-        tokenizer = make_tokenizer(manifest.data)
-        source = open_source(manifest, tokenizer, setup.peer_id, setup.data, setup.cache)
-        replica = Replica(sealed, tokenizer.vocabulary, source, setup.device)
+        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device)
         replica.draw_as(setup.peer_id)
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
-        came_from: Literal["seed", "checkpoint"] = "seed"
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
-            came_from = "checkpoint"
         plan = replica.plan
         memory = _map(self._memory, plan.boxes_size)
         self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
@@ -267,10 +260,10 @@ class Worker:
             standing=replica.standing,
             parameters=replica.layout.size,
             box_size=plan.box_size,
-            source=came_from,
+            source="checkpoint" if found.path else "seed",
             outbox_offset=plan.outbox_offset,
             trouble=found.trouble,
-            phase=manifest.inner.steps,
+            phase=sealed.manifest.inner.steps,
         )
 
     def _checkpoint(self) -> pipe.Saved:

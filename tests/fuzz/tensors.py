@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from nolocod.errors import CheckpointError, RejectedTensorError
-from nolocod.outer.codec import box_size, fragments_of
+from nolocod.outer.codec import box_size
+from nolocod.outer.codec.blocks import fragments_of
 from nolocod.proto.types import SnapshotParts, Subject
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer import checkpoint, compare_donors

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nolocod.errors import RejectedTensorError, TrainerError
-from nolocod.outer.codec import BLOCK, HEADER, Block, box_size, fragments_of, is_set, pieces, to_bitmap
-from nolocod.outer.codec.base import Noise
+from nolocod.outer.codec import box_size
+from nolocod.outer.codec.base import HEADER, Noise
+from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap
 from nolocod.proto.types import CHUNK_SIZE, Description, Subject, describe
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights

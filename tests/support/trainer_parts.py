@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from nolocod.identity import Identity
 from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, Sealed, seal
-from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.pipe import Setup
-from nolocod.trainer.replica import Replica
-from nolocod.trainer.source import open_source
+from nolocod.trainer.replica import Replica, open_replica
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +63,4 @@ def setup_for(sealed: Sealed, folder: Path, peer: str = "alice", **changes: Any)
 
 def make_replica(sealed: Sealed, folder: Path, peer: str = "alice") -> Replica:
     """A replica in this process."""
-    tokenizer = make_tokenizer(sealed.manifest.data)
-    source = open_source(sealed.manifest, tokenizer, peer, write_text(folder), folder / "cache")
-    return Replica(sealed, tokenizer.vocabulary, source, "cpu")
+    return open_replica(sealed, peer, write_text(folder), folder / "cache")

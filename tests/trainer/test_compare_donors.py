@@ -59,19 +59,19 @@ def one_zeroed(whole: Weights) -> Weights:
 
 
 @pytest.mark.parametrize("lie", [flipped, noisy, one_zeroed])
-@pytest.mark.parametrize("witnesses", [1, 2])
-def test_a_lie_in_any_tensor_is_far_from_one_witness_and_from_two(
-    tmp_path: Path, lie: Callable[[Weights], Weights], witnesses: int
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_lie_in_any_tensor_is_far_from_one_sample_and_from_two(
+    tmp_path: Path, lie: Callable[[Weights], Weights], others: int
 ) -> None:
-    samples = [sample(tmp_path, number, weights(number)) for number in range(2, 2 + witnesses)]
+    samples = [sample(tmp_path, number, weights(number)) for number in range(2, 2 + others)]
     assert compare_donors.objection(weights(1).items(), samples) == ""
     why = compare_donors.objection(lie(weights(1)).items(), samples)
-    assert f"the nearest of {witnesses}," in why
+    assert f"the nearest of {others}," in why
     if lie is one_zeroed:
         assert why.startswith("b.weight is 1.00")
 
 
-def test_a_lying_witness_does_not_speak_against_who_agrees_with_another(tmp_path: Path) -> None:
+def test_a_lying_sample_does_not_speak_against_who_agrees_with_another(tmp_path: Path) -> None:
     samples = [sample(tmp_path, 2, flipped(weights(2))), sample(tmp_path, 3, weights(3))]
     assert compare_donors.objection(weights(1).items(), samples) == ""
     assert compare_donors.objection(weights(1).items(), samples[:1]) != "", "one alone: word against word"
@@ -111,7 +111,7 @@ def test_only_what_was_sampled_counts_wherever_it_begins(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("broken", ["shape", "names", "nan", "kind", "bytes"])
-def test_what_is_no_sample_of_this_model_is_no_witness(tmp_path: Path, broken: str) -> None:
+def test_what_is_no_sample_of_this_model_does_not_count(tmp_path: Path, broken: str) -> None:
     bad = weights(2)
     if broken == "shape":
         bad["b.bias"] = torch.zeros(51)

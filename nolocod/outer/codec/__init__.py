@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nolocod.outer.codec.base import HEADER, Coder, Head, Shared, read_head, write_head
-from nolocod.outer.codec.blocks import BLOCK, Block, Fragment, bytes_of, fragments_of, is_set, pieces, to_bitmap
+from nolocod.outer.codec.base import HEADER, Coder, Shared
 from nolocod.outer.codec.difference import Delta4
 from nolocod.outer.codec.modulo import Modulo8
 from nolocod.outer.codec.plain import BFloat16, Float32
@@ -24,26 +23,8 @@ from nolocod.outer.codec.plain import BFloat16, Float32
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nolocod.outer.codec.blocks import Fragment
     from nolocod.run.manifest import Codec
-
-__all__ = [
-    "BLOCK",
-    "HEADER",
-    "Block",
-    "Coder",
-    "Fragment",
-    "Head",
-    "Shared",
-    "box_size",
-    "bytes_of",
-    "coder_for",
-    "fragments_of",
-    "is_set",
-    "pieces",
-    "read_head",
-    "to_bitmap",
-    "write_head",
-]
 
 _KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8, "delta4": Delta4}
 

@@ -16,7 +16,7 @@ import torch
 from nolocod.errors import RejectedTensorError
 from nolocod.identity import PeerId
 from nolocod.outer import step
-from nolocod.outer.codec import HEADER
+from nolocod.outer.codec.base import HEADER
 from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
 from nolocod.proto.types import Subject
 from nolocod.studies.lab.methods import Method
