@@ -105,7 +105,7 @@ class Inspection:
     """||theta_i - theta_j|| at the captures, over the fragment. A message holds beta Delta + gamma phi, so where beta
     is not gamma, what each learned since its last outer step counts beta / gamma times."""
     skipped: bytes = b""
-    """Bit map of the blocks whose distance bound did not hold (codec.py); empty for none. Neither side
+    """Bit map of the blocks whose distance bound did not hold (outer.codec); empty for none. Neither side
     merges those: they take a solo step."""
     weight: float = 1.0
     """What the partner's difference from us will count for: less than 1 where it reaches beyond the clip radius."""

@@ -167,7 +167,7 @@ def test_a_partner_that_did_not_mean_the_same_is_rejected(tmp_path: Path) -> Non
             alice.inspect(a_out, b_out)
 
 
-def test_replicas_rehearse_an_exchange_with_every_codec(tmp_path: Path) -> None:
+def test_replicas_exchange_with_every_codec(tmp_path: Path) -> None:
     manifest = sealed_run(data=Data(), inner=Inner(steps=4, batch=2, sequence=32), outer=Outer(rounds=3)).manifest
     manifest = msgspec.structs.replace(manifest, owner="")
     (tmp_path / "cache").mkdir()

@@ -147,14 +147,14 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
     parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def broken(_: Replica, __: Tensor) -> Description:
-        raise TrainerError("no such luck.")
+        raise TrainerError("the disk is gone.")
 
     monkeypatch.setattr(Replica, "write", broken)
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     parent.answer(pipe.Train())
     failure = parent.answer(pipe.Capture(Subject())).failure
     assert failure is not None
-    assert (failure.code, failure.cause) == (TrainerError.entry.code, "no such luck.")
+    assert (failure.code, failure.cause) == (TrainerError.entry.code, "the disk is gone.")
     parent.train_until(4)
 
 

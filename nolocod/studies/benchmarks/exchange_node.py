@@ -58,7 +58,7 @@ class _TimedTrainerSide(TrainerSide):
 
 
 class _Reception:
-    """terms.Reception: says yes to the one partner there is."""
+    """proto.types.Answerer: says yes to the one partner there is."""
 
     def __init__(self, trainer: TrainerProcess) -> None:
         self._trainer = trainer

@@ -41,7 +41,7 @@ class OuterSettings:
 
 
 class MemoryBox:
-    """terms.Box in ordinary memory."""
+    """proto.types.Box in ordinary memory."""
 
     def __init__(self, size: int) -> None:
         self.content = bytearray(size)
