@@ -25,27 +25,14 @@ class Meter(Protocol):
         ...
 
 
-class Prepaid:
-    """In pieces as `meter` wants them; somebody else pays."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-
-    def piece(self, most: int) -> int:
-        return self._meter.piece(most)
-
-    async def up(self, count: int) -> None:
-        return
-
-    async def down(self, count: int) -> None:
-        return
-
-
 class Unmetered:
-    """No limit, no count."""
+    """Counts nothing and waits for nothing. `pieces`: the meter of whoever pays, which still says in what pieces."""
+
+    def __init__(self, pieces: Meter | None = None) -> None:
+        self._pieces = pieces
 
     def piece(self, most: int) -> int:
-        return most
+        return self._pieces.piece(most) if self._pieces else most
 
     async def up(self, count: int) -> None:
         return

@@ -13,6 +13,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from nolocod.p2p.limits.newest import Newest
+
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
@@ -197,7 +199,7 @@ class DialLimiter:
     def __init__(self, unknown: Rate = Rate(0.5, 40), known: Rate = Rate(5, 200)) -> None:
         self._unknown = TokenBuckets(unknown)
         self._known = TokenBuckets(known)
-        self._answered: OrderedDict[str, None] = OrderedDict()
+        self._answered = Newest[str, None](_KEPT)
 
     def may(self, host: str, now: float) -> bool:
         """Whether to dial `host` now, which counts as in vain until it has `answered`."""
@@ -209,9 +211,6 @@ class DialLimiter:
         name = address_group(host)
         self._buckets(name).give_back(name, now)
         self._answered[name] = None
-        self._answered.move_to_end(name)
-        if len(self._answered) > _KEPT:
-            self._answered.popitem(last=False)
 
     def overtaken(self, host: str, now: float) -> None:
         """Another address of the same peer was faster, so nobody knows whether this one would have answered.

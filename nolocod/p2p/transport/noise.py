@@ -24,7 +24,7 @@ from noise.exceptions import NoiseValueError
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
 from nolocod.identity import PeerId, short
-from nolocod.p2p.limits.metering import Prepaid
+from nolocod.p2p.limits.metering import Unmetered
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
 from nolocod.p2p.transport.exceptions import already_gone
@@ -92,7 +92,7 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         except _GARBAGE as error:
             raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
         paid = isinstance(raw.stream, CircuitEndpoint)  # by the connection to the relay
-        shared = replace(self._shared, meter=Prepaid(self._shared.meter)) if paid else self._shared
+        shared = replace(self._shared, meter=Unmetered(self._shared.meter)) if paid else self._shared
         channel = SecureChannel(session, raw, shared)
         remote = PeerId(str(session.get_remote_peer()))
         if dialled is None and not self._gater.allows(remote):
