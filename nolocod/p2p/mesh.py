@@ -1,7 +1,7 @@
 """The mesh: what the rest of a node sees of its peers. Host, membership, gossip and discovery put together.
 
 The rule: a mesh is opened without a run, so that a newcomer can ask for one; `enter` makes this node a
-member, `leave` says that it goes. Streams are opened by peer id alone: the addresses are the mesh's matter.
+member, `leave` says that it goes. Streams are opened by peer id alone.
 """
 
 from __future__ import annotations
@@ -186,13 +186,8 @@ class Mesh:
             self._admission = InvitedAdmission(sealed, self._identity.peer_id, parts.paths)
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
-        self._table = Membership(
-            self._identity.peer_id,
-            sealed.run_id,
-            parts.timing,
-            self._admission,
-            lambda peer: reputation.objection(peer, time.time()),
-        )
+        own_id, ban = self._identity.peer_id, lambda peer: reputation.objection(peer, time.time())
+        self._table = Membership(own_id, sealed.run_id, parts.timing, self._admission, ban)
         self._host.refuses = lambda peer: reputation.banned(peer, time.time()) > 0
         self._host.judge = self.blame
         connectivity = parts.connectivity

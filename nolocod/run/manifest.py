@@ -310,10 +310,10 @@ def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
 
 def _where(text: str, error: Exception) -> str:
     """Find the line of the key that msgspec complains about ("... at `$.inner.steps`")."""
-    if isinstance(error, RunFileError):
-        keys = (
-            ["outer", "gamma"] if isinstance(error, UnstableError) else ["trust", *re.findall(r"`trust\.(\w+)`", error.cause)]
-        )
+    if isinstance(error, UnstableError):
+        keys = ["outer", "gamma"]
+    elif isinstance(error, RunFileError):  # a retired key
+        keys = ["trust", *re.findall(r"`trust\.(\w+)`", error.cause)]
     else:
         keys = re.findall(r"\.(\w+)", "".join(re.findall(r"at `\$((?:\.\w+)*)", str(error))))
         keys += re.findall(r"field `(\w+)`", str(error))[:1]

@@ -64,7 +64,7 @@ class Scene:
 
 
 @pytest.mark.parametrize(
-    ("conduct", "stranger", "trusted"),
+    ("conduct", "newcomer", "trusted"),
     [
         (Conduct.FALSE_SIGNATURE, 2, 3),
         (Conduct.ALTERED_BYTES, 2, 3),
@@ -77,15 +77,15 @@ class Scene:
         (Conduct.FLOODED, 46, 80),
     ],
 )
-def test_how_often_strangers_and_the_trusted_may_do_what(conduct: Conduct, stranger: int, trusted: int) -> None:
-    assert Scene().until_banned(conduct) == stranger
+def test_how_often_newcomers_and_the_trusted_may_do_what(conduct: Conduct, newcomer: int, trusted: int) -> None:
+    assert Scene().until_banned(conduct) == newcomer
     scene = Scene()
     scene.repeat(Conduct.COMMITTED, 100)
     assert scene.until_banned(conduct) == trusted
 
 
 def test_every_misdeed_has_its_row_above() -> None:
-    [mark] = test_how_often_strangers_and_the_trusted_may_do_what.pytestmark  # type: ignore[attr-defined]
+    [mark] = test_how_often_newcomers_and_the_trusted_may_do_what.pytestmark  # type: ignore[attr-defined]
     assert {row[0] for row in mark.args[1]} == set(BAD)
 
 

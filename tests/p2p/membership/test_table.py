@@ -262,7 +262,7 @@ def test_how_others_reach_it_and_what_it_gives() -> None:
         assert (member.nat, member.relays) == (meant, word == "public")
 
 
-class Doorman(Admission):
+class ByPassword(Admission):
     """Admits those that show "yes"; takes back what it is told."""
 
     def __init__(self) -> None:
@@ -278,13 +278,13 @@ class Doorman(Admission):
 
 
 def test_only_who_is_admitted_is_a_member_and_only_as_long() -> None:
-    doorman = Doorman()
-    members, invited, stray = Membership(ME.peer_id, RUN, admission=doorman), Node(), Node()
+    password = ByPassword()
+    members, invited, stray = Membership(ME.peer_id, RUN, admission=password), Node(), Node()
     assert members.heard(sealed(stray), 0.0, WALL) is None
     assert isinstance(members.heard(sealed(invited, admission=b"yes"), 0.0, WALL), PeerSeen)
     assert [member.peer_id for member in members.live(0.0)] == [invited.identity.peer_id]
     assert members.review(WALL) == []
-    doorman.learn(b"all")
+    password.learn(b"all")
     assert [lost.peer_id for lost in members.review(WALL)] == [invited.identity.peer_id]
     assert members.live(0.0) == []
 
