@@ -196,9 +196,9 @@ class Mesh:
             self._identity,
             sealed.run_id,
             own,
-            lambda: connectivity.told,
+            lambda: connectivity.heartbeat_addresses,
             reach=lambda: connectivity.kind,
-            relays=lambda: connectivity.gives,
+            relays=lambda: connectivity.relays,
             admission=self._admission.shown,
             life=new_life(time.time(), parts.rng),
         )
@@ -287,7 +287,7 @@ class Mesh:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
         shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
-        carried = self._parts.connectivity.carried(members)
+        carried = self._parts.connectivity.behind_relays(members)
         return choose(self._parts.rng, members, own, self._staleness, shunned, carried)
 
     def expect(self, size: int) -> None:

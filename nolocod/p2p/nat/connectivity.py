@@ -74,7 +74,7 @@ class Connectivity:
             circuit_bytes=int(relaying.rate * RelayLimits.circuit_seconds),
             rate=relaying.rate,
         )
-        self._relay = Relay(host, limits, lambda: self.gives)
+        self._relay = Relay(host, limits, lambda: self.relays)
 
     def serve(self, interruptible: Callable[[Handler], Handler]) -> None:
         """Use relays and be one, as far as the owner lets us; `interruptible` is put around what is done for others."""
@@ -108,13 +108,13 @@ class Connectivity:
         return self._reachability.kind or ("public" if declared else None)
 
     @property
-    def gives(self) -> bool:
+    def relays(self) -> bool:
         """Whether we relay for others now."""
         relaying = self._relaying
         return relaying.serve and not relaying.only and self.kind == "public" and not self.resting()
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def heartbeat_addresses(self) -> tuple[str, ...]:
         """Our addresses for a heartbeat, which has room for eight: circuits have theirs in any case."""
         circuits = self._host.circuits[:_CIRCUITS_TOLD]
         straight = [address for address in self._host.announced if address not in self._host.circuits]
@@ -140,7 +140,7 @@ class Connectivity:
 
     # --- what members are to us -----------------------------------------------------------------------
 
-    def carried(self, members: Iterable[Member]) -> set[PeerId]:
+    def behind_relays(self, members: Iterable[Member]) -> set[PeerId]:
         """Those of `members` that only a relay reaches."""
         kind, failed = self.kind, self._unpunched()
         return {member.peer_id for member in members if needs_relay(member, kind, failed)}

@@ -65,23 +65,23 @@ async def test_who_says_where_it_is_reached_gives_unless_its_owner_says_otherwis
     async with host(ANNOUNCED) as one:
         found = connectivity(one, tmp_path, ANNOUNCED)
         assert found.kind == "public"
-        assert found.gives
+        assert found.relays
         found.resting = lambda: True
-        assert not found.gives
-        assert not connectivity(one, tmp_path, ANNOUNCED, Relaying(serve=False)).gives
-        assert not connectivity(one, tmp_path, ANNOUNCED, Relaying(only=True)).gives
+        assert not found.relays
+        assert not connectivity(one, tmp_path, ANNOUNCED, Relaying(serve=False)).relays
+        assert not connectivity(one, tmp_path, ANNOUNCED, Relaying(only=True)).relays
     async with host() as one:
         assert connectivity(one, tmp_path).kind is None, "on a private address nobody knows before it was dialled back"
-        assert not connectivity(one, tmp_path).gives
+        assert not connectivity(one, tmp_path).relays
 
 
 async def test_circuits_have_room_in_a_heartbeat_however_many_interfaces_there_are(tmp_path: Path) -> None:
     many = tuple(f"/ip4/203.0.113.{number}/tcp/4001" for number in range(1, 12))
     async with host(many) as one:
         one.circuits = tuple(f"/ip4/198.51.100.{number}/tcp/1/p2p/{one.own}/p2p-circuit" for number in range(1, 7))
-        assert connectivity(one, tmp_path).told == (*many[:4], *one.circuits[:4])
+        assert connectivity(one, tmp_path).heartbeat_addresses == (*many[:4], *one.circuits[:4])
         one.circuits = ()
-        assert connectivity(one, tmp_path).told == many[:8]
+        assert connectivity(one, tmp_path).heartbeat_addresses == many[:8]
 
 
 async def test_bulk_waits_for_a_straight_connection_while_one_may_come(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ async def test_bulk_does_not_wait_where_a_punch_cannot_succeed_or_has_just_faile
             await found.straighten(far.own, member(far, nat), 2 * ENOUGH)
         assert near.peers()[far.own] == "relayed"
         elsewhere = replace(member(far, "cone"), reach=None)
-        assert found.carried([elsewhere]) == (set() if how == "symmetric" else {far.own})
+        assert found.behind_relays([elsewhere]) == (set() if how == "symmetric" else {far.own})
         found.wake()
-        assert found.carried([elsewhere]) == set(), "another network, another NAT"
+        assert found.behind_relays([elsewhere]) == set(), "another network, another NAT"
 
 
 async def test_more_than_a_relay_carries_is_not_begun(tmp_path: Path) -> None:
