@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 HOLDS = (
     "data parallel is below DiLoCo",
     "data parallel is below NoLoCo, ours",
+    "DiLoCo is below none",
     "NoLoCo, ours is below none",
-    "NoLoCo, ours is at most 1% above DiLoCo",
 )
 """What is far enough from the bound to hold on whatever processor: the others are told by docs/evidence.md."""
 
 
 def test_methods_are_in_the_order_that_the_paper_tells(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nolocod", "lab", "compare", "--reduced", "--workers", "1", "--json"]
+    command = [sys.executable, "-m", "nolocod", "lab", "compare", "--reduced", "--workers", "2", "--json"]
     line = [*command, "--kept", str(tmp_path / "kept.jsonl")]
     first = subprocess.run(line, capture_output=True, text=True, timeout=3 * ENOUGH, check=True)
-    assert "7 of 7: " in first.stderr, "progress is shown"
+    assert "4 of 4: " in first.stderr, "progress is shown"
     claims = {claim["text"]: claim for claim in json.loads(first.stdout)["claims"]}
     for text in HOLDS:
         assert claims[text]["holds"], claims[text]

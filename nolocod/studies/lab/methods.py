@@ -52,15 +52,15 @@ class Method:
                 return 0.0
 
 
-_PAPERS = Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7)
-OURS = replace(_PAPERS, name="NoLoCo, ours", every=0.5, codec="modulo8")
+_PAPER = Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7)
+OURS = replace(_PAPER, name="NoLoCo, ours", every=0.5, codec="modulo8")
 """A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often."""
 _OURS = replace(OURS, tuned_as=OURS.name)
 METHODS = (
     Method("data parallel", "gradients"),
     Method("DiLoCo", "all", alpha=0.3, beta=0.7, gamma=0.7),
     Method("DiLoCo, half as often", "all", alpha=0.3, beta=0.7, gamma=0.7, every=2, tuned_as="DiLoCo", at_each_count=False),
-    _PAPERS,
+    _PAPER,
     OURS,
     Method("pair averaging", "pairs", at_each_count=False),
     Method("none", "none", at_each_count=False),  # replicas do not know how many there are

@@ -84,7 +84,7 @@ def test_claims_are_about_methods_that_there_are() -> None:
 
 
 def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path: Path) -> None:
-    few = (compare.DILOCO, compare.PAPERS, compare.OURS, compare.NONE)
+    few = (compare.DILOCO, compare.PAPER, compare.OURS, compare.NONE)
     smaller = compare.Size((2,), (1,), (1e-3,), False, TINY, few)
     size = replace(smaller, replicas=(2, 4), methods=(*few, "pair averaging"), beside=smaller)
     told: list[str] = []
