@@ -117,23 +117,14 @@ class Session:
             case _:
                 outcome = "aborted"
                 code, reason = machine.verdict
-        return Ended(
-            outcome,
-            machine.partner,
-            machine.session,
-            machine.sent,
-            machine.received,
-            machine.partner_standing,
-            code,
-            reason,
-            skipped=machine.partner_skipped,
-        )
+        counted = machine.sent, machine.received, machine.partner_standing
+        return Ended(outcome, machine.partner, machine.session, *counted, code, reason, skipped=machine.partner_skipped)
 
     async def _farewell(self) -> None:
         """Abort if that is still ours to do, tell it within a moment, and let the stream go."""
-        machine = self.machine
+        machine, failure = self.machine, self.failure
         if machine.may_abort:
-            code, reason = (self.failure.code, self.failure.cause) if self.failure else (_STOPPED, "the node stops")
+            code, reason = (failure.code, failure.cause) if failure else (_STOPPED, "the node stops")
             await self._channel.last_words(machine.abort(code, reason))
         else:
             await self._channel.close()

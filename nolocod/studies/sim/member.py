@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 WALL = 1_700_000_000.0
 """The time of day at which every simulation begins."""
-_CONNECTIONS = 64
-"""Peers that a node stays connected to."""
+_CONNECTIONS = 256
+"""Peers that a node stays connected to, as p2p.host's limit."""
 _PER_MESSAGE = 475
 """Bytes that a message costs beside its content: signature, names, negotiation, yamux, noise; 445 to 500 on real sockets."""
 
@@ -149,8 +149,10 @@ class SimMember:
         self.table.trust(peer)
         for one, two in ((self, peer), (other, self.peer_id)):
             one.connected[two] = None
-            while len(one.connected) > _CONNECTIONS:
-                del one.connected[next(iter(one.connected))]
+            if len(one.connected) > _CONNECTIONS:
+                oldest = next(iter(one.connected))
+                del one.connected[oldest]
+                self.world.by_peer[oldest].connected.pop(one.peer_id, None)
         return True
 
     def _take(self, heard: Heard) -> None:

@@ -274,7 +274,6 @@ class Network:
         self.ports: dict[PeerId, Port] = {}
         self.dialled: Callable[[End], None] = lambda _end: None
         """Told every new stream before a byte is written: where faults are hung in, on it and on its `peer_end`."""
-        self.broken: list[RemoteError] = []
         self._rng = rng
         self._punches: dict[tuple[int, int], bool] = {}
 
@@ -342,8 +341,7 @@ class Network:
         try:
             await port.handlers[end.protocol](end)
             await end.close()
-        except RemoteError as error:
-            self.broken.append(error)
+        except RemoteError:
             await end.reset()
 
     def kill(self, port: Port) -> None:

@@ -63,8 +63,10 @@ class SimNode(SimMember):
         scenario, plan = world.scenario, world.plan
         self.receipts = SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
-        self.script: dict[int, tuple[PeerId, bool]] | None = None
-        """For each round the partner, and whether this node offers, where that is written already (recorded.py)."""
+        self.scripted = False
+        """Exchange as `script` has it, and with nobody else (recorded.py)."""
+        self.script: dict[int, tuple[PeerId, bool]] = {}
+        """For each round with an exchange the partner, and whether this node offers."""
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
@@ -80,10 +82,10 @@ class SimNode(SimMember):
     def standing(self) -> Standing:
         return self.replica.standing
 
-    def follow_script(self, script: dict[int, tuple[PeerId, bool]]) -> None:
-        """Exchange with those and nobody else: at a boundary at which the partner offers, wait for it."""
-        self.script = script
-        self.replica.waits = lambda: not script.get(self.replica.round, (None, True))[1]
+    def follow_script(self) -> None:
+        """At a boundary at which the partner offers, wait for it."""
+        self.scripted = True
+        self.replica.waits = lambda: not self.script.get(self.replica.round, (None, True))[1]
 
     async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """wire.Aside, to which a stopped process does not get."""
@@ -120,7 +122,7 @@ class SimNode(SimMember):
     # --- outer.loop.Mesh ------------------------------------------------------------------------------------
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
-        if self.script is not None:
+        if self.scripted:
             peer, offers = self.script.get(own.round, (None, False))
             return peer if offers and peer not in avoid else None
         now, members = trio.current_time(), self.members()
@@ -152,7 +154,7 @@ class SimNode(SimMember):
     # --- types.Answerer: rounds answers, and the oracle hears of every snapshot and step -----------------
 
     def decide(self, offer: Offer) -> Answer:
-        if self.script is not None and self.script.get(self.replica.round) != (offer.partner, False):
+        if self.scripted and self.script.get(self.replica.round) != (offer.partner, False):
             return Busy(1.0, "another exchange comes first")
         return self.loop.decide(offer)
 

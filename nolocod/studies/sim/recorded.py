@@ -17,12 +17,13 @@ from nolocod.studies.sim.scenarios import Plan
 from nolocod.studies.sim.swarm import Report, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from typing import IO
 
     from nolocod.identity import PeerId
     from nolocod.proto.receipt import Receipt
+    from nolocod.studies.sim.node import SimNode
     from nolocod.studies.sim.scenarios import Scenario
     from nolocod.studies.sim.swarm import Swarm
 
@@ -49,11 +50,6 @@ class Schedule:
         """The last round that a node reached by an exchange."""
         return max(max(pair.offerer_round, pair.answerer_round) for pair in self.pairs) + 1
 
-    def script(self, node: int) -> dict[int, tuple[int, bool]]:
-        """For each round of `node` with an exchange: the partner, and whether `node` offers."""
-        offers = {pair.offerer_round: (pair.answerer, True) for pair in self.pairs if pair.offerer == node}
-        return offers | {pair.answerer_round: (pair.offerer, False) for pair in self.pairs if pair.answerer == node}
-
 
 def read(paths: Iterable[Path]) -> Schedule:
     """Read the receipts of nodes, each a file or a data directory's store; lines that do not verify are left out.
@@ -74,34 +70,32 @@ def read(paths: Iterable[Path]) -> Schedule:
 def schedule(receipts: Iterable[Receipt]) -> Schedule:
     """The schedule that `receipts` tell of."""
     known = list(receipts)
-    numbers = {peer: number for number, peer in enumerate(sorted({peer for one in known for peer in _peers(one)}))}
-    return Schedule(len(numbers), tuple(sorted(_pair(receipt, numbers) for receipt in known)))
+    peers = sorted({peer for receipt in known for peer in (receipt.offerer, receipt.answerer)})
+    return Schedule(len(peers), tuple(sorted(_pairs(known, peers))))
 
 
-def _peers(receipt: Receipt) -> tuple[PeerId, PeerId]:
-    return receipt.offerer, receipt.answerer
-
-
-def _pair(receipt: Receipt, numbers: dict[PeerId, int]) -> Pair:
-    offerer, answerer = receipt.parsed.sides
-    peers = [numbers[peer] for peer in _peers(receipt)]
-    return Pair(offerer.standing.round, answerer.standing.round, *peers)
+def _pairs(receipts: Iterable[Receipt], peers: list[PeerId]) -> Iterator[Pair]:
+    numbers = {peer: number for number, peer in enumerate(peers)}
+    for receipt in receipts:
+        offerer, answerer = (side.standing.round for side in receipt.parsed.sides)
+        yield Pair(offerer, answerer, numbers[receipt.offerer], numbers[receipt.answerer])
 
 
 def replay(schedule: Schedule, scenario: Scenario, seed: int, log: IO[bytes] | None = None) -> tuple[Report, tuple[Pair, ...]]:
     """Simulate the same exchanges; also returns those of the schedule that did not come about, which should be none."""
-    swarms: list[Swarm] = []
+    nodes: list[SimNode] = []
 
     def prepare(swarm: Swarm) -> None:
-        swarms.append(swarm)
-        for node in swarm.nodes:
-            script = schedule.script(node.number)
-            node.follow_script({number: (swarm.nodes[other].peer_id, offers) for number, (other, offers) in script.items()})
+        nodes.extend(swarm.nodes)
+        for node in nodes:
+            node.follow_script()
+        for pair in schedule.pairs:
+            offerer, answerer = nodes[pair.offerer], nodes[pair.answerer]
+            offerer.script[pair.offerer_round] = answerer.peer_id, True
+            answerer.script[pair.answerer_round] = offerer.peer_id, False
 
     plan = Plan("replay", schedule.nodes, schedule.rounds, seed)
-    patient = replace(scenario, staleness=1 << 30, patience=1e9)
-    report = simulate(plan, patient, log, prepare)
-    numbers = {node.peer_id: node.number for node in swarms[0].nodes}
-    kept = {receipt.session: receipt for node in swarms[0].nodes for receipt in node.receipts.kept.values()}
-    done = {_pair(receipt, numbers) for receipt in kept.values()}
+    report = simulate(plan, replace(scenario, staleness=1 << 30, patience=1e9), log, prepare)
+    receipts = (receipt for node in nodes for receipt in node.receipts.kept.values())
+    done = set(_pairs(receipts, [node.peer_id for node in nodes]))
     return report, tuple(pair for pair in schedule.pairs if pair not in done)

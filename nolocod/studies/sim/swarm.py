@@ -28,7 +28,6 @@ from nolocod.studies.sim.replica import SimReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from nolocod.observe.events import Event, NatClass
     from nolocod.studies.sim.learner import LearningSetup
@@ -220,8 +219,12 @@ async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: 
     began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
         with ExitStack() as stack:
-            learning = stack.enter_context(_learning(plan, scenario)) if plan.train else None
-            swarm = Swarm(plan, scenario, nursery, journal, learning)
+            setup = None
+            if plan.train:
+                from nolocod.studies.sim.learner import learning  # torch: a simulation without learners does without it
+
+                setup = stack.enter_context(learning(scenario.outer, plan.rounds, plan.seed))
+            swarm = Swarm(plan, scenario, nursery, journal, setup)
             stack.enter_context(swarm.signing.checked())
             for _ in range(plan.nodes):
                 swarm.add()
@@ -242,9 +245,3 @@ async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: 
             report = swarm.report(time.perf_counter() - began, time.process_time() - busy_before)
             nursery.cancel_scope.cancel()
     return report
-
-
-def _learning(plan: Plan, scenario: Scenario) -> AbstractContextManager[LearningSetup]:
-    from nolocod.studies.sim.learner import learning  # torch: a simulation without learners does without it
-
-    return learning(scenario.outer, plan.rounds, plan.seed)

@@ -78,7 +78,7 @@ class FakeBox:
         self.released += length
 
 
-class FakeDesk:
+class FakeTrainer:
     """Stands for the trainer."""
 
     def __init__(self, seed: int, size: int = SIZE) -> None:
@@ -112,7 +112,7 @@ class FakeDesk:
 
 
 class FakeReception:
-    def __init__(self, local_side: FakeDesk) -> None:
+    def __init__(self, local_side: FakeTrainer) -> None:
         self.local_side = local_side
         self.answer: Answer = Accept(Standing(4, 40, 2.0))
         self.asked: list[Offer] = []
@@ -133,7 +133,7 @@ class Node:
     def __init__(self, net: Net, identity: Identity, folder: Path, limits: Limits = LIMITS, size: int = SIZE) -> None:
         self.identity = identity
         self.peer_id = identity.peer_id
-        self.local_side = FakeDesk(identity.secret[0], size)
+        self.local_side = FakeTrainer(identity.secret[0], size)
         self.reception = FakeReception(self.local_side)
         self.receipts = ReceiptStore(folder / identity.peer_id)
         self.events: list[Event] = []
@@ -486,7 +486,7 @@ def commit_starts(log: bytes) -> int:
     return start
 
 
-# --- glare, replay, strangers ------------------------------------------------------------------------
+# --- glare, replay, unknown sessions -------------------------------------------------------------------
 
 
 async def test_when_both_offer_at_once_the_lower_ids_offer_stands(tmp_path: Path, virtual_clock: object) -> None:
