@@ -17,6 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from nolocod.identity import Identity, short
@@ -238,7 +239,7 @@ def test_a_killed_trainer_costs_a_restart_and_not_the_node(pair: Pair) -> None:
     def another() -> bool:
         try:
             return trainer_of(first).pid != trainer.pid
-        except StopIteration:
+        except (StopIteration, psutil.Error):  # the old one is dead, the new one not there yet
             return False
 
     pair.wait("another trainer is started", another)

@@ -274,8 +274,8 @@ async def test_strangers_are_relayed_by_us(node: Path) -> None:
                 await stream.write(b"from ours")
                 await stream.close()
                 assert await stream.read_exactly(64) == hashlib.sha256(b"from ours").hexdigest().encode()
-                assert relay.carried.circuits == 2
-                assert relay.carried.bytes > PIECE
+                assert relay.circuits_carried == 2
+                assert relay.bytes_carried > PIECE
 
 
 class Nobody:
