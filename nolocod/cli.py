@@ -62,7 +62,7 @@ def _find(group: BaseExceptionGroup[BaseException]) -> NolocodError | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="nolocod", description="Train a model with peers that you never meet.")
+    parser = _Parser(prog="nolocod", description="Train one model on the machines of many volunteers, without a coordinator.")
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
     parser.set_defaults(command=None)
     commands = Commands.of(parser)

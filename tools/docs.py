@@ -113,7 +113,7 @@ _LIMITS_HEAD = """\
 
 Made by `python tools/docs.py` from the code; do not edit.
 
-What strangers, and time, may take of a node at most: its value, where it is set, and the test at its bound.
+What peers, and time, may take of a node at most: the value, where it is set, and the test at the bound.
 """
 
 
@@ -293,7 +293,13 @@ def bounds() -> list[Bound]:
             "`NodeConfig`",
             "slots_are_counted_and_freed",
         ),
-        Bound("descriptors", "files of weights kept open between requests", "", "`donors.py`", "files_kept_open_are_bounded"),
+        Bound(
+            "descriptors",
+            "files of weights kept open between requests",
+            "",
+            "`snapshots/server.py`",
+            "files_kept_open_are_bounded",
+        ),
         Bound("disk", "receipts: two files of about", _bytes(receipts), "`ReceiptStore`", "two_files_bound_what_is_kept"),
         Bound("disk", "checkpoints kept", f"{KEPT}", "`checkpoint.KEPT`", "two_are_kept_and_left_overs_removed"),
         Bound(

@@ -45,6 +45,6 @@ class Commands:
             type=Path,
             default=argparse.SUPPRESS if self.here else Path(os.environ.get("NOLOCOD_HOME", "~/.nolocod")).expanduser(),
             metavar="DIR",
-            help="where this node keeps its identity, run and checkpoints (NOLOCOD_HOME, or ~/.nolocod)",
+            help="the node's identity, run and checkpoints ($NOLOCOD_HOME, or ~/.nolocod)",
         )
         return command

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """id."""
-    own = commands.add_here("id", _id, "Print this node's peer id; makes the identity if there is none.")
+    own = commands.add_here("id", _id, "Print this node's peer id. Makes an identity if there is none.")
     below = Commands.of(own, here=True)
     for name, run, text in (
         ("backup", _backup, "Write this node's identity to a file that a passphrase protects."),
-        ("restore", _restore, "Make this node the one of a backup; never in place of another identity."),
+        ("restore", _restore, "Restore an identity from a backup. Never overwrites another identity."),
     ):
         command = below.add_here(name, run, text)
         command.add_argument("file", type=Path, metavar="FILE")
         if name == "backup":
-            command.add_argument("--no-passphrase", action="store_true", help="whoever can read the file is this node")
+            command.add_argument(
+                "--no-passphrase", action="store_true", help="do not encrypt: whoever reads the file is this node"
+            )
 
 
 def _id(options: argparse.Namespace) -> None:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 def add_to(commands: Commands) -> None:
     """export, eval, generate."""
     export = commands.add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
-    export.add_argument("into", type=Path, metavar="DIR")
-    evaluate = commands.add_here("eval", _eval, "Held-out loss of the last checkpoint.")
+    export.add_argument("into", type=Path, metavar="DIR", help="the folder to write")
+    evaluate = commands.add_here("eval", _eval, "Print the held-out loss of the last checkpoint.")
     evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
-    generate = commands.add_here("generate", _generate, "Let the last checkpoint write text.")
-    generate.add_argument("prompt", nargs="?", default="\n")
-    generate.add_argument("--tokens", type=int, default=200)
-    generate.add_argument("--temperature", type=float, default=0.8)
-    generate.add_argument("--seed", type=int, default=0)
+    generate = commands.add_here("generate", _generate, "Write text with the last checkpoint.")
+    generate.add_argument("prompt", nargs="?", default="\n", help="the text to begin with")
+    generate.add_argument("--tokens", type=int, default=200, metavar="N", help="how many tokens to write (%(default)s)")
+    generate.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (%(default)s)"
+    )
+    generate.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed writes the same text (%(default)s)")
 
 
 def _export(options: argparse.Namespace) -> None:

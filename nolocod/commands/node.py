@@ -25,58 +25,93 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """start, join, status, doctor."""
-    _node_options(commands.add_here("start", _start, "Bring up a node of the run that its data directory belongs to."))
-    _node_options(commands.add_here("join", _join, "Join a run through any of its nodes."))
-    status = commands.add_here("status", _status, "What a running node does and waits for.")
-    status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
-    status.add_argument("--json", action="store_true", help="one JSON object (a line each with --watch)")
-    doctor = commands.add_here("doctor", _doctor, "Find out what keeps this machine from a run; changes nothing.")
+    _node_options(
+        commands.add_here(
+            "start", _start, "Start a node of the run in its data directory, from its last checkpoint if there is one."
+        )
+    )
+    _node_options(commands.add_here("join", _join, "Join a run through any of its nodes. Later starts need no address."))
+    status = commands.add_here("status", _status, "Show what a running node does, and what it waits for.")
+    status.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+    status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: one per line)")
+    doctor = commands.add_here("doctor", _doctor, "Find out what keeps this machine from joining a run. It changes nothing.")
     _reach_options(doctor)
     _training_options(doctor)
-    doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _reach_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; may be given again")
-    add("--listen", action="append", metavar="HOST:PORT", help="for peers; may be given again (0.0.0.0:0 and [::]:0)")
-    add("--announce", action="append", default=[], metavar="MULTIADDR", help="tell peers this address instead")
-    add("--no-upnp", action="store_true", help="do not ask the router for a port")
-    add("--network-key", type=Path, metavar="FILE", help="what all nodes of a private network share; kept for later starts")
-    add("--allow", type=Path, metavar="FILE", help="peer ids that may connect, one a line; read again when it changes")
-    add("--invite", default="", metavar="TOKEN", help="what the run's owner gave: bootstraps, key and admission in one")
+    add(
+        "--bootstrap",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="address of a node of the run: /ip4/…/tcp/…/p2p/…; repeatable",
+    )
+    add("--listen", action="append", metavar="HOST:PORT", help="listen for peers here; repeatable (0.0.0.0:0 and [::]:0)")
+    add(
+        "--announce",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="tell peers this address instead of our own; repeatable",
+    )
+    add("--no-upnp", action="store_true", help="do not ask the router to forward a port")
+    add("--network-key", type=Path, metavar="FILE", help="the key of a private network; it is kept for later starts")
+    add(
+        "--allow", type=Path, metavar="FILE", help="only these peer ids may connect, one per line; a changed file is read again"
+    )
+    add("--invite", default="", metavar="TOKEN", help="the token from the run's owner: addresses, network key and admission")
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--data", type=Path, metavar="PATH", help="training text, for runs that leave it to the node")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--data", type=Path, metavar="PATH", help="training text, a file or a folder, where the run leaves it to each node")
+    add("--device", default="auto", help="train on: auto, cpu, cuda, cuda:1, mps (%(default)s)")
 
 
 def _node_options(parser: argparse.ArgumentParser) -> None:
     _reach_options(parser)
     _training_options(parser)
     add = parser.add_argument
-    add("--no-relay", action="store_true", help="carry nothing for others, and be carried by nobody")
-    add("--relay-only", action="store_true", help="connect straight only to bootstraps and relays")
-    add("--relay-rate", default="20Mbit", metavar="RATE", help="what is carried for others at most (%(default)s)")
-    add("--relay-peers", type=int, default=64, metavar="N", help="peers that this node carries for at most (%(default)s)")
-    add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="status page and metrics (%(default)s)")
-    add("--http-token", type=Path, metavar="FILE", help="what readers of the pages need (http.token, unless on loopback)")
-    add("--http-open-metrics", action="store_true", help="/metrics needs no token")
-    add("--threads", type=int, default=0, help="CPU threads of the trainer (0: torch decides)")
-    add("--max-uploads", type=int, default=2, help="newcomers that are given weights at once")
-    add("--max-connections", type=int, default=256, metavar="N", help="with peers at once (%(default)s)")
-    add("--max-per-address", type=int, default=64, metavar="N", help="of them from one address (%(default)s)")
-    add("--max-upload", metavar="RATE", help="on all connections together, like 20Mbit or 2.5MB (per second)")
-    add("--max-download", metavar="RATE", help="the same for what comes in")
-    add("--monthly-budget", metavar="BYTES", help="up and down together per calendar month (UTC), like 200GB")
-    add("--hours", action="append", default=[], metavar="HH:MM-HH:MM", help="train only then (local time); comma or again")
+    add("--no-relay", action="store_true", help="relay for nobody, and use no relay")
+    add("--relay-only", action="store_true", help="show none of our addresses; connect directly only to bootstraps and relays")
+    add("--relay-rate", default="20Mbit", metavar="RATE", help="relay at most this much for others (%(default)s)")
+    add("--relay-peers", type=int, default=64, metavar="N", help="relay for at most so many peers (%(default)s)")
+    add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="serve the status page and metrics here (%(default)s)")
+    add(
+        "--http-token",
+        type=Path,
+        metavar="FILE",
+        help="the token that readers of the pages need (http.token; none on loopback)",
+    )
+    add("--http-open-metrics", action="store_true", help="let everybody read /metrics without a token")
+    add("--threads", type=int, default=0, metavar="N", help="CPU threads of the trainer (0: torch decides)")
+    add("--max-uploads", type=int, default=2, metavar="N", help="newcomers that get weights at the same time (%(default)s)")
+    add("--max-connections", type=int, default=256, metavar="N", help="connections to peers at the same time (%(default)s)")
+    add("--max-per-address", type=int, default=64, metavar="N", help="connections from one address (%(default)s)")
+    add("--max-upload", metavar="RATE", help="limit on all connections together, per second, like 20Mbit or 2.5MB")
+    add("--max-download", metavar="RATE", help="the same for incoming bytes")
+    add("--monthly-budget", metavar="BYTES", help="limit per calendar month (UTC), up and down together, like 200GB")
+    add(
+        "--hours",
+        action="append",
+        default=[],
+        metavar="HH:MM-HH:MM",
+        help="train only in these spans (local time); commas, or repeat",
+    )
     add("--pause-on-battery", action="store_true", help="train only on mains power")
-    add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS")
-    add("--linger", type=float, default=3600.0, metavar="SECONDS", help="how long to serve weights after the run's end")
-    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    add("--log-format", default="human", choices=["human", "json"], help="json: one object a line")
+    add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS", help="time between two checkpoints (%(default)s)")
+    add(
+        "--linger",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="serve weights for so long after the run's end (%(default)s)",
+    )
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(%(default)s)")
+    add("--log-format", default="human", choices=["human", "json"], help="json: one object per line (%(default)s)")
 
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:

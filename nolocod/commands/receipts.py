@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """receipts."""
-    receipts = Commands.of(commands.add("receipts", _which, "What exchanges left behind, signed by both partners."))
-    listed = receipts.add_here("list", _list, "The receipts of this node, oldest first.")
-    listed.add_argument("--json", action="store_true", help="one JSON object per receipt")
-    checked = receipts.add_here("verify", _verify, "Check receipts offline: those of a file, or all of this node.")
+    receipts = Commands.of(
+        commands.add("receipts", _which, "List, verify and show receipts: what both partners signed about each exchange.")
+    )
+    listed = receipts.add_here("list", _list, "List this node's receipts, oldest first.")
+    listed.add_argument("--json", action="store_true", help="print one JSON object per receipt")
+    checked = receipts.add_here("verify", _verify, "Verify receipts offline: those of the files, or all of this node.")
     checked.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    checked.add_argument("--manifest", type=Path, metavar="FILE", help="the manifest of the run that they must be of")
-    checked.add_argument("--json", action="store_true", help="one JSON object")
-    shown = receipts.add_here("show", _show, "One receipt; as a file, anybody can verify it with nothing else.")
-    shown.add_argument("session", metavar="SESSION", help="as `list` shows it; its first characters are enough")
-    shown.add_argument("--out", type=Path, metavar="FILE", help="write it there, for others")
+    checked.add_argument("--manifest", type=Path, metavar="FILE", help="fail receipts of any other run than this manifest's")
+    checked.add_argument("--json", action="store_true", help="print one JSON object")
+    shown = receipts.add_here(
+        "show", _show, "Show one receipt. Written to a file, anybody can verify it without anything else."
+    )
+    shown.add_argument("session", metavar="SESSION", help="as `list` shows it; the first characters are enough")
+    shown.add_argument("--out", type=Path, metavar="FILE", help="write the receipt to this file, for others")
 
 
 def _which(_options: argparse.Namespace) -> None:

@@ -24,21 +24,29 @@ if TYPE_CHECKING:
 def add_to(commands: Commands) -> None:
     """create, network-key, invite, revoke."""
     create = commands.add_here("create", _create, "Check a run file, sign it, and print the run id.")
-    create.add_argument("run_file", type=Path, metavar="RUN.toml")
-    create.add_argument("--plan", action="store_true", help="only tell what a node of it would need: memory, bytes, time")
-    create.add_argument("--device", default="auto", help="of --plan, whose speed is tried: auto, cpu, cuda, mps")
-    create.add_argument("--line", default="100Mbit", metavar="RATE", help="of --plan, each way (%(default)s)")
-    key = commands.add("network-key", _network_key, "Make the key of a private network: all its nodes need the same file.")
-    key.add_argument("file", type=Path, metavar="FILE")
-    invite = commands.add_here("invite", _invite, "Print a token that lets somebody join the run of this data directory.")
-    invite.add_argument(
-        "--expires", default="30d", metavar="SPAN", help="when membership ends, like 12h, 30d (the default) or 2w"
+    create.add_argument("run_file", type=Path, metavar="RUN.toml", help="every key is in docs/run-file.md")
+    create.add_argument("--plan", action="store_true", help="only print what a node needs: memory, bytes, time")
+    create.add_argument("--device", default="auto", help="with --plan: the device to time: auto, cpu, cuda, mps (%(default)s)")
+    create.add_argument(
+        "--line", default="100Mbit", metavar="RATE", help="with --plan: the speed of the line, each way (%(default)s)"
     )
-    invite.add_argument("--peer", default="", metavar="PEER", help="the only peer id that may use it")
-    invite.add_argument("--bootstrap", action="append", default=[], metavar="MULTIADDR", help="instead of the running node's")
-    invite.add_argument("--list", action="store_true", help="show what was given out, and make nothing")
-    revoke = commands.add_here("revoke", _revoke, "Take back invitations, or the membership of peers.")
-    revoke.add_argument("names", nargs="+", metavar="INVITATION|PEER")
+    key = commands.add("network-key", _network_key, "Make the key of a private network. All its nodes need the same file.")
+    key.add_argument("file", type=Path, metavar="FILE", help="the file to write")
+    invite = commands.add_here("invite", _invite, "Print a token with which somebody can join the run of this data directory.")
+    invite.add_argument(
+        "--expires", default="30d", metavar="SPAN", help="membership ends after this time: 12h, 30d, 2w (%(default)s)"
+    )
+    invite.add_argument("--peer", default="", metavar="PEER", help="only this peer id may use the token")
+    invite.add_argument(
+        "--bootstrap",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="put this address into the token, instead of the running node's",
+    )
+    invite.add_argument("--list", action="store_true", help="list the invitations that exist; make none")
+    revoke = commands.add_here("revoke", _revoke, "Revoke invitations, or the membership of peers.")
+    revoke.add_argument("names", nargs="+", metavar="INVITATION|PEER", help="as `invite --list` shows it, or a peer id")
 
 
 def _create(options: argparse.Namespace) -> None:

@@ -24,17 +24,19 @@ NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "rough")
 
 def add_to(commands: Commands) -> None:
     """simulate."""
-    simulate = commands.add("simulate", _simulate, "Simulate a swarm: the product's own decisions, made-up time and network.")
+    simulate = commands.add(
+        "simulate", _simulate, "Simulate a swarm: the nodes' real decisions on a virtual clock and network."
+    )
     add = simulate.add_argument
     add("scenario", nargs="?", default="calm", metavar="SCENARIO", help=f"{', '.join(NAMES)}; {NAMES[0]} if not given")
-    add("--nodes", type=int, default=16, metavar="N")
-    add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished")
-    add("--seed", type=int, default=0, help="decides everything")
-    add("--probation", type=int, default=0, metavar="N", help="as trust.probation of a run")
-    add("--train", action="store_true", help="replicas really learn: a tiny model, on real text")
-    add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="do the exchanges again that these tell of")
-    add("--log", type=Path, metavar="FILE", help="write all events, one JSON object a line")
-    add("--json", action="store_true", help="one JSON object")
+    add("--nodes", type=int, default=16, metavar="N", help="(%(default)s)")
+    add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished (%(default)s)")
+    add("--seed", type=int, default=0, help="decides all that happens (%(default)s)")
+    add("--probation", type=int, default=0, metavar="N", help="like trust.probation in a run file (%(default)s)")
+    add("--train", action="store_true", help="train a tiny model on real text in every node")
+    add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="repeat the exchanges of these receipts")
+    add("--log", type=Path, metavar="FILE", help="write all events here, one JSON object per line")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _simulate(options: argparse.Namespace) -> None:
