@@ -26,6 +26,7 @@ class Entry:
 
 CATALOGUE: dict[str, Entry] = {}
 RETIRED = {
+    "NLC-135": "what `nolocod soak` found broken; `python -m tests.soak` tells it without a code",
     "NLC-215": "partner draws (`trust.draws`), which were removed",
     "NLC-216": "the direction check (`trust.direction`), which was removed",
 }
@@ -246,10 +247,6 @@ class ClonedIdentityError(LocalError):
         "identity in use elsewhere",
         "Stop the other node, or remove identity.key here: this node is then a new peer.",
     )
-
-
-class SoakError(LocalError):
-    entry = _entry("NLC-135", "soak found a broken promise", "Run it again with the same --seed and --keep, and report it.")
 
 
 class SimulationError(LocalError):

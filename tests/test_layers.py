@@ -43,7 +43,7 @@ node
 doctor
 studies.daemons studies.pages
 studies.sim
-studies.lab studies.soak studies.testnet
+studies.lab studies.testnet
 studies.benchmarks
 commands
 cli

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.disk import write_whole
-from nolocod.errors import DeviceError, SoakError, UsageError
+from nolocod.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +21,7 @@ _INTO = "Name the folder of the page with --into."
 
 
 def add_to(commands: Commands) -> None:
-    """testnet, soak, lab, bench."""
+    """testnet, lab, bench."""
     testnet = commands.add("testnet", _testnet, "Train on a local testnet of real daemons, and show it.")
     testnet.add_argument("--nodes", type=int, default=4)
     testnet.add_argument("--outer-steps", type=int, default=40, metavar="N")
@@ -31,16 +31,6 @@ def add_to(commands: Commands) -> None:
     testnet.add_argument("--seed", type=int, default=0)
     testnet.add_argument("--log-format", default="human", choices=["human", "json"], help="of the nodes' logs")
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
-    soak = commands.add("soak", _soak, "Real daemons for hours, killed and frozen as a seed says: what grows, and what breaks.")
-    soak.add_argument("--nodes", type=int, default=8)
-    soak.add_argument("--hours", type=float, default=1.0, metavar="H", help="after all have paired once")
-    soak.add_argument("--seed", type=int, default=0)
-    soak.add_argument("--every", type=float, default=45.0, metavar="SECONDS", help="between two faults on average")
-    soak.add_argument("--calm", action="store_true", help="without faults, for comparison")
-    soak.add_argument("--halve", action="store_true", help="kill half at once instead, and start them after a minute")
-    soak.add_argument("--against", type=Path, metavar="FILE.json", help="the report of a calm run")
-    soak.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
-    soak.add_argument("--report", type=Path, metavar="FILE.json", help="write the result for programs")
     lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
     lab.add_argument("what", choices=[*_STUDIES])
     lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
@@ -87,23 +77,6 @@ def _bench(options: argparse.Namespace) -> None:
     asked = benchmarks.Options(**given, parameters=benchmarks.parse_parameters(options.parameters))
     result = benchmarks.MEASUREMENTS[options.what](asked, (lambda _: None) if options.json else print)
     print(result.to_json() if options.json else result.to_text())
-
-
-def _soak(options: argparse.Namespace) -> None:
-    from nolocod.studies.daemons import folder
-    from nolocod.studies.soak import run
-
-    _end_as_on_ctrl_c()
-    calm = run.read_report(options.against) if options.against else None
-    asked = run.Options(options.nodes, options.hours * 3600, options.seed, options.every, options.calm, options.halve)
-    with folder(options.keep) as root:
-        result = run.Soak(asked, root, lambda text: print(text, flush=True)).run()
-    if options.report is not None:
-        write_whole(options.report, result.to_json().encode())
-    for line in run.lines(result, calm):
-        print(line)
-    if result.broken:
-        raise SoakError(result.broken[0])
 
 
 def _lab(options: argparse.Namespace) -> None:

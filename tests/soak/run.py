@@ -1,7 +1,7 @@
 """A soak from beginning to end: start all, disturb them, watch, stop, judge.
 
 The rule: the clock is this machine's, everything that is drawn comes from the seed. What the program promises and did
-not keep is in `Result.broken`; figures are in the rest, for a comparison with a calm run of the same length.
+not keep is in `Result.broken`; the rest are figures, to compare with those of a calm run of the same length.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod.errors import SoakError, UsageError
 from nolocod.identity import load_or_create
 from nolocod.run.manifest import stored_manifest
-from nolocod.studies.daemons import end
-from nolocod.studies.soak.faults import Fault, schedule, spared, upload_limits
-from nolocod.studies.soak.fleet import fleet
-from nolocod.studies.soak.verdict import Agreement, Sample, agree, growth, stood_still, unproved
+from nolocod.studies.daemons import DaemonError, end
+from tests.soak.faults import Fault, schedule, spared, upload_limits
+from tests.soak.fleet import fleet
+from tests.soak.verdict import Agreement, Sample, agree, growth, stood_still, unproved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -42,19 +41,12 @@ _STILL = 30.0
 class Options:
     """`seconds` count from the moment at which all have paired; `every` is the mean pause between two faults."""
 
-    nodes: int = 8
-    seconds: float = 3600.0
-    seed: int = 0
-    every: float = 45.0
-    calm: bool = False
-    halve: bool = False
-    model: str = "tiny"
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.nodes <= 32:
-            raise UsageError(f"--nodes {self.nodes} is not between 2 and 32.")
-        if not 10 <= self.seconds <= 30 * 86_400:
-            raise UsageError("--hours is not between 0.003 (ten seconds) and 720.")
+    nodes: int
+    seconds: float
+    seed: int
+    every: float
+    calm: bool
+    halve: bool
 
 
 @dataclass
@@ -81,6 +73,25 @@ class Result:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
+    def to_text(self) -> str:
+        agreed = self.agreement
+        lines = [
+            f"{self.nodes} nodes, {self.seconds:.0f} s, seed {self.seed}: {self.kills} killed, {self.freezes} frozen",
+            f"growth after a third of the time: memory {_share(self.memory_growth)}, tasks {_share(self.task_growth)}, "
+            f"files {_share(self.file_growth)}; most memory {self.memory_mib or 0:.0f} MiB",
+            f"rounds {min(self.rounds, default=0)} to {max(self.rounds, default=0)}, {self.inner_steps} inner steps, "
+            f"validation loss {'not measured' if self.loss is None else f'{self.loss:.4f}'}",
+            f"{agreed.exchanges} exchanges, {agreed.receipts} receipts verified, {agreed.one_sided} of one side only (the "
+            f"other was killed), {len(agreed.faults)} that do not agree",
+        ]
+        if self.paired_after:
+            lines.append(f"half killed at once: all paired {max(self.paired_after):.0f} s after the restart")
+        return "\n".join([*lines, *(f"BROKEN: {one}" for one in self.broken)])
+
+
+def _share(value: float | None) -> str:
+    return "not known" if value is None else f"{value:+.1%}"
+
 
 class Soak:
     """One soak in the folder `root`; `say` takes lines for people."""
@@ -90,7 +101,7 @@ class Soak:
         self._say = say
         self._began = 0.0
         limits = [""] * options.nodes if options.calm or options.halve else upload_limits(options.seed, options.nodes)
-        self._nodes = fleet(root, limits, options.seed, options.model)
+        self._nodes = fleet(root, limits, options.seed)
         self._samples: list[Sample] = []
         self._last: dict[int, Sample] = {}
         self._result = Result(options.seed, options.nodes, options.seconds)
@@ -130,7 +141,7 @@ class Soak:
                 self._last[node.number] = sample
 
     def _until_paired(self, seconds: float) -> None:
-        """Wait until each has a paired step; SoakError tells who has not."""
+        """Wait until each has a paired step; DaemonError tells who has not."""
         missing = {node.number for node in self._nodes}
         ends: list[str] = []
         while missing and not ends and self._now < seconds:
@@ -139,8 +150,7 @@ class Soak:
             ends = [end for node in self._nodes for end in node.unwanted]
             time.sleep(_POLL)
         if missing:
-            cause = f"nodes {sorted(missing)} took no paired step in {seconds:.0f} s. {' '.join(ends)}"
-            raise SoakError(cause, remedy="Read their logs.")
+            raise DaemonError(f"nodes {sorted(missing)} took no paired step in {seconds:.0f} s. {' '.join(ends)}")
 
     # --- random faults ----------------------------------------------------------------------------
 
@@ -257,37 +267,3 @@ def began_from(log: str) -> int | None:
     too far meanwhile; None if it began from the seed again, or not at all."""
     begun = re.findall(r"starting from the (\w+)'s weights, round (\d+)", log)
     return int(begun[-1][1]) if begun and begun[-1][0] in ("checkpoint", "donor") else None
-
-
-def lines(result: Result, calm: Result | None = None) -> list[str]:
-    """The report for people; `calm` is that of a run without faults, to compare with."""
-    agreed = result.agreement
-    found = [
-        f"{result.nodes} nodes, {result.seconds:.0f} s, seed {result.seed}: {result.kills} killed, {result.freezes} frozen",
-        f"growth after a third of the time: memory {_share(result.memory_growth)}, tasks {_share(result.task_growth)}, "
-        f"files {_share(result.file_growth)}; most memory {result.memory_mib or 0:.0f} MiB",
-        f"rounds {min(result.rounds, default=0)} to {max(result.rounds, default=0)}, {result.inner_steps} inner steps, "
-        f"validation loss {_number(result.loss)}" + (f" (calm: {_number(calm.loss)})" if calm else ""),
-        f"{agreed.exchanges} exchanges, {agreed.receipts} receipts verified, {agreed.one_sided} of one side only (the other "
-        f"was killed), {len(agreed.faults)} that do not agree",
-    ]
-    if result.paired_after:
-        found.append(f"half killed at once: all paired {max(result.paired_after):.0f} s after the restart")
-    return [*found, *(f"BROKEN: {one}" for one in result.broken)]
-
-
-def _share(value: float | None) -> str:
-    return "not known" if value is None else f"{value:+.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.4f}"
-
-
-def read_report(path: Path) -> Result:
-    """What `to_json` wrote; UsageError if it is none."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        return Result(**{**table, "agreement": Agreement(**table["agreement"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{path} is no report of a soak ({error}).") from error

@@ -15,7 +15,7 @@ from nolocod.identity import load_or_create
 from nolocod.run import presets
 from nolocod.studies import daemons
 from nolocod.studies.daemons import Daemon, DaemonError
-from nolocod.studies.soak.verdict import Sample
+from tests.soak.verdict import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,9 +93,9 @@ class Node(Daemon):
         )
 
 
-def fleet(root: Path, limits: Sequence[str], seed: int, model: str) -> list[Node]:
-    """All nodes of a soak, of a run that the first one founded; `limits` are their --max-upload."""
-    run = presets.local_run(presets.model(model, root), rounds=_ENDLESS, inner_steps=_INNER_STEPS, seed=seed, own_text=False)
+def fleet(root: Path, limits: Sequence[str], seed: int) -> list[Node]:
+    """All nodes of a soak, of a tiny run that the first one founded; `limits` are their --max-upload."""
+    run = presets.local_run(presets.MODELS["tiny"], rounds=_ENDLESS, inner_steps=_INNER_STEPS, seed=seed, own_text=False)
     daemons.found(run, root / "node-0")
     ports = _free_ports(len(limits))
     nodes = [Node(root / "node-0", 0, ["start"], ports[0], limits[0])]
