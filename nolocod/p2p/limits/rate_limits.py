@@ -9,7 +9,7 @@ clock in here: `now` is a monotonic time in seconds.
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -65,6 +65,27 @@ class TokenBuckets:
 
     def _is_full(self, name: str, now: float) -> bool:
         return self._level(name, now) >= self.rate.burst
+
+
+class Windows:
+    """What happened in the last `span` seconds, by name: at most `most` of one name, and `_KEPT` in all."""
+
+    def __init__(self, most: int, span: float) -> None:
+        self._most = most
+        self._span = span
+        self._taken: deque[tuple[float, str]] = deque()
+
+    def full(self, name: str, now: float) -> bool:
+        while self._taken and self._taken[0][0] <= now - self._span:
+            self._taken.popleft()
+        return len(self._taken) >= _KEPT or sum(other == name for _, other in self._taken) >= self._most
+
+    def take(self, name: str, now: float) -> bool:
+        """Count one more; False if there is no room for it."""
+        if self.full(name, now):
+            return False
+        self._taken.append((now, name))
+        return True
 
 
 def address_group(host: str) -> str:

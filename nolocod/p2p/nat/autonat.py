@@ -17,7 +17,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.limits.rate_limits import Rate, TokenBuckets, address_group
+from nolocod.p2p.limits.rate_limits import Windows, address_group
 from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
@@ -37,6 +37,7 @@ AUTONAT = "/libp2p/autonat/1.0.0"
 _MOST_BYTES = 8 << 10
 _MOST_TOLD = 32
 """Addresses of one question that are looked at."""
+_MINUTE = 60.0
 _MOST_DIALLED = 4
 """Addresses that are dialled for one question."""
 _AT_ONCE = 8
@@ -48,7 +49,7 @@ _ANSWER = 14.0
 
 @dataclass(frozen=True)
 class AutoNatLimits:
-    """How many questions are answered: so many at once, and so many a minute in the long run."""
+    """How many questions are answered in any minute."""
 
     per_peer: int = 4
     per_address: int = 12
@@ -65,8 +66,7 @@ class AutoNatServer:
         self._host = host
         self._limits = limits = limits or AutoNatLimits()
         self._busy: set[PeerId] = set()
-        rates = (limits.per_peer, limits.per_address, limits.in_all)
-        self._buckets = [TokenBuckets(Rate(count / 60, count)) for count in rates]
+        self._windows = [Windows(count, _MINUTE) for count in (limits.per_peer, limits.per_address, limits.in_all)]
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -92,7 +92,7 @@ class AutoNatServer:
         wanted = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
         if not wanted:
             return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks")
-        if not self._admit(peer, address_group(seen_at)):
+        if not self._admit(peer, address_group(seen_at), trio.current_time()):
             return refusal(Message.E_DIAL_REFUSED, "too many questions")
         self._busy.add(peer)
         try:
@@ -103,12 +103,12 @@ class AutoNatServer:
             return refusal(Message.E_DIAL_ERROR, "no address could be dialled")
         return Message.DialResponse(status=Message.OK, addr=Multiaddr(found).to_bytes())
 
-    def _admit(self, peer: PeerId, address: str) -> bool:
-        if peer in self._busy or len(self._busy) >= _AT_ONCE:
+    def _admit(self, peer: PeerId, address: str, now: float) -> bool:
+        """Whether one more question may be answered; a refused one counts for nobody."""
+        counted = list(zip(self._windows, (peer, address, ""), strict=True))
+        if peer in self._busy or len(self._busy) >= _AT_ONCE or any(window.full(name, now) for window, name in counted):
             return False
-        # the peer's own first: what it asks in vain costs others nothing
-        names, now = (peer, address, ""), trio.current_time()
-        return all(buckets.take(name, now) for buckets, name in zip(self._buckets, names, strict=True))
+        return all(window.take(name, now) for window, name in counted)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
         """The first of `addresses` at which `peer` answers."""

@@ -20,7 +20,7 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import ProtocolError, RefusedError, RemoteError
 from nolocod.observe.events import Emit, Punched
-from nolocod.p2p.limits.rate_limits import Rate, TokenBuckets
+from nolocod.p2p.limits.rate_limits import Windows
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.identify import readable
@@ -68,8 +68,7 @@ class HolePuncher:
         self._host = host
         self._emit = emit
         self._busy: dict[PeerId, trio.CancelScope] = {}
-        tries = Rate(limits.tries / _SPAN, limits.tries)
-        self._opened, self._answered = TokenBuckets(tries), TokenBuckets(tries.times(limits.rounds))
+        self._opened, self._answered = Windows(limits.tries, _SPAN), Windows(limits.tries * limits.rounds, _SPAN)
 
     def serve(self) -> None:
         """Answer others, and open by ourselves where we are reached through a relay, from now on."""
@@ -168,7 +167,7 @@ class HolePuncher:
                 if self._busy.get(peer) is scope:
                     del self._busy[peer]
 
-    def _admitted(self, peer: PeerId, tries: TokenBuckets) -> bool:
+    def _admitted(self, peer: PeerId, tries: Windows) -> bool:
         """Whether one more of `tries` with `peer` may begin now; counts it."""
         may = self._host.straight_to is None and len(self._busy) < _AT_ONCE
         return may and tries.take(peer, trio.current_time())

@@ -16,6 +16,7 @@ from nolocod.p2p.limits.rate_limits import (
     Rate,
     StreamLimiter,
     TokenBuckets,
+    Windows,
     address_group,
 )
 
@@ -45,6 +46,27 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
     assert not buckets.take("one", 0.49)
     assert buckets.take("one", 0.5)
     assert [buckets.take("one", 1000.0) for _ in range(6)] == [True] * 5 + [False], "never more than the burst"
+
+
+@given(st.lists(st.floats(0, 30), min_size=1, max_size=100))
+def test_in_any_span_a_window_has_so_many_and_no_more(gaps: list[float]) -> None:
+    windows, now, taken = Windows(4, 60.0), 0.0, []
+    for gap in gaps:
+        now += gap
+        recent = [at for at in taken if at > now - 60]
+        assert windows.full("one", now) == (len(recent) == 4)
+        assert not windows.full("another", now), "each name has its own"
+        if windows.take("one", now):
+            taken.append(now)
+            assert len(recent) < 4
+
+
+def test_windows_remember_so_much_and_then_are_full_for_all() -> None:
+    windows = Windows(4, 60.0)
+    for number in range(rate_limits._KEPT):
+        assert windows.take(str(number), 0.0)
+    assert windows.full("one more", 59.0)
+    assert not windows.full("one more", 60.0)
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=200))

@@ -136,6 +136,19 @@ async def test_questions_are_rationed_per_address_however_many_peers_ask_from_it
         assert found == [Message.OK, Message.OK, Message.E_DIAL_REFUSED]
 
 
+async def test_no_minute_has_more_questions_than_are_allowed_and_a_refused_one_costs_its_peer_nothing() -> None:
+    async with hosts(1) as (helper,):
+        server = AutoNatServer(helper, AutoNatLimits(per_peer=2, per_address=3, in_all=4))
+
+        def admitted(now: float, *askers: tuple[str, str]) -> list[bool]:
+            return [server._admit(PeerId(peer), address, now) for peer, address in askers]
+
+        assert admitted(0.0, ("ann", "home"), ("ann", "home"), ("ann", "home")) == [True, True, False]
+        assert admitted(59.0, ("ann", "home"), ("bob", "home"), ("carol", "home")) == [False, True, False]
+        assert admitted(59.0, ("carol", "office"), ("dave", "elsewhere"), ("dave", "elsewhere")) == [True, False, False]
+        assert admitted(60.0, ("dave", "elsewhere"), ("dave", "elsewhere"), ("ann", "home")) == [True, True, False]
+
+
 async def test_one_question_of_a_peer_at_a_time_and_at_most_four_addresses() -> None:
     async with hosts(2) as (ann, bob), trio.open_nursery() as nursery:
         AutoNatServer(bob, OFTEN).serve()
