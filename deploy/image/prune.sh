@@ -13,5 +13,5 @@ find "$packages" -type f -name '*.pyi' -delete
 find "$packages" -type f -name '*.so*' -exec strip --strip-unneeded {} +
 
 # Byte code for what is imported at every start and for nothing else: transformers alone has thousands of modules.
-"$1/bin/python" -c 'import nolocod.commands.node, nolocod.daemon, nolocod.trainer.worker, nolocod.trainer.replica
+"$1/bin/python" -c 'import nolocod.commands.node, nolocod.node.daemon, nolocod.trainer.worker, nolocod.trainer.replica
 import transformers; transformers.LlamaForCausalLM'

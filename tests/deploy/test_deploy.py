@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,10 @@ def test_the_unit_runs_a_command_of_ours_and_waits_for_its_word() -> None:
     configured(arguments)
     assert service["Type"] == "notify"
     assert int(service["TimeoutStopSec"]) > NodeConfig.grace
+
+
+def test_the_image_compiles_modules_that_there_are() -> None:
+    script = (DEPLOY / "image/prune.sh").read_text(encoding="utf-8")
+    modules = re.findall(r"nolocod(?:\.\w+)+", script)
+    assert modules
+    assert [name for name in modules if find_spec(name) is None] == []
