@@ -1,4 +1,4 @@
-"""Every bound on what a peer may send, hold or delay. Sizes in bytes, times in seconds.
+"""The bounds of exchanges and snapshots: what a peer may send, hold or delay. Sizes in bytes, times in seconds.
 
 The rule: a size is compared with its limit before anything is allocated for it, and no wait on a peer
 is without one of these times.

@@ -1,4 +1,4 @@
 """Exchanges between two partners: offers, answers, bytes both ways, receipts.
 
-Not here: the protocol's states (proto.exchange).
+Not here: the protocol's states (proto.exchange_states).
 """

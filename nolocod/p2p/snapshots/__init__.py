@@ -1,4 +1,4 @@
-"""Weights for newcomers: served, fetched, and compared between donors.
+"""Weights for newcomers: served, fetched whole, and fetched in parts from other donors.
 
-Not here: exchanges between partners (exchange).
+Not here: exchanges between partners (exchange), what is compared (trainer.compare_donors).
 """
