@@ -23,7 +23,7 @@ MOST_LINES = 400
 
 FLOORS = """
 errors
-units identity disk
+units identity disk paths
 observe.events
 proto
 run

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from nolocod.commands import terminal
 from nolocod.node import data_directory
-from nolocod.observe.status.table import SwarmRow, swarm_table
+from nolocod.observe.status.terminal_table import SwarmRow, swarm_table
 from nolocod.studies import testnet
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nolocod.commands import Commands
 from nolocod.errors import UsageError
 from nolocod.node import data_directory
-from nolocod.run.paths import DataDir
+from nolocod.paths import DataDir
 
 if TYPE_CHECKING:
     import argparse

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.errors import NothingToUseError, UsageError
+from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     import argparse

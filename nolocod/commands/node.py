@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from nolocod.errors import UsageError
 from nolocod.node.config import NodeConfig
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
+from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
-from nolocod.run.paths import DataDir
 from nolocod.units import Address, Hours, parse_rate, parse_size
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from nolocod.commands import Commands
 from nolocod.errors import ReceiptError, UsageError
 from nolocod.node import data_directory
+from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     import argparse

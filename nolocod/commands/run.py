@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import NotRunningError, UsageError
 from nolocod.node import data_directory
+from nolocod.paths import DataDir
 from nolocod.run.manifest import read_run_file, stored_manifest
-from nolocod.run.paths import DataDir
 from nolocod.units import parse_rate, parse_span
 
 if TYPE_CHECKING:

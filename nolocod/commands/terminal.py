@@ -14,7 +14,7 @@ from rich.table import Table
 from nolocod.identity import short
 from nolocod.node import data_directory
 from nolocod.observe.status import client
-from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.observe.status.terminal_table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
 from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nolocod.observe.status.report import StatusReport
+    from nolocod.paths import DataDir
     from nolocod.run.manifest import Manifest
-    from nolocod.run.paths import DataDir
     from nolocod.studies.testnet import Summary
     from nolocod.trainer.estimate import Estimate
 

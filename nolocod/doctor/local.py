@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from nolocod.node.data_directory import Running
     from nolocod.observe.status.report import StatusReport
     from nolocod.p2p.settings import MeshSettings
+    from nolocod.paths import DataDir
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed
-    from nolocod.run.paths import DataDir
 
 _OLDEST = (3, 11)
 _LITTLE = 1_000_000_000

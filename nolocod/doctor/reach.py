@@ -90,7 +90,7 @@ def _judged(kind: NatClass | None, why: str) -> Finding:
 async def router(host: Host, config: MeshSettings, rng: random.Random) -> AsyncIterator[Router]:
     """D27; a mapping lasts for as long as the block."""
     hosts = own_hosts(host)
-    port = host.dialler.port("0.0.0.0")
+    port = host.dialer.port("0.0.0.0")
     if not config.upnp or config.announce:
         yield Router(skipped("D27", "turned off by --no-upnp or --announce."))
     elif port is None or any(public(one) for one in hosts) or all(one.startswith("127.") or ":" in one for one in hosts):

@@ -11,7 +11,7 @@ from nolocod.units import Address, Hours
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nolocod.run.paths import DataDir
+    from nolocod.paths import DataDir
 
 _LOOPBACK = Address("127.0.0.1", 0)
 _NO_LIMIT = Allowance()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from nolocod.paths import DataDir
     from nolocod.run.manifest import Sealed
-    from nolocod.run.paths import DataDir
 
 
 class Running(msgspec.Struct, frozen=True):

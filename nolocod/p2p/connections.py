@@ -30,7 +30,7 @@ from nolocod.observe.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.p2p import libp2p_patches
 from nolocod.p2p.transport.connection import Connection, Origin, origin_of, relayed
 from nolocod.p2p.transport.deadlines import deadline
-from nolocod.p2p.transport.dialer import Dialler, first_of
+from nolocod.p2p.transport.dialer import Dialer, first_of
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
 from nolocod.p2p.transport.exceptions import already_gone, map_exceptions
 from nolocod.p2p.transport.multiaddrs import endpoint, interleave, near, straight, via
@@ -61,8 +61,8 @@ _SPARE = 60.0
 class Connections:
     """Of the host with `swarm`. `patience`: seconds for one address to answer, handshake included."""
 
-    def __init__(self, swarm: Swarm, dialler: Dialler, nursery: trio.Nursery, emit: Emit, patience: float) -> None:
-        self.dialler = dialler
+    def __init__(self, swarm: Swarm, dialer: Dialer, nursery: trio.Nursery, emit: Emit, patience: float) -> None:
+        self.dialer = dialer
         self.own = PeerId(str(swarm.get_peer_id()))
         self.patience = patience
         self.through: Callable[[PeerId, PeerId], Awaitable[None]] | None = None
@@ -187,7 +187,7 @@ class Connections:
 
     async def _straightly(self, peer: PeerId, address: str, *, fresh: bool) -> None:
         with map_exceptions(peer, f"dialling {address}", unverified=True), trio.fail_after(self.patience):
-            await self.dialler.dial(peer, address, fresh=fresh)
+            await self.dialer.dial(peer, address, fresh=fresh)
 
     async def _by_circuit(self, peer: PeerId, address: str) -> None:
         found = via(address)
@@ -220,10 +220,10 @@ class Connections:
 
         async def attempt(target: tuple[str, int]) -> None:
             with suppress(OSError):
-                connected = await self.dialler.punch(target)
+                connected = await self.dialer.punch(target)
                 self._nursery.start_soon(self._finish_punch, connected, peer, client)
 
-        with self.dialler.expecting(peer, targets, client=client), trio.move_on_after(seconds):
+        with self.dialer.expecting(peer, targets, client=client), trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for target in targets:
                     nursery.start_soon(attempt, target)
@@ -234,7 +234,7 @@ class Connections:
     async def _finish_punch(self, connected: trio.socket.SocketType, peer: PeerId, client: bool) -> None:
         # Not in the punch's own scope: of two connections, one end would cancel the one, and the other end the other.
         with suppress(RemoteError), map_exceptions(peer, "punching"):
-            await self.dialler.punched(connected, peer, client=client)
+            await self.dialer.punched(connected, peer, client=client)
 
     async def probe(self, peer: PeerId, address: str) -> None:
         """Dial `address` from a fresh port beside all connections, make sure that it is `peer`, and hang up.
@@ -244,7 +244,7 @@ class Connections:
         if not straight(address):
             raise PeerUnavailableError(f"{address!r} is not a TCP address.")
         with map_exceptions(peer, f"dialling {address}", unverified=True), trio.fail_after(self.patience):
-            await self.dialler.probe(peer, address)
+            await self.dialer.probe(peer, address)
 
     async def adopt_circuit(self, stream: Stream, target: PeerId) -> None:
         """Have a connection to `target` over `stream`, which a relay has joined to it."""

@@ -32,7 +32,7 @@ from nolocod.p2p.limits.peerstore import BoundedStore
 from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, StreamLimiter
 from nolocod.p2p.transport.connection import relayed
 from nolocod.p2p.transport.deadlines import shielded
-from nolocod.p2p.transport.dialer import Dialler
+from nolocod.p2p.transport.dialer import Dialer
 from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, answer, ask
 from nolocod.p2p.transport.libp2p_stream import LibStream
@@ -109,12 +109,12 @@ async def open_host(
     noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater or ConnectionGater())
     basic = _basic_host(keys, limits, noise)
     swarm = cast("Swarm", basic.get_network())
-    dialler = Dialler(swarm, bound, limits.connections, limits.connect, ConnectionLimiter(limits.inbound))
+    dialer = Dialer(swarm, bound, limits.connections, limits.connect, ConnectionLimiter(limits.inbound))
     async with basic.run([Multiaddr(multiaddr_of(address)) for address in bound]), trio.open_nursery() as nursery:
         await libp2p_patches.never_dial_unasked(swarm)
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
             raise PortTakenError(f"{bound[0]} was taken a moment ago.")
-        host = Host(basic, dialler, nursery, emit, limits)
+        host = Host(basic, dialer, nursery, emit, limits)
         host.announce(bound, announce)
         try:
             yield host
@@ -161,8 +161,8 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
 class Host(Connections):
     """Connections and streams to peers, and what these are told of us. Made by `open_host`."""
 
-    def __init__(self, basic: BasicHost, dialler: Dialler, nursery: trio.Nursery, emit: Emit, limits: HostLimits) -> None:
-        super().__init__(cast("Swarm", basic.get_network()), dialler, nursery, emit, limits.connect)
+    def __init__(self, basic: BasicHost, dialer: Dialer, nursery: trio.Nursery, emit: Emit, limits: HostLimits) -> None:
+        super().__init__(cast("Swarm", basic.get_network()), dialer, nursery, emit, limits.connect)
         self.basic = basic
         self.limits = limits
         self.faults = 0

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from nolocod.p2p.limits.metering import Meter
     from nolocod.p2p.settings import MeshSettings
     from nolocod.p2p.transport.stream import Handler, Stream
+    from nolocod.paths import DataDir
     from nolocod.proto.types import Member, Standing
     from nolocod.run.manifest import Sealed
-    from nolocod.run.paths import DataDir
 
 _SAVE_EVERY = 30.0
 _FAREWELL = 1.5

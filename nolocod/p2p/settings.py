@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nolocod.run.paths import DataDir
+from nolocod.paths import DataDir
 from nolocod.units import Address
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from nolocod.errors import LocalError, PeerBusyError, ProtocolError, RefusedErro
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
+from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, following
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import Receipt, check_signature, commit_message, content_of, sign
-from nolocod.proto.states import ANSWERER, OFFERER, State, following
 from nolocod.proto.types import CHUNK_SIZE, Subject
 
 if TYPE_CHECKING:

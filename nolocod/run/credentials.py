@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from nolocod.paths import DataDir
     from nolocod.run.manifest import Sealed
-    from nolocod.run.paths import DataDir
 
 KEY_SIZE = 32
 _NETWORK = b"nolocod network 1\0"

@@ -21,7 +21,7 @@ from nolocod.identity import Identity, verify
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nolocod.run.paths import DataDir
+    from nolocod.paths import DataDir
 
 RunId = NewType("RunId", str)
 Codec = Literal["float32", "bfloat16", "modulo8", "delta4"]

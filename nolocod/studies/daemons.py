@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from nolocod.errors import LocalError, NotRunningError, UsageError
 from nolocod.node import data_directory
 from nolocod.observe.status import client
+from nolocod.paths import DataDir
 from nolocod.run import presets
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

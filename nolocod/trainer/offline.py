@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.run.paths import DataDir
+    from nolocod.paths import DataDir
     from nolocod.trainer.pipe import Setup
 
 

@@ -13,7 +13,7 @@ from nolocod.errors import NolocodError, TrainerError, UnstableError
 from nolocod.identity import Identity, PeerId, load
 from nolocod.observe.events import Started
 from nolocod.p2p.settings import Allowance
-from nolocod.run.paths import DataDir
+from nolocod.paths import DataDir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

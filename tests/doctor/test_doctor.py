@@ -37,9 +37,9 @@ from nolocod.node import data_directory
 from nolocod.observe.status.report import ReachReport, RelayRow
 from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.transport.throughput import ProbeLimits, ThroughputProbes
+from nolocod.paths import DataDir
 from nolocod.run import invitations
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
-from nolocod.run.paths import DataDir
 from nolocod.units import Address
 
 if TYPE_CHECKING:

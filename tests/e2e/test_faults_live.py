@@ -13,8 +13,8 @@ import pytest
 
 from nolocod.errors import LostStepsError, UnacknowledgedError
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.proto.serving import Serving
-from nolocod.proto.states import TABLE, State
+from nolocod.proto.exchange_states import TABLE, State
+from nolocod.proto.snapshot_states import Serving
 from tests.support.swarm import ENOUGH, Daemon, Swarm, ready, trainer_of
 
 if TYPE_CHECKING:

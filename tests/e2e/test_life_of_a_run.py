@@ -22,7 +22,7 @@ import pytest
 
 from nolocod.identity import Identity, short
 from nolocod.node import data_directory
-from nolocod.run.paths import DataDir
+from nolocod.paths import DataDir
 from tests.support.swarm import ENOUGH, Daemon, Swarm, gone, ready, trainer_of
 from tools.prometheus import prometheus
 

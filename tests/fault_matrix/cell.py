@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import enum
     from collections.abc import Callable
 
-    from nolocod.proto.serving import Service
+    from nolocod.proto.snapshot_states import Service
     from nolocod.studies.sim.network import End
     from tests.fault_matrix.faults import Case
 

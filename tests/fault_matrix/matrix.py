@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
-from nolocod.proto.serving import SERVING
-from nolocod.proto.states import TABLE
+from nolocod.proto.exchange_states import TABLE
+from nolocod.proto.snapshot_states import SERVING
 from tests.fault_matrix.cell import run_cell
 from tests.fault_matrix.exchange_cell import ExchangeCell
 from tests.fault_matrix.faults import CASES, FAULTS

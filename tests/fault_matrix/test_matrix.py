@@ -9,8 +9,8 @@ import trio
 
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.exchange.session import Session
-from nolocod.proto.serving import SERVING
-from nolocod.proto.states import TABLE, State
+from nolocod.proto.exchange_states import TABLE, State
+from nolocod.proto.snapshot_states import SERVING
 from nolocod.proto.types import Ended
 from nolocod.studies.pages import Place
 from tests.fault_matrix import matrix

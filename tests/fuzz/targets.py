@@ -53,6 +53,7 @@ from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.circuit_relay import read_peer
 from nolocod.p2p.transport import identify, multiaddrs, noise_records, yamux_frames
 from nolocod.p2p.transport.delimited import receive_message
+from nolocod.paths import DataDir
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto import receipt
 from nolocod.proto.content import describe_from_wire, describe_to_wire
@@ -63,7 +64,6 @@ from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing, Subject, describe
 from nolocod.run import credentials, manifest
 from nolocod.run import invitations as tokens
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

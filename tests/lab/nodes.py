@@ -25,7 +25,7 @@ from nolocod.identity import load_or_create
 from nolocod.node import data_directory
 from nolocod.observe.status import client
 from nolocod.p2p.exchange.receipts import ReceiptStore
-from nolocod.run.paths import DataDir
+from nolocod.paths import DataDir
 from tests.lab.topology import LabError
 
 if TYPE_CHECKING:

@@ -41,15 +41,15 @@ except OSError as error:
 """
 BOTH = """
 import json, socket, sys
-dialler = socket.socket()
-dialler.settimeout(4.0)
-dialler.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-dialler.bind(("", int(sys.argv[3])))
+dialer = socket.socket()
+dialer.settimeout(4.0)
+dialer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+dialer.bind(("", int(sys.argv[3])))
 print("up", flush=True)
 sys.stdin.readline()
 try:
-    dialler.connect((sys.argv[1], int(sys.argv[2])))
-    print(json.dumps({"seen": dialler.getpeername()}))
+    dialer.connect((sys.argv[1], int(sys.argv[2])))
+    print(json.dumps({"seen": dialer.getpeername()}))
 except OSError as error:
     print(json.dumps({"error": type(error).__name__}))
 """

@@ -20,8 +20,8 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.node import data_directory
+from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_directory_is_private_and_held_by_one_process(tmp_path: Path) -> None:
 from pathlib import Path
 from nolocod import errors
 from nolocod.node import data_directory
-from nolocod.run.paths import DataDir
+from nolocod.paths import DataDir
 try:
     with data_directory.hold(DataDir(Path({str(paths.root)!r}))):
         print("held twice")

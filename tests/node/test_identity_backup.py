@@ -115,7 +115,7 @@ def test_there_must_be_something_to_keep(shell: Shell, tmp_path: Path) -> None:
 
 def test_a_running_node_is_not_given_another_identity(shell: Shell, tmp_path: Path) -> None:
     from nolocod.node import data_directory
-    from nolocod.run.paths import DataDir
+    from nolocod.paths import DataDir
 
     identity_backup.write(tmp_path / "copy", ALICE, None)
     with data_directory.hold(DataDir(shell.home)):

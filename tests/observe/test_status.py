@@ -57,7 +57,7 @@ from nolocod.observe.metrics import Metrics
 from nolocod.observe.status.report import StatusReport
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
-from nolocod.observe.status.table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.observe.status.terminal_table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
 from nolocod.observe.words import duration
 from nolocod.units import Address
 

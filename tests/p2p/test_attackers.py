@@ -417,7 +417,7 @@ async def test_silent_connections_of_one_address_leave_the_door_open_for_others(
     async with scene(tmp_path) as besieged, AsyncExitStack() as stack:
         await exchanged(besieged)
         port = int(besieged.alice.mesh._host.announced[0].rpartition("/")[2])
-        door, open_before = besieged.alice.mesh._host.dialler.connection_limiter, files()
+        door, open_before = besieged.alice.mesh._host.dialer.connection_limiter, files()
         for _ in range(60):
             silent = await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.9")
             await stack.enter_async_context(silent)
@@ -439,9 +439,9 @@ async def test_many_identities_of_one_address_have_its_share_of_connections(tmp_
             many = await stack.enter_async_context(one)
             with suppress(RemoteError):
                 await many.connect(alice.own, alice.announced)
-        assert alice.dialler.connection_limiter._inside["127.0.0.30"] == 4
+        assert alice.dialer.connection_limiter._inside["127.0.0.30"] == 4
         # one that is turned away dials once more from a port and an address that the system chooses: 127.0.0.1
-        assert alice.dialler.connection_limiter.inside <= 2 * 4
+        assert alice.dialer.connection_limiter.inside <= 2 * 4
         assert len(alice.peers()) <= 2 * 4
         assert alice.connected(besieged.bob.peer_id)
         await exchanged(besieged)
@@ -464,7 +464,7 @@ async def test_members_that_point_at_a_stranger_have_us_knock_there_a_few_times(
         nursery.start_soon(trio.serve_listeners, count, listeners)
         port = listeners[0].socket.getsockname()[1]
         for one in (alice, besieged.bob):
-            one.mesh._host.dialler._dial_limiter = DialLimiter(Rate(0.0, 6), Rate(5.0, 200))
+            one.mesh._host.dialer._dial_limiter = DialLimiter(Rate(0.0, 6), Rate(5.0, 200))
         place = f"/ip4/127.0.0.77/tcp/{port}"
         for start in range(1000, 1040, 10):
             run_id = besieged.run.run_id

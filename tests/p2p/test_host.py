@@ -222,7 +222,7 @@ async def test_a_dial_that_lost_to_another_address_was_not_in_vain_and_one_that_
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}"
         async with hosts(2, replace(SHORT, connect=1.0)) as (ann, bob):
-            ann.dialler._dial_limiter = Noted()
+            ann.dialer._dial_limiter = Noted()
             await ann.connect(bob.own, [mute, *bob.announced])
             assert sorted(outcomes) == ["answered", "overtaken"]
             outcomes.clear()
@@ -404,7 +404,7 @@ async def test_a_dial_of_a_host_that_is_closing_is_an_error_of_ours() -> None:
     async with hosts(2) as (alice, bob):
         stopping = False
         swarm = alice.basic.get_network()
-        connect = alice.dialler._swarm.upgrade_outbound_raw_conn
+        connect = alice.dialer._swarm.upgrade_outbound_raw_conn
 
         async def upgrade_and_stop(*arguments: object) -> object:
             nonlocal stopping
@@ -412,7 +412,7 @@ async def test_a_dial_of_a_host_that_is_closing_is_an_error_of_ours() -> None:
             stopping = True
             return await connect(*arguments)  # type: ignore[arg-type]  # its own
 
-        alice.dialler._swarm.upgrade_outbound_raw_conn = upgrade_and_stop  # type: ignore[method-assign,assignment]
+        alice.dialer._swarm.upgrade_outbound_raw_conn = upgrade_and_stop  # type: ignore[method-assign,assignment]
         with pytest.raises(PeerUnavailableError):
             await alice.connect(bob.own, bob.announced)
         assert stopping

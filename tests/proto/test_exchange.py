@@ -16,10 +16,10 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
 from nolocod.proto.envelope import Dialogue
 from nolocod.proto.exchange import Exchange, Setting
+from nolocod.proto.exchange_states import TABLE, State
 from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import sign
-from nolocod.proto.states import TABLE, State
 from nolocod.proto.types import Standing, Subject, describe
 
 ALICE, BOB, EVE = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2, 3))

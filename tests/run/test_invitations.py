@@ -22,6 +22,7 @@ from nolocod.errors import (
     WrongRunError,
 )
 from nolocod.identity import Identity, PeerId
+from nolocod.paths import DataDir
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.run import credentials, invitations
 from nolocod.run.credentials import Grant
@@ -35,7 +36,6 @@ from nolocod.run.invitations import (
     sign_admission,
 )
 from nolocod.run.manifest import Manifest, Sealed, seal
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from pathlib import Path

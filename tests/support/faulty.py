@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import enum
 
     from nolocod.proto.exchange import Exchange
-    from nolocod.proto.serving import Service
+    from nolocod.proto.snapshot_states import Service
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cut:
-    """Break the `stream`-th stream (-1: every one) after `at` bytes that the dialler ("out") or the dialled ("in") sent."""
+    """Break the `stream`-th stream (-1: every one) after `at` bytes that the dialer ("out") or the dialled ("in") sent."""
 
     stream: int
     direction: str

@@ -24,9 +24,9 @@ from nolocod.observe.events import (
     Paused,
     Troubled,
 )
+from nolocod.paths import DataDir
 from nolocod.proto.types import Applied, Description, Ended, Inspection, Member, SnapshotParts, Standing, Subject
 from nolocod.run.manifest import Inner, Manifest, Outer
-from nolocod.run.paths import DataDir
 from nolocod.trainer.pipe import Loaded, Setup
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from nolocod.proto.exchange import Exchange
-from nolocod.proto.serving import Service
+from nolocod.proto.snapshot_states import Service
 
 if TYPE_CHECKING:
     import enum

@@ -93,13 +93,13 @@ async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
     return trio.SocketStream(left), trio.SocketStream(right)
 
 
-async def channels(dialler: Stack = OURS, listener: Stack = OURS) -> tuple[Side, Side]:
+async def channels(dialer: Stack = OURS, listener: Stack = OURS) -> tuple[Side, Side]:
     """Two ends that have shaken hands."""
     sockets = await socket_pair()
     sides = [Side(socket, create_new_key_pair(), None) for socket in sockets]
 
     async def dial() -> None:
-        way = transport(dialler, sides[0].keys)
+        way = transport(dialer, sides[0].keys)
         peer = ID.from_pubkey(sides[1].keys.public_key)
         sides[0].channel = await way.secure_outbound(raw(sockets[0], True), peer)
 
@@ -123,11 +123,11 @@ def muxer(stack: Stack, channel: Any) -> Any:  # noqa: ANN401
 
 
 @asynccontextmanager
-async def connections(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Any, Any]]:
+async def connections(dialer: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Any, Any]]:
     """Two multiplexed connections that run."""
-    sides = await channels(dialler, listener)
+    sides = await channels(dialer, listener)
     async with trio.open_nursery() as nursery:
-        for side, stack in zip(sides, (dialler, listener), strict=True):
+        for side, stack in zip(sides, (dialer, listener), strict=True):
             side.muxed = muxer(stack, side.channel)
             nursery.start_soon(side.muxed.start)
             await side.muxed.event_started.wait()
@@ -139,9 +139,9 @@ async def connections(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIte
 
 
 @asynccontextmanager
-async def circuits(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Yamux, Yamux]]:
+async def circuits(dialer: Stack = OURS, listener: Stack = OURS) -> AsyncIterator[tuple[Yamux, Yamux]]:
     """Two connections of ours that lie on the two ends of one stream of another connection."""
-    async with connections(dialler, listener) as (ann, bob), trio.open_nursery() as nursery:
+    async with connections(dialer, listener) as (ann, bob), trio.open_nursery() as nursery:
         streams = [await ann.open_stream(), await bob.accept_stream()]
         keys = [create_new_key_pair(), create_new_key_pair()]
         found: list[Yamux] = []
@@ -155,7 +155,7 @@ async def circuits(dialler: Stack = OURS, listener: Stack = OURS) -> AsyncIterat
 
         with trio.fail_after(ENOUGH):
             async with trio.open_nursery() as upgrading:
-                upgrading.start_soon(upgrade, 0, dialler)
+                upgrading.start_soon(upgrade, 0, dialer)
                 upgrading.start_soon(upgrade, 1, listener)
         found.sort(key=lambda muxed: not muxed.is_initiator)
         for muxed in found:

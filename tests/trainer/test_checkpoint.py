@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, RejectedTensorError
+from nolocod.paths import DataDir
 from nolocod.proto.types import Standing, Subject, describe
 from nolocod.run.manifest import Outer
-from nolocod.run.paths import DataDir
 from nolocod.trainer import checkpoint, offline
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for, write_text
 

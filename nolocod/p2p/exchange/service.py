@@ -33,8 +33,8 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue, open_envelope
 from nolocod.proto.exchange import Exchange
+from nolocod.proto.exchange_states import State
 from nolocod.proto.receipt import commit_message
-from nolocod.proto.states import State
 from nolocod.proto.types import Accept, Answer, Busy, Ended, Offer, Refuse
 
 if TYPE_CHECKING:

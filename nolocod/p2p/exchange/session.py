@@ -29,7 +29,7 @@ from nolocod.p2p.exchange.context import redial_pauses
 from nolocod.p2p.transport.channel import Channel, keep_alive
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.p2p.transport.stream import EXCHANGE
-from nolocod.proto.states import State
+from nolocod.proto.exchange_states import State
 from nolocod.proto.types import Ended
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nolocod.observe.events import Emit
+    from nolocod.paths import DataDir
     from nolocod.run.invitations import Invitation
     from nolocod.run.manifest import Sealed
-    from nolocod.run.paths import DataDir
 
 T = TypeVar("T")
 

@@ -116,7 +116,7 @@ class HolePuncher:
                 targets, wait = await self._agree(stream)
                 if not targets:
                     return "the peer has no address that we may dial."
-                with self._host.dialler.expecting(peer, targets, client=False):
+                with self._host.dialer.expecting(peer, targets, client=False):
                     await send_message(stream, HolePunch(type=HolePunch.SYNC))
                     await trio.sleep(wait)
                     if await self._host.punch(peer, targets, self._limits.dialling, client=False):
@@ -148,7 +148,7 @@ class HolePuncher:
             theirs = await self._receive(stream, HolePunch.CONNECT)
             targets = self._targets(theirs.ObsAddrs)
             await send_message(stream, await self._ours())
-            with self._host.dialler.expecting(peer, targets, client=True):
+            with self._host.dialer.expecting(peer, targets, client=True):
                 await self._receive(stream, HolePunch.SYNC)
                 await self._host.punch(peer, targets, self._limits.dialling, client=True)
         self._tell(peer, began, reason)
@@ -210,11 +210,11 @@ class HolePuncher:
     def _with_listen_port(self, address: str) -> str:
         """Most NATs keep a connection's own port outside, where it is free."""
         host, port = endpoint(address) or ("", 0)
-        return address.replace(f"/tcp/{port}", f"/tcp/{self._host.dialler.port(host) or port}")
+        return address.replace(f"/tcp/{port}", f"/tcp/{self._host.dialer.port(host) or port}")
 
     def _targets(self, raw: Iterable[bytes]) -> list[tuple[str, int]]:
         """Those of a peer's addresses that we are ready to dial."""
         own = {*self._host.local, *self._host.external, *(seen.address for seen in self._host.observed.values())}
         texts = [text for text in map(readable, list(raw)[: 4 * _ADDRESSES]) if text and text not in own]
         found = [target for text in texts if self._host.promising(text) and (target := endpoint(text))]
-        return [target for target in dict.fromkeys(found) if self._host.dialler.port(target[0])][:_ADDRESSES]
+        return [target for target in dict.fromkeys(found) if self._host.dialer.port(target[0])][:_ADDRESSES]

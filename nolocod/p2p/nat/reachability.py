@@ -85,7 +85,7 @@ class Reachability:
         self._contrary = 0
         self._told: ReachFound | None = None
         self._relayless_since: float | None = None
-        host.dialler.to_be_seen = lambda: self.kind is None
+        host.dialer.to_be_seen = lambda: self.kind is None
 
     async def run(self) -> None:
         """Find out, and keep finding out, until cancelled."""
@@ -251,7 +251,7 @@ async def ask(host: Host, helper: PeerId, announce: Sequence[str], mapped: str |
 
 def own_port(host: Host) -> int:
     """The port that `host` listens on; 0 without one."""
-    return host.dialler.port("0.0.0.0") or host.dialler.port("::") or 0
+    return host.dialer.port("0.0.0.0") or host.dialer.port("::") or 0
 
 
 def own_hosts(host: Host) -> frozenset[str]:

@@ -37,7 +37,7 @@ from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire
-from nolocod.proto.serving import Service
+from nolocod.proto.snapshot_states import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

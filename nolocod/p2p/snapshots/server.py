@@ -23,7 +23,7 @@ from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
 from nolocod.proto.envelope import Dialogue, open_envelope, standing_to_wire
-from nolocod.proto.serving import Service
+from nolocod.proto.snapshot_states import Service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -70,7 +70,7 @@ class Expected:
     client: bool
 
 
-class Dialler:
+class Dialer:
     """All TCP connections of one host, both ways.
 
     `listening` are its sockets' addresses, `most` is how many connections it may have, and `patience` the seconds for a

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from nolocod.disk import write_whole
 from nolocod.errors import RunFileError, UsageError
 from nolocod.node import data_directory
+from nolocod.paths import DataDir
 from nolocod.run.manifest import Evaluation, Inner, Manifest, Outer
-from nolocod.run.paths import DataDir
 from nolocod.studies import daemons
 from nolocod.studies.benchmarks import probe
 from nolocod.studies.benchmarks.base import spread

@@ -21,9 +21,9 @@ from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import open_host
 from nolocod.p2p.transport.stream import EXCHANGE
+from nolocod.paths import DataDir
 from nolocod.proto.types import Accept, Description, Ended, Offer, Subject
 from nolocod.run.manifest import stored_manifest
-from nolocod.run.paths import DataDir
 from nolocod.studies.benchmarks import talk
 from nolocod.studies.benchmarks.base import BenchError
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer

@@ -19,6 +19,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Troubled
 from nolocod.p2p.membership import admission as module
 from nolocod.p2p.membership.admission import InvitedAdmission
+from nolocod.paths import DataDir
 from nolocod.run import credentials, invitations
 from nolocod.run.credentials import Grant
 from nolocod.run.invitations import (
@@ -27,7 +28,6 @@ from nolocod.run.invitations import (
     sign_admission,
 )
 from nolocod.run.manifest import Manifest, Sealed, seal
-from nolocod.run.paths import DataDir
 
 if TYPE_CHECKING:
     from pathlib import Path

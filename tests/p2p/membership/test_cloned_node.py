@@ -15,9 +15,9 @@ from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
+from nolocod.paths import DataDir
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, seal
-from nolocod.run.paths import DataDir
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 

@@ -31,7 +31,7 @@ from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.hole_punching import DCUTR, HolePuncher, PunchLimits
 from nolocod.p2p.transport.delimited import receive_message, send_message
-from nolocod.p2p.transport.dialer import Dialler
+from nolocod.p2p.transport.dialer import Dialer
 from nolocod.p2p.transport.exceptions import FOREIGN
 from nolocod.p2p.transport.multiaddrs import through
 from nolocod.units import Address
@@ -67,7 +67,7 @@ class Node:
 
     @property
     def port(self) -> int:
-        found = self.host.dialler.port("127.0.0.1")
+        found = self.host.dialer.port("127.0.0.1")
         assert found is not None
         return found
 
@@ -123,8 +123,8 @@ async def test_a_relayed_connection_becomes_a_straight_one_by_itself() -> None:
             (event,) = node.punches()
             assert (event.peer_id, event.succeeded, event.reason) == (peer.host.own, True, "")
         await until(lambda: len(ann.host.basic.get_network().get_connections(bob.host.basic.get_id())) == 1)
-        assert not ann.host.dialler.expected
-        assert not bob.host.dialler.expected
+        assert not ann.host.dialer.expected
+        assert not bob.host.dialer.expected
 
 
 @pytest.mark.parametrize("head_start", [-0.05, 0.0, 0.05])
@@ -141,8 +141,8 @@ async def test_whoever_dials_first_the_one_agreed_upon_is_the_client(head_start:
             async with trio.open_nursery() as nursery:
                 # each expects the other from the beginning, as it does once both have told their addresses
                 with (
-                    client.host.dialler.expecting(server.host.own, [("127.0.0.1", server.port)], client=True),
-                    server.host.dialler.expecting(client.host.own, [("127.0.0.1", client.port)], client=False),
+                    client.host.dialer.expecting(server.host.own, [("127.0.0.1", server.port)], client=True),
+                    server.host.dialer.expecting(client.host.own, [("127.0.0.1", client.port)], client=False),
                 ):
                     nursery.start_soon(dial, client, server, True, max(0.0, -head_start))
                     nursery.start_soon(dial, server, client, False, max(0.0, head_start))
@@ -158,8 +158,8 @@ async def test_dials_that_cross_are_one_connection_with_the_roles_agreed_upon() 
         for client, server in ((ann, bob), (bob, ann)):
             ends = await crossed()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(client.host.dialler.punched, ends[0], server.host.own, client=True))
-                nursery.start_soon(partial(server.host.dialler.punched, ends[1], client.host.own, client=False))
+                nursery.start_soon(partial(client.host.dialer.punched, ends[0], server.host.own, client=True))
+                nursery.start_soon(partial(server.host.dialer.punched, ends[1], client.host.own, client=False))
             assert ann.host.peers()[bob.host.own] == bob.host.peers()[ann.host.own] == "punched"
             stream = await ann.host.open_stream(bob.host.own, ECHO)
             await stream.write(b"crossed")
@@ -186,7 +186,7 @@ async def test_an_ordinary_dial_that_crossed_the_peers_own_is_done_again() -> No
         async def answer(stream: trio.SocketStream) -> None:
             first = not refused
             try:
-                await bob.host.dialler.punched(stream.socket, ann.host.own, client=first)
+                await bob.host.dialer.punched(stream.socket, ann.host.own, client=first)
                 await trio.sleep_forever()
             except FOREIGN as error:
                 refused.append(str(error))
@@ -205,7 +205,7 @@ async def test_one_that_is_expected_and_says_nothing_is_hung_up_on() -> None:
     async with two() as (ann, bob):
         with trio.socket.socket() as silent:
             await silent.bind(("127.0.0.1", 0))
-            with ann.host.dialler.expecting(bob.host.own, [silent.getsockname()], client=True):
+            with ann.host.dialer.expecting(bob.host.own, [silent.getsockname()], client=True):
                 await silent.connect(("127.0.0.1", ann.port))
                 with trio.fail_after(ENOUGH):
                     while await silent.recv(1000):
@@ -258,8 +258,8 @@ async def test_a_punch_that_fails_says_why_costs_no_more_than_its_tries_and_leav
         assert "2 rounds" in bob.punches()[0].reason
         await until(lambda: len(ann.punches()) == 4)
         assert bob.host.peers()[ann.host.own] == "relayed"
-        assert not ann.host.dialler.expected
-        assert not bob.host.dialler.expected
+        assert not ann.host.dialer.expected
+        assert not bob.host.dialer.expected
 
 
 async def test_a_cancelled_punch_leaves_nothing() -> None:
@@ -278,7 +278,7 @@ async def test_a_cancelled_punch_leaves_nothing() -> None:
             await reached.wait()
             nursery.cancel_scope.cancel()
         assert bob.punches() == []
-        assert not bob.host.dialler.expected
+        assert not bob.host.dialer.expected
         ann.host.serve(DCUTR, ann.puncher.handle)
         assert await bob.puncher.punch(ann.host.own), "and is in nobody's way"
 
@@ -305,8 +305,8 @@ async def test_both_open_and_one_gives_way() -> None:
             nursery.start_soon(punch, ann, bob)
             nursery.start_soon(punch, bob, ann)
         assert worked == [True, True]
-        assert not ann.host.dialler.expected
-        assert not bob.host.dialler.expected
+        assert not ann.host.dialer.expected
+        assert not bob.host.dialer.expected
 
 
 async def test_a_node_that_only_relays_reach_does_not_punch() -> None:
@@ -353,7 +353,7 @@ async def test_nobody_has_us_dial_where_we_have_no_business() -> None:
             dialled.append(target)
             raise OSError
 
-        ann.host.dialler.punch = note  # type: ignore[method-assign]
+        ann.host.dialer.punch = note  # type: ignore[method-assign]
         told = [
             *("/ip4/192.168.7.7/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip4/224.0.0.1/tcp/1", "/dns4/example.org/tcp/80"),
             *("/ip4/203.0.113.1/udp/9", f"/ip4/127.0.0.1/tcp/{ann.port}", "/ip6/fe80::1/tcp/9"),
@@ -379,7 +379,7 @@ async def test_one_machine_is_punched_to_so_often_whatever_ports_it_is_said_to_h
         raise ConnectionRefusedError
 
     monkeypatch.setattr("nolocod.p2p.transport.dialer._open", refused)
-    dialler = Dialler(
+    dialer = Dialer(
         cast("Swarm", SimpleNamespace()), [Address("127.0.0.1", 4001)], 8, 1.0, ConnectionLimiter(ConnectionLimits())
     )
     for host, most in (("127.0.0.77", 60 + 12), ("127.0.0.78", 60 + 4)):
@@ -388,5 +388,5 @@ async def test_one_machine_is_punched_to_so_often_whatever_ports_it_is_said_to_h
             with trio.move_on_after(4.05):
                 async with trio.open_nursery() as nursery:
                     for port in range(1, 9):
-                        nursery.start_soon(dialler.punch, (host, port))
+                        nursery.start_soon(dialer.punch, (host, port))
         assert most - 1 <= len(dialled) <= most + 1, "each has its own share"

@@ -24,7 +24,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
 from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
-from nolocod.proto.serving import SERVING, Service, Serving
+from nolocod.proto.snapshot_states import SERVING, Service, Serving
 from nolocod.proto.types import Standing, describe
 from tests.support.sim_net import Cut, Net
 

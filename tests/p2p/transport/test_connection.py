@@ -350,13 +350,13 @@ async def test_who_may_have_to_be_punched_to_is_dialled_from_a_fresh_port(beside
 
 async def test_who_answers_a_fresh_port_sees_the_listening_one_where_that_is_wanted() -> None:
     async with around_a_relay() as (_, ann, bob):
-        ann.dialler.to_be_seen = lambda: True
+        ann.dialer.to_be_seen = lambda: True
         await ann.connect(bob.own, bob.circuits)
         assert await ann.dial_straight(bob.own, bob.announced, 2.0)
         await until(lambda: bob.own in ann.observed)
         assert ann.observed[bob.own].from_listen_port
         assert endpoint(ann.observed[bob.own].address) == endpoint(ann.announced[0])
-        await until(lambda: bob.dialler.connection_limiter.inside == 1)  # the try has hung up
+        await until(lambda: bob.dialer.connection_limiter.inside == 1)  # the try has hung up
 
 
 async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer() -> None:
@@ -408,7 +408,7 @@ async def test_streams_move_to_the_straight_connection_and_the_relayed_one_is_gi
         await ann.connect(bob.own, bob.circuits)
         old = await ann.open_stream(bob.own, ECHO)
         assert old.origin.reach == "relayed"
-        assert await bob.dial_straight(ann.own, [f"/ip4/127.0.0.1/tcp/{ann.dialler.port('127.0.0.1')}"], 2.0)
+        assert await bob.dial_straight(ann.own, [f"/ip4/127.0.0.1/tcp/{ann.dialer.port('127.0.0.1')}"], 2.0)
         assert (await ann.identify(bob.own)).observed is not None, "it is asked, and answers, on the straight one"
         new = await ann.open_stream(bob.own, ECHO)
         assert new.origin.reach == "inbound"

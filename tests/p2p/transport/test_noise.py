@@ -117,11 +117,11 @@ async def read_exactly(channel: SecureChannel, count: int) -> bytes:
     return bytes(parts)
 
 
-@pytest.mark.parametrize(("dialler", "listener"), [(OURS, OURS), (OURS, STOCK), (STOCK, OURS)], ids=str)
-async def test_bytes_in_any_pieces_both_ways(dialler: Stack, listener: Stack) -> None:
+@pytest.mark.parametrize(("dialer", "listener"), [(OURS, OURS), (OURS, STOCK), (STOCK, OURS)], ids=str)
+async def test_bytes_in_any_pieces_both_ways(dialer: Stack, listener: Stack) -> None:
     rng = random.Random(5)
     contents = [rng.randbytes(2_000_000), rng.randbytes(2_000_000)]
-    ann, bob = await channels(dialler, listener)
+    ann, bob = await channels(dialer, listener)
 
     async def send(channel: SecureChannel, content: bytes) -> None:
         at, pieces = 0, random.Random(6)
@@ -284,7 +284,7 @@ async def test_another_peer_than_the_dialled_one_is_refused() -> None:
     stranger = ID.from_pubkey(create_new_key_pair().public_key)
 
     async def listen() -> None:
-        with suppress(*FOREIGN):  # the dialler may be gone by then
+        with suppress(*FOREIGN):  # the dialer may be gone by then
             await transport(OURS, create_new_key_pair()).secure_inbound(raw(right, False))
 
     async with trio.open_nursery() as nursery:

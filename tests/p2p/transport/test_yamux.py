@@ -71,16 +71,16 @@ async def write_in_pieces(stream: Any, content: bytes, seed: int) -> None:  # no
     await stream.close()
 
 
-async def pair_of_streams(dialler: Any, listener: Any) -> tuple[Any, Any]:  # noqa: ANN401
-    stream = await dialler.open_stream()
+async def pair_of_streams(dialer: Any, listener: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    stream = await dialer.open_stream()
     return stream, await listener.accept_stream()
 
 
 # --- bytes arrive ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dialler", "listener"), PAIRINGS, ids=str)
-async def test_every_pairing_carries_streams_both_ways_at_once(dialler: Stack, listener: Stack) -> None:
+@pytest.mark.parametrize(("dialer", "listener"), PAIRINGS, ids=str)
+async def test_every_pairing_carries_streams_both_ways_at_once(dialer: Stack, listener: Stack) -> None:
     contents = [random.Random(number).randbytes(1_500_000 if number < 2 else 5_000) for number in range(6)]
     sums = {hashlib.sha256(content).digest() for content in contents}
     answered: list[bytes] = []
@@ -93,7 +93,7 @@ async def test_every_pairing_carries_streams_both_ways_at_once(dialler: Stack, l
         answered.append(hashlib.sha256(await read_all(stream)).digest())
 
     with trio.fail_after(ENOUGH):
-        async with connections(dialler, listener) as (ann, bob), trio.open_nursery() as nursery:
+        async with connections(dialer, listener) as (ann, bob), trio.open_nursery() as nursery:
             for number, content in enumerate(contents):
                 here, there = (ann, bob) if number % 2 else (bob, ann)
                 stream, answering = await pair_of_streams(here, there)

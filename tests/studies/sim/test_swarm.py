@@ -232,7 +232,7 @@ def talk(
     hear: Callable[[Stream], Awaitable[None]],
     *faults: Fault,
 ) -> Network:
-    """Run both ends of one stream; `faults` befall what the dialler writes."""
+    """Run both ends of one stream; `faults` befall what the dialer writes."""
 
     async def main() -> Network:
         network = Network(LineModel(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))

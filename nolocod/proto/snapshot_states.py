@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.proto.states import following
+from nolocod.proto.exchange_states import following
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
