@@ -1,6 +1,6 @@
 """One exchange between two partners, as a state machine that never waits.
 
-The rule: `states.TABLE` says what may come and what we may decide; anything else that comes is the peer's
+The rule: `exchange_states.TABLE` says what may come and what we may decide; anything else that comes is the peer's
 ProtocolError, and changes nothing. Describe, chunks and Working flow both ways at once and change no state
 of their sender. Neither side runs more than `limits.ahead_chunks` ahead of the other, so that each chunk that
 comes tells which of ours need never be sent again.

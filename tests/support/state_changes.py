@@ -30,7 +30,7 @@ def state_changes(tell: Callable[[Exchange | Service, enum.Enum], None]) -> Iter
 
 
 def side_of(machine: Exchange | Service) -> str:
-    """Its side's name in `states.TABLE` or `serving.SERVING`."""
+    """Its side's name in `exchange_states.TABLE` or `snapshot_states`."""
     if isinstance(machine, Service):
         return machine.side
     return "offerer" if machine.offerer else "answerer"
