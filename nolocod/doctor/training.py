@@ -156,7 +156,7 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
 def _streamed(manifest: Manifest) -> str:
     from itertools import islice
 
-    from nolocod.trainer.hub import open_hub
+    from nolocod.trainer.source import open_hub
 
     return "\n".join(str(record.get(manifest.data.field, "")) for record in islice(open_hub(manifest.data), _RECORDS))
 

@@ -217,7 +217,7 @@ class Host(Connections):
         await self.connect(peer, addresses)
         with map_exceptions(peer, f"opening {protocol}"), trio.fail_after(self.limits.negotiate):
             raw = await self.basic.new_stream(ID.from_string(peer), [TProtocol(protocol)])
-        return self._wrap(raw)
+        return LibStream(raw, self.limits.progress)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer inbound streams of `protocol`; the stream is closed when `handler` returns."""
@@ -249,23 +249,18 @@ class Host(Connections):
 
     async def _admitted(self, protocol: str, raw: INetStream) -> LibStream | None:
         """The stream; None, and it is reset, if it is of a refused peer, or one too many."""
-        stream = self._wrap(raw)
-        if self._admits(protocol, stream):
-            return stream
+        stream = LibStream(raw, self.limits.progress)
+        peer = stream.remote
+        if not self.refuses(peer) or protocol in _REASON_TOLD:
+            place = endpoint(stream.remote_address or "")
+            blamed = self._stream_limiter.objection(protocol, peer, place and place[0], trio.current_time())
+            if blamed == "peer":
+                self.judge(peer, None)
+            if blamed is None and self._inbound[peer] < self.limits.streams_per_peer:
+                return stream
         self.faults += 1
         await stream.reset()
         return None
-
-    def _admits(self, protocol: str, stream: LibStream) -> bool:
-        """Whether this stream is neither of a refused peer, nor one too many."""
-        peer = stream.remote
-        if self.refuses(peer) and protocol not in _REASON_TOLD:
-            return False
-        place = endpoint(stream.remote_address or "")
-        blamed = self._stream_limiter.objection(protocol, peer, place and place[0], trio.current_time())
-        if blamed == "peer":
-            self.judge(peer, None)
-        return blamed is None and self._inbound[peer] < self.limits.streams_per_peer
 
     async def _handle(self, handler: Handler, stream: LibStream, done: trio.Event) -> None:
         with self._counted(stream.remote):
@@ -290,10 +285,6 @@ class Host(Connections):
             self._inbound[peer] -= 1
             if not self._inbound[peer]:
                 del self._inbound[peer]
-
-    def _wrap(self, raw: INetStream) -> LibStream:
-        remote = PeerId(str(raw.muxed_conn.peer_id))
-        return LibStream(raw, remote, self.limits.progress)
 
     # --- identify ---------------------------------------------------------------------------------
 

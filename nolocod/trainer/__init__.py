@@ -2,8 +2,8 @@
 
 `process` is the handle, `pipe` what goes over the pipe, `boxes` the shared memory, `worker` the child. In the child, `replica`
 holds the model and its outer state: `model` builds it, `inner` takes inner steps, `capture` is our side of an exchange,
-`clipping` bounds what a partner may do, `compare_donors` looks at fetched weights, `checkpoint` writes files. The text comes
-from `source` through `data` (local files), `hub` (streams) and `windows`. `offline` and `estimate` serve commands.
+`clipping` bounds what a partner may do, `compare_donors` looks at fetched weights, `checkpoint` writes files. `source`
+opens the text: local files by `data` and `windows`, or a stream. `offline` and `estimate` serve commands.
 
 Not here: the outer step's arithmetic (outer.step) and anything of the network.
 """

@@ -92,7 +92,11 @@ def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache:
     target = cache / f"tokens-{key[:32]}.bin"
     dtype = np.uint8 if tokenizer.vocabulary <= 1 << 8 else np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32
     if not target.exists():
-        _tokenise(settings, files, tokenizer, target, dtype)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(target) as handle:
+            for file in files:
+                for text in _texts(settings, file):
+                    handle.write(tokenizer.encode(text).astype(dtype).tobytes())
     if not target.stat().st_size:
         where = path if path is not None else "the standard library"
         raise DataError(f"{where} holds no text.")
@@ -110,14 +114,6 @@ def some_text(settings: Data, path: Path | None, characters: int) -> tuple[str, 
             parts.append(text)
             have += len(text)
     return "".join(parts), True
-
-
-def _tokenise(settings: Data, files: list[Path], tokenizer: Tokenizer, target: Path, dtype: type[Any]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(target) as handle:
-        for file in files:
-            for text in _texts(settings, file):
-                handle.write(tokenizer.encode(text).astype(dtype).tobytes())
 
 
 def _texts(settings: Data, file: Path) -> Iterator[str]:

@@ -62,37 +62,22 @@ def estimate(manifest: Manifest) -> Estimate:
     """Work it out. RunFileError if the model or the fragments are not possible."""
     config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
     layout = layout_of(config)
+    inner = manifest.inner
+    # by the names that transformers maps them to; 0 where an architecture has none
+    layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
     return Estimate(
         parameters=layout.size,
-        inner_steps=manifest.inner.steps,
+        inner_steps=inner.steps,
         on_device=BYTES_ON_DEVICE * layout.size,
-        activations=_activations(config, manifest),
+        # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198,
+        # Eq. 1, twice as many for float32), and the logits three times over.
+        activations=inner.batch * inner.sequence * (68 * layers * hidden + 12 * int(config.vocab_size)),
         on_host=BYTES_ON_HOST * layout.size + plan.boxes_size,
         message=plan.box_size,
-        operations=_operations(layout.size, config, manifest),
+        # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)
+        operations=inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence),
     )
-
-
-def _operations(parameters: int, config: object, manifest: Manifest) -> float:
-    """6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)."""
-    inner = manifest.inner
-    layers, hidden = _shape(config)
-    return inner.tokens_per_step * (6.0 * parameters + 12.0 * layers * hidden * inner.sequence)
-
-
-def _activations(config: object, manifest: Manifest) -> int:
-    """In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198, Eq. 1,
-    twice as many for float32), and the logits three times over."""
-    inner = manifest.inner
-    layers, hidden = _shape(config)
-    tokens = inner.batch * inner.sequence
-    return tokens * (68 * layers * hidden + 12 * int(getattr(config, "vocab_size", 0)))
-
-
-def _shape(config: object) -> tuple[int, int]:
-    """Layers and hidden size, by the names that transformers maps them to; 0 where an architecture has none."""
-    return int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
 
 
 def speed(device: torch.device) -> float:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from nolocod.errors import TrainerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10
 """Steps in a row without a finite gradient before training is given up."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _FLOOR = 0.1
 """The learning rate decays to this share of its peak (arXiv 2506.10911, section 4)."""
 
@@ -137,15 +138,10 @@ class Inner:
         self._finite.zero_()
         return loss / (finite * self._settings.accumulation) if finite else math.nan
 
-    def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Adam's state as {"exp_avg" | "exp_avg_sq": {parameter index: tensor}}; empty before the first step."""
-        found: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
-        for index, parameter in enumerate(self._parameters):
-            for key, tensors in found.items():
-                state = self.optimizer.state.get(parameter)
-                if state:
-                    tensors[str(index)] = state[key]
-        return found
+    def moments(self) -> dict[str, Tensor]:
+        """Adam's state by name ("exp_avg.3": of parameter 3); empty before the first step."""
+        states = [(index, self.optimizer.state.get(parameter)) for index, parameter in enumerate(self._parameters)]
+        return {f"{kind}.{index}": state[kind] for kind in _MOMENTS for index, state in states if state}
 
     @property
     def optimizer_steps(self) -> int:
@@ -153,12 +149,10 @@ class Inner:
         state = self.optimizer.state.get(self._parameters[0])
         return int(state["step"].item()) if state else 0
 
-    def restore(self, moments: dict[str, dict[str, Tensor]], steps: int) -> None:
+    def restore(self, moments: Mapping[str, Tensor], steps: int) -> None:
         """Put back what `moments` and `optimizer_steps` gave."""
         for index, parameter in enumerate(self._parameters):
-            if str(index) in moments["exp_avg"]:
-                self.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(steps), dtype=torch.float32, device=self._device),
-                    "exp_avg": moments["exp_avg"][str(index)].to(self._device),
-                    "exp_avg_sq": moments["exp_avg_sq"][str(index)].to(self._device),
-                }
+            if f"{_MOMENTS[0]}.{index}" in moments:
+                step = torch.tensor(float(steps), dtype=torch.float32, device=self._device)
+                state = {kind: moments[f"{kind}.{index}"].to(self._device) for kind in _MOMENTS}
+                self.optimizer.state[parameter] = {"step": step} | state

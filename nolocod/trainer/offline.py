@@ -13,7 +13,7 @@ import msgspec
 import torch
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, NothingToUseError
@@ -58,7 +58,8 @@ def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
     config = read_config(sealed.manifest, tokenizer.vocabulary)
     layout = layout_of(config)
     config.use_cache = True
-    config.architectures = [_architecture(config)]
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     with written_whole(out / "model.safetensors") as handle:
         checkpoint.write_tensors(handle, dict(layout.split(phi)), {"format": "pt", "run_id": sealed.run_id})
     _write_json(out / "config.json", config.to_diff_dict() | {"model_type": config.model_type})
@@ -154,13 +155,6 @@ def _model(sealed: Sealed, flat: Tensor) -> tuple[torch.nn.Module, Tokenizer]:
         raise CheckpointError(f"it holds {flat.numel()} weights where the run's model has {theta.numel()}.")
     theta.copy_(flat)
     return model.eval(), tokenizer
-
-
-def _architecture(config: Any) -> str:  # noqa: ANN401 - transformers has no common typed base
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return type(AutoModelForCausalLM.from_config(config)).__name__
 
 
 def _tokenizer_file(sealed: Sealed) -> str:

@@ -90,7 +90,7 @@ class Discard(Message, frozen=True):
 
 
 class Checkpoint(Message, frozen=True):
-    """Write a checkpoint. Answered with Saved; DiskFullError."""
+    """Write a checkpoint. Answered with Checkpointed; DiskFullError."""
 
 
 class Dump(Message, frozen=True):
@@ -150,12 +150,6 @@ class Dumped(msgspec.Struct, frozen=True):
 
     standing: Standing
     description: Description
-
-
-class Saved(msgspec.Struct, frozen=True):
-    round: int
-    size: int
-    seconds: float
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -146,8 +146,7 @@ class TrainerProcess:
 
     async def checkpoint(self) -> events.Checkpointed:
         """Raises DiskFullError; older checkpoints are then untouched."""
-        saved = await self._ask(pipe.Checkpoint(), pipe.Saved, _FILE_SECONDS)
-        event = events.Checkpointed(saved.round, saved.size, saved.seconds)
+        event = await self._ask(pipe.Checkpoint(), events.Checkpointed, _FILE_SECONDS)
         self._emit(event)
         return event
 

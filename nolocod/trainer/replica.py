@@ -255,9 +255,7 @@ class Replica:
         tensors |= self.weights.codec_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
-        for kind, moments in self.inner.moments().items():
-            tensors |= {f"{kind}.{index}": moment for index, moment in moments.items()}
-        return checkpoint.save(folder, state, tensors)
+        return checkpoint.save(folder, state, tensors | self.inner.moments())
 
     def restore(self, path: Path, state: checkpoint.State) -> None:
         """Go on exactly where the checkpoint at `path` was written (on the same kind of device)."""
@@ -273,11 +271,7 @@ class Replica:
                 torch.cuda.set_rng_state(cuda, self.device)
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not of this model ({error}).") from error
-        moments: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
-        for name, tensor in tensors.items():
-            kind, _, index = name.partition(".")
-            moments[kind][index] = tensor
-        self.inner.restore(moments, state.optimizer_steps)
+        self.inner.restore(tensors, state.optimizer_steps)
         self.standing = state.standing
         self.ages, self.sparse = list(state.ages), list(state.sparse)
         self.inner_steps = state.inner_steps

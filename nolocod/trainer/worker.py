@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
+from nolocod.observe.events import Checkpointed
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
 
@@ -125,7 +126,9 @@ class Worker:
         self._parent.send(pipe.answer(number, result, self._progress()))
         if self._held_since is not None:
             self._held_since = time.monotonic()  # an exchange is under way: the wait begins anew
-        self._evaluate_if_due()
+        replica = self._replica
+        if replica and replica.standing.round >= self._evaluated_round + replica.manifest.evaluation.every:
+            self._evaluate()
 
     def _answer_background(self) -> None:
         """Wait for the work beside training, and answer with what came of it."""
@@ -189,7 +192,7 @@ class Worker:
         if isinstance(request.command, pipe.Setup):
             return self._load(request.command)
         replica = self._loaded()
-        assert self._boxes is not None  # mapped when the replica was loaded
+        assert self._boxes is not None and self._setup is not None  # noqa: PT018 - both are set with the replica
         outbox, inbox = self._boxes
         beside = replica.plan.steps_aside
         match request.command:
@@ -218,7 +221,9 @@ class Worker:
             case pipe.Discard():
                 replica.discard()
             case pipe.Checkpoint():
-                return self._checkpoint()
+                began = time.perf_counter()
+                size = replica.save(self._setup.checkpoints, self._setup.peer_id)
+                return Checkpointed(replica.standing.round, size, time.perf_counter() - began)
             case pipe.Dump(path):
                 return pipe.Dumped(replica.standing, replica.dump(path))
             case pipe.Evaluate(told):
@@ -252,7 +257,8 @@ class Worker:
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
         plan = replica.plan
-        memory = _map(self._memory, plan.boxes_size)
+        os.ftruncate(self._memory, plan.boxes_size)
+        memory = torch.frombuffer(mmap.mmap(self._memory, plan.boxes_size), dtype=torch.uint8)
         self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
         self._replica, self._setup = replica, setup
         self._evaluated_round = replica.standing.round
@@ -265,18 +271,6 @@ class Worker:
             trouble=found.trouble,
             phase=sealed.manifest.inner.steps,
         )
-
-    def _checkpoint(self) -> pipe.Saved:
-        replica, setup = self._loaded(), self._setup
-        assert setup is not None  # set together with the replica
-        began = time.perf_counter()
-        size = replica.save(setup.checkpoints, setup.peer_id)
-        return pipe.Saved(replica.standing.round, size, time.perf_counter() - began)
-
-    def _evaluate_if_due(self) -> None:
-        replica = self._replica
-        if replica and replica.standing.round >= self._evaluated_round + replica.manifest.evaluation.every:
-            self._evaluate()
 
     def _evaluate(self) -> float:
         replica = self._loaded()
@@ -312,13 +306,6 @@ def _memory_errors() -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError) as error:
         first = str(error).splitlines()[0] if str(error) else "MemoryError"
         raise ModelTooLargeError(f"memory ran out ({first}).") from error
-
-
-def _map(descriptor: int, size: int) -> Tensor:
-    import torch
-
-    os.ftruncate(descriptor, size)
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
 def _failed(error: NolocodError) -> pipe.Failed:

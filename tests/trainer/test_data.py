@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers
 from nolocod.errors import DataError, RunFileError, TrainerError
 from nolocod.run.manifest import Data, Inner, Manifest
 from nolocod.trainer.data import JsonTokenizer, local_tokens, make_tokenizer
-from nolocod.trainer.hub import Stream, open_hub
+from nolocod.trainer.source import Stream, open_hub
 from nolocod.trainer.windows import Position, Shard, Windows, permuted
 
 if TYPE_CHECKING:

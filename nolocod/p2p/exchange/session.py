@@ -26,7 +26,7 @@ from nolocod.errors import (
     UnacknowledgedError,
 )
 from nolocod.p2p.exchange.context import redial_pauses
-from nolocod.p2p.transport.channel import Channel, keep_alive
+from nolocod.p2p.transport.channel import Channel, send_working
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.exchange_states import State
@@ -212,7 +212,7 @@ class Session:
     async def _talk(self) -> None:
         """All that belongs to the present stream."""
         channel = self._channel
-        alive = partial(keep_alive, channel, self.machine.working, self._limits.working_seconds)
+        alive = partial(send_working, channel, self.machine.working, self._limits.working_seconds)
         with trio.CancelScope() as self._talk_scope:
             if self._redialled is not None:  # the partner gave it up before we began
                 self._talk_scope.cancel()

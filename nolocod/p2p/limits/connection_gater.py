@@ -7,7 +7,7 @@ proved its id. libp2p's own private networks (pnet) put a second cipher over eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -31,16 +31,20 @@ class ConnectionGater:
 
     prologue: bytes | None = None
     allowed: frozenset[PeerId] | None = None
-    _file: _AllowFile | None = field(default=None, repr=False)
+    _path: Path | None = None
+    _read: Callable[[Path], frozenset[PeerId]] = lambda _: frozenset()
+    """Reads the allow list; UsageError."""
+    _seen: tuple[int, ...] | None = None
+    """What told the file from another one when it was last looked at."""
 
     @classmethod
     def reading(cls, prologue: bytes | None, path: Path | None, read: Callable[[Path], frozenset[PeerId]]) -> ConnectionGater:
         """With the allow list that `read` finds in the file at `path`, if there is one. Raises what `read` raises."""
-        if path is None:
-            return cls(prologue)
-        file = _AllowFile(path, read)
-        file.changed()  # before it is read
-        return cls(prologue, read(path), file)
+        gater = cls(prologue, None, path, read)
+        if path is not None:
+            gater._changed(path)  # before it is read
+            gater.allowed = read(path)
+        return gater
 
     def allows(self, peer: PeerId) -> bool:
         return self.allowed is None or peer in self.allowed
@@ -53,10 +57,10 @@ class ConnectionGater:
 
         A file that cannot be read leaves the list as it was, and is told once.
         """
-        while self._file is not None:
-            if self._file.changed():
+        while self._path is not None:
+            if self._changed(self._path):
                 try:
-                    self.allowed = await trio.to_thread.run_sync(self._file.read, self._file.path)
+                    self.allowed = await trio.to_thread.run_sync(self._read, self._path)
                 except UsageError as error:
                     emit(Troubled(error.code, f"{error.cause} The list stays as it was."))
             for peer in list(peers()):
@@ -64,20 +68,11 @@ class ConnectionGater:
                     await disconnect(peer)
             await trio.sleep(_REREAD)
 
-
-@dataclass
-class _AllowFile:
-    """Where the allow list is, and how it is read; `read` raises UsageError."""
-
-    path: Path
-    read: Callable[[Path], frozenset[PeerId]]
-    _seen: tuple[int, ...] | None = None
-
-    def changed(self) -> bool:
+    def _changed(self, path: Path) -> bool:
         """Whether the file is another one than when this was last asked."""
         before = self._seen
         try:
-            found = self.path.stat()
+            found = path.stat()
             self._seen = found.st_mtime_ns, found.st_size, found.st_ino
         except OSError:
             self._seen = None

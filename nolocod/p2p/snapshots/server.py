@@ -18,7 +18,7 @@ from nolocod.disk import disk_errors
 from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import WeightsServed
-from nolocod.p2p.transport.channel import Channel, keep_alive
+from nolocod.p2p.transport.channel import Channel, send_working
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
@@ -183,7 +183,7 @@ class Donor:
 
         working = partial(upload.dialogue.seal, pb.Body(working=pb.Working()))
         try:
-            await together(get, partial(keep_alive, upload.channel, working, self._limits.working_seconds))
+            await together(get, partial(send_working, upload.channel, working, self._limits.working_seconds))
         except PeerBusyError as error:
             upload.service.step(">busy")
             await upload.channel.last_words(upload.dialogue.seal(pb.Body(busy=_busy(error.retry_after, error.cause))))

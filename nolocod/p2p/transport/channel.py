@@ -31,15 +31,12 @@ class Channel:
         self._limits = limits
         self._lock = trio.Lock()
         self._torn = False
-        self._spoke_at = trio.current_time()
+        self.spoke_at = trio.current_time()
+        """When the last frame of ours was sent (trio's time)."""
 
     @property
     def remote(self) -> PeerId:
         return self._stream.remote
-
-    @property
-    def silent_since(self) -> float:
-        return self._spoke_at
 
     async def send_envelope(self, raw: bytes) -> None:
         async with self._frame():
@@ -94,13 +91,13 @@ class Channel:
             self._torn = True
             yield
             self._torn = False
-            self._spoke_at = trio.current_time()
+            self.spoke_at = trio.current_time()
 
 
-async def keep_alive(channel: Channel, working: Callable[[], bytes], every: float) -> None:
+async def send_working(channel: Channel, working: Callable[[], bytes], every: float) -> None:
     """Send `working()` whenever nothing else was said for `every` seconds."""
     while True:
-        due = channel.silent_since + every  # one sum: a difference may leave a wait too short for the clock to move on
+        due = channel.spoke_at + every  # one sum: a difference may leave a wait too short for the clock to move on
         if trio.current_time() >= due:
             await channel.send_envelope(working())
         else:

@@ -218,18 +218,18 @@ class Dialer:
 
     async def _upgrade(self, connected: trio.socket.SocketType, peer: PeerId, origin: Origin, *, client: bool) -> None:
         link = Connection(TcpEndpoint(trio.SocketStream(connected)), client, origin)
-        whole = False
         try:
             if client:
                 await self._as_client(link, peer)
             else:
-                muxed = await self._swarm.upgrade_inbound_raw_conn(link, _remote(link))
+                host, port = link.get_remote_address() or ("0.0.0.0", 0)
+                address = Multiaddr(multiaddr_of(Address(host, port)))
+                muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
                 if muxed.peer_id != ID.from_string(peer):
                     raise SwarmException("another peer answered a punch.")
-            whole = True
-        finally:
-            if not whole:
-                await _hang_up(link)
+        except BaseException:
+            await _hang_up(link)
+            raise
 
     async def _as_client(self, link: Connection, peer: PeerId) -> INetConn:
         with trio.fail_after(self._patience):
@@ -312,7 +312,6 @@ async def _one_of(targets: Sequence[Endpoint], attempt: Callable[[Endpoint], Awa
 async def _open(target: Endpoint, source: Address | None) -> trio.socket.SocketType:
     """A socket connected to `target`, from `source`; OSError."""
     opened = trio.socket.socket(_family(target[0]), socket.SOCK_STREAM)
-    whole = False
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if source is not None:
@@ -320,17 +319,15 @@ async def _open(target: Endpoint, source: Address | None) -> trio.socket.SocketT
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the listener does
             await opened.bind((source.host, source.port))
         await opened.connect(target)
-        whole = True
-    finally:
-        if not whole:
-            opened.close()
+    except BaseException:
+        opened.close()
+        raise
     return opened
 
 
-async def _hang_up(link: Connection | None) -> None:
-    if link is not None:
-        with shielded(1.0), already_gone():
-            await link.close()
+async def _hang_up(link: Connection) -> None:
+    with shielded(1.0), already_gone():
+        await link.close()
 
 
 def _crossed(error: BaseException) -> bool:
@@ -339,11 +336,6 @@ def _crossed(error: BaseException) -> bool:
     if any(isinstance(cause, (PeerIDMismatchesPubkey, RemoteError)) for cause in found):
         return False
     return any(isinstance(cause, (HandshakeFailure, MultiselectError, MultiselectClientError)) for cause in found)
-
-
-def _remote(link: Connection) -> Multiaddr:
-    host, port = link.get_remote_address() or ("0.0.0.0", 0)
-    return Multiaddr(multiaddr_of(Address(host, port)))
 
 
 def _family(host: str) -> socket.AddressFamily:

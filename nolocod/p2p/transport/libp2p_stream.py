@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from nolocod.identity import PeerId
 from nolocod.p2p.transport.connection import origin_of
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.exceptions import already_gone, map_exceptions
@@ -19,7 +20,6 @@ from nolocod.units import Address
 if TYPE_CHECKING:
     from libp2p.network.stream.net_stream import NetStream
 
-    from nolocod.identity import PeerId
     from nolocod.p2p.transport.connection import Origin
     from nolocod.p2p.transport.yamux_stream import YamuxStream
 
@@ -30,16 +30,12 @@ _RESET = 1.0
 class LibStream:
     """`progress` is the deadline in seconds for any byte to move."""
 
-    def __init__(self, raw: NetStream, remote: PeerId, progress: float) -> None:
+    def __init__(self, raw: NetStream, progress: float) -> None:
         self._raw = raw
         # Past NetStream, which knows no deadlines and copies what it reads.
         self.muxed: YamuxStream = raw.muxed_stream
-        self._remote = remote
+        self.remote = PeerId(str(raw.muxed_conn.peer_id))
         self._progress = progress
-
-    @property
-    def remote(self) -> PeerId:
-        return self._remote
 
     @property
     def origin(self) -> Origin:
@@ -58,21 +54,21 @@ class LibStream:
         return bytes(content)
 
     async def read_into(self, view: memoryview) -> None:
-        with map_exceptions(self._remote, "reading"):
+        with map_exceptions(self.remote, "reading"):
             await self.muxed.read_into(view.cast("B"), self._progress)
 
     async def read_available(self) -> bytearray:
-        with map_exceptions(self._remote, "reading"):
+        with map_exceptions(self.remote, "reading"):
             return await self.muxed.take(self._progress)
 
     async def write(self, data: bytes | memoryview) -> None:
-        with map_exceptions(self._remote, "writing"):
+        with map_exceptions(self.remote, "writing"):
             await self.muxed.write(data, self._progress)
 
     async def close(self) -> None:
         # NetStream.close only ends our side of a yamux stream; close_write would leave the stream in the
         # swarm's books for the connection's lifetime.
-        with map_exceptions(self._remote, "closing"):
+        with map_exceptions(self.remote, "closing"):
             await self._raw.close()
 
     async def reset(self) -> None:

@@ -7,7 +7,6 @@ class, which receives twice and sends once per record, and copies each one four 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -49,15 +48,6 @@ _LAST_WORD = 1.0
 """Seconds that such a peer has to read it."""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What all connections of a host share."""
-
-    progress: float
-    meter: Meter
-    pool: Pool
-
-
 class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """/noise for `new_host(sec_opt=...)`; one per host, whose connections share its meter and buffers.
 
@@ -69,7 +59,7 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         self._keys = keys
         self._gater = gater
         self._static = create_new_key_pair().private_key
-        self._shared = Shared(progress, meter, Pool())
+        self._progress, self._meter, self._pool = progress, meter, Pool()
 
     async def secure_inbound(self, conn: Connection) -> SecureChannel:
         return await self._secure(conn, None)
@@ -92,8 +82,7 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         except _GARBAGE as error:
             raise HandshakeFailure(f"the other side does not speak noise ({error}).") from error
         paid = isinstance(raw.stream, CircuitEndpoint)  # by the connection to the relay
-        shared = replace(self._shared, meter=Unmetered(self._shared.meter)) if paid else self._shared
-        channel = SecureChannel(session, raw, shared)
+        channel = SecureChannel(session, raw, self._progress, Unmetered(self._meter) if paid else self._meter, self._pool)
         remote = PeerId(str(session.get_remote_peer()))
         if dialled is None and not self._gater.allows(remote):
             await channel.turn_away()
@@ -134,7 +123,7 @@ def _failure(reason: RemoteError) -> HandshakeFailure:
 class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """Sealed records both ways. `read` and `write` are libp2p's interface; the muxer uses the rest."""
 
-    def __init__(self, session: SecureSession, raw: Connection, shared: Shared) -> None:
+    def __init__(self, session: SecureSession, raw: Connection, progress: float, meter: Meter, pool: Pool) -> None:
         super().__init__(
             local_peer=session.local_peer,
             local_private_key=session.local_private_key,
@@ -147,8 +136,8 @@ class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types
         self._sealer, self._opener = Sealer(ciphers.cipher_state_encrypt.k), Opener(ciphers.cipher_state_decrypt.k)
         self._end = raw.stream
         self.origin = raw.origin
-        self._progress = shared.progress
-        self._pool = shared.pool
+        self._progress = progress
+        self._pool = pool
         self._in: memoryview | None = None
         self._start = self._stop = 0
         self._partial = b""
@@ -160,7 +149,7 @@ class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types
         self._writing = trio.Lock()
         self.heard_at = trio.current_time()
         """When bytes last came in (trio's time)."""
-        self.meter = shared.meter
+        self.meter = meter
 
     # --- receiving --------------------------------------------------------------------------------
 

@@ -6,11 +6,8 @@ gives the stream up, so that both users read the same cause.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import trio
 
 from nolocod.errors import (
     CATALOGUE,
@@ -18,20 +15,21 @@ from nolocod.errors import (
     OtherRunError,
     PeerInvitationOverError,
     PeerNotInvitedError,
-    PeerTooSlowError,
     PeerVersionError,
     ProtocolError,
     RefusedError,
     RemoteError,
 )
 from nolocod.identity import Identity, short
+from nolocod.p2p.transport.deadlines import deadline
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, readable, seal
 from nolocod.proto.framing import HEAD_SIZE, EnvelopeHead, envelope_head, parse_head
 from nolocod.proto.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from nolocod.p2p.transport.stream import Stream
 
@@ -51,18 +49,14 @@ async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
 
     A peer's Refuse is raised as what its code says, or as RefusedError, with the peer's words.
     """
-    whole = False
     try:
-        with trio.fail_after(terms.seconds):
+        with deadline(terms.seconds, f"the answer of {short(stream.remote)}"):
             await _send(stream, body, terms)
             answer = await _receive(stream, terms)
         await stream.close()
-        whole = True
-    except trio.TooSlowError as error:
-        raise PeerTooSlowError(f"{short(stream.remote)} did not answer within {terms.seconds:.0f} s.") from error
-    finally:
-        if not whole:
-            await stream.reset()
+    except BaseException:
+        await stream.reset()
+        raise
     if answer.HasField("refuse"):
         raise _refusal(answer.refuse, stream)
     return answer
@@ -74,7 +68,7 @@ async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Bod
     Returns the error for which the question was refused, if it was; the peer was told, and its stream must
     not be reset before it has read that. Raises RemoteError for what cannot be answered at all.
     """
-    with _attention(stream, terms):
+    with _served(stream, terms):
         try:
             told = reply(await _receive(stream, terms))
         except (OtherRunError, PeerVersionError, RefusedError) as error:
@@ -86,21 +80,16 @@ async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Bod
 
 async def turn_away(stream: Stream, error: RefusedError, terms: Terms) -> None:
     """Read the first message of a stream, whatever it asks for, and refuse it for `error`. Raises RemoteError."""
-    with _attention(stream, terms):
+    with _served(stream, terms):
         asked = await _receive(stream, terms)
         refusal = _refuse(error)
         refusal.session, refusal.sequence = asked.session, 1
         await _send(stream, refusal, terms)
 
 
-@contextmanager
-def _attention(stream: Stream, terms: Terms) -> Iterator[None]:
+def _served(stream: Stream, terms: Terms) -> AbstractContextManager[None]:
     """For reading a question and answering it."""
-    try:
-        with trio.fail_after(terms.seconds):
-            yield
-    except trio.TooSlowError as error:
-        raise PeerTooSlowError(f"{short(stream.remote)} sent no request, or did not read the answer.") from error
+    return deadline(terms.seconds, f"a request of {short(stream.remote)}, or its reading of the answer,")
 
 
 def _refuse(error: RemoteError) -> pb.Body:

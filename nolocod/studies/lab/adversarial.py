@@ -102,9 +102,7 @@ class AdversarialReplicas(MultiReplica):
         for replica in self._replicas[1:]:
             replica.theta.copy_(first.theta)
             replica.phi.copy_(first.phi)
-            moments = {
-                kind: {index: one.clone() for index, one in some.items()} for kind, some in first.inner.moments().items()
-            }
+            moments = {name: one.clone() for name, one in first.inner.moments().items()}
             replica.inner.restore(moments, first.inner.optimizer_steps)
             replica.standing = first.standing
         first.delta.zero_()
