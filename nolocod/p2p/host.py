@@ -37,7 +37,7 @@ from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, answer, ask
 from nolocod.p2p.transport.libp2p_stream import LibStream
 from nolocod.p2p.transport.listen_addresses import announced, claim
-from nolocod.p2p.transport.multiaddrs import dialable, endpoint, multiaddr_of, with_peer
+from nolocod.p2p.transport.multiaddrs import dialable, host_of, multiaddr_of, with_peer
 from nolocod.p2p.transport.noise import NOISE_PROTOCOL, NoiseTransport
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.p2p.transport.yamux import MuxLimits, YamuxMultistream
@@ -252,8 +252,8 @@ class Host(Connections):
         stream = LibStream(raw, self.limits.progress)
         peer = stream.remote
         if not self.refuses(peer) or protocol in _REASON_TOLD:
-            place = endpoint(stream.remote_address or "")
-            blamed = self._stream_limiter.objection(protocol, peer, place and place[0], trio.current_time())
+            host = host_of(stream.remote_address or "") or None
+            blamed = self._stream_limiter.objection(protocol, peer, host, trio.current_time())
             if blamed == "peer":
                 self.judge(peer, None)
             if blamed is None and self._inbound[peer] < self.limits.streams_per_peer:

@@ -210,9 +210,7 @@ class Budget:
                     await self._next_month()
                 await _wait(self._up, count)
                 self._up.take(count)
-                self._count(count, 0)
-        else:
-            self._count(count, 0)
+        self._count(count, 0)
 
     async def down(self, count: int) -> None:
         """Pay for `count` bytes that came, and return when they are paid."""

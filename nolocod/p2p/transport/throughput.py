@@ -77,19 +77,15 @@ class ThroughputProbes:
                 return
             self._busy = True
             try:
-                await self._give(stream, way, self.grant(stream.remote, asked))
+                granted = self.grant(stream.remote, asked)
+                await stream.write(_COUNT.pack(granted))
+                if granted and way == _DOWN:
+                    await _send(stream, granted)
+                elif granted:
+                    await _take(stream, granted)
+                    await stream.write(_COUNT.pack(granted))
             finally:
                 self._busy = False
-
-    async def _give(self, stream: Stream, way: int, count: int) -> None:
-        await stream.write(_COUNT.pack(count))
-        if not count:
-            return
-        if way == _DOWN:
-            await _send(stream, count)
-        else:
-            await _take(stream, count)
-            await stream.write(_COUNT.pack(count))
 
     def grant(self, peer: PeerId, asked: int) -> int:
         """How many of `asked` bytes `peer` gets now; they count from now on."""

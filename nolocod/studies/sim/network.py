@@ -1,4 +1,4 @@
-"""The network between simulated nodes: streams (p2p.streams.Stream) with latency, bandwidth, loss, and faults by hand.
+"""The network between simulated nodes: streams (p2p.transport.stream.Stream) with latency, bandwidth, loss, and faults by hand.
 
 The rule: a stream behaves as one over TCP does. Bytes arrive in order or not at all; what was sent before an end or a
 reset still arrives, unless the line itself is cut; a lost segment costs a retransmission timeout, not a byte. Times in
