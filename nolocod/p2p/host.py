@@ -26,8 +26,8 @@ from nolocod.errors import PortTakenError, RemoteError, UsageError
 from nolocod.identity import PeerId, short
 from nolocod.p2p import libp2p_patches
 from nolocod.p2p.connections import Connections
+from nolocod.p2p.limits.bandwidth import Unmetered
 from nolocod.p2p.limits.connection_gater import ConnectionGater
-from nolocod.p2p.limits.metering import Unmetered
 from nolocod.p2p.limits.peerstore import BoundedStore
 from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, StreamLimiter
 from nolocod.p2p.transport.connection import relayed
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from nolocod.identity import Identity
     from nolocod.observe.events import Emit
-    from nolocod.p2p.limits.metering import Meter
+    from nolocod.p2p.limits.bandwidth import Meter
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.units import Address
 

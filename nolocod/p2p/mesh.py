@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
     from nolocod.observe.events import Emit, Reach
     from nolocod.p2p.discovery.bootstrap import Contact
-    from nolocod.p2p.limits.metering import Meter
+    from nolocod.p2p.limits.bandwidth import Meter
     from nolocod.p2p.settings import MeshSettings
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.paths import DataDir

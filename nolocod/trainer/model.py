@@ -9,6 +9,7 @@ No code and no weights are fetched by name.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one
 from nolocod.outer.codec.blocks import Fragment, fragments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -46,12 +47,12 @@ class Layout:
     @property
     def size(self) -> int:
         """Elements in all."""
-        return sum(_numel(shape) for shape in self.shapes)
+        return sum(map(math.prod, self.shapes))
 
     def fragments(self, count: int) -> tuple[Fragment, ...]:
         """Cut the flat tensor into `count` parts for outer steps; RunFileError if it has fewer tensors."""
         try:
-            return fragments_of([_numel(shape) for shape in self.shapes], count)
+            return fragments_of([math.prod(shape) for shape in self.shapes], count)
         except ValueError as error:
             raise RunFileError(f"`outer.fragments` = {count} is too much for this model: {error}.") from error
 
@@ -59,16 +60,9 @@ class Layout:
         """Yield each parameter's name and its shaped view into `flat`."""
         start = 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            end = start + _numel(shape)
+            end = start + math.prod(shape)
             yield name, flat[start:end].view(shape)
             start = end
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def pick_device(name: str) -> torch.device:

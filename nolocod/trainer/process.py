@@ -50,13 +50,16 @@ R = TypeVar("R")
 class TrainerProcess:
     """One trainer, as the network process sees it (outer.loop.Trainer and more)."""
 
+    outbox: Box
+    inbox: Box
+    """Both from `load` on."""
+
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         self.parameters = 0
         self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,), (True,))
         self._stream = stream
         self._memory = memory
         self._emit = emit
-        self._boxes: tuple[Box, Box] | None = None
         self._phase = 0
         self._heard = trio.Event()  # replaced whenever the child says something
         self._lock = trio.Lock()
@@ -89,24 +92,14 @@ class TrainerProcess:
         """Whether the slow weights must travel at the next paired outer step of `fragment`."""
         return self._progress.dense_due[fragment]
 
-    @property
-    def outbox(self) -> Box:
-        return self._mapped()[0]
-
-    @property
-    def inbox(self) -> Box:
-        return self._mapped()[1]
-
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.
 
         Raises what is wrong with the run, the data or the device.
         """
         loaded = await self._ask(setup, Loaded, _LOAD_SECONDS)
-        self._boxes = (
-            SharedBox(self._memory, loaded.box_size, loaded.outbox_offset),
-            SharedBox(self._memory, loaded.box_size),
-        )
+        self.outbox = SharedBox(self._memory, loaded.box_size, loaded.outbox_offset)
+        self.inbox = SharedBox(self._memory, loaded.box_size)
         self.parameters = loaded.parameters
         self._phase = loaded.phase
         return loaded
@@ -202,11 +195,6 @@ class TrainerProcess:
     def _check_alive(self) -> None:
         if self._death is not None:
             raise self._death
-
-    def _mapped(self) -> tuple[Box, Box]:
-        if self._boxes is None:
-            raise TrainerError("no model is loaded.")
-        return self._boxes
 
     async def _read(self) -> None:
         """Take in what the child says until it closes its end."""

@@ -16,8 +16,8 @@ from libp2p.peer.id import ID
 from libp2p.security.noise.transport import Transport as StockNoise
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 
+from nolocod.p2p.limits.bandwidth import Meter, Unmetered
 from nolocod.p2p.limits.connection_gater import ConnectionGater
-from nolocod.p2p.limits.metering import Meter, Unmetered
 from nolocod.p2p.transport.connection import Connection, Origin
 from nolocod.p2p.transport.endpoints import CircuitEndpoint, TcpEndpoint
 from nolocod.p2p.transport.noise import NoiseTransport, SecureChannel

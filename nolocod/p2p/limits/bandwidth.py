@@ -1,6 +1,7 @@
 """How many bytes this node may move: a rate each way, and an amount per month.
 
-The rule: whoever sends pays before, whoever receives pays after, in the order in which they came; a wait
+The rule: the secure channel is the one place that asks; it counts sealed bytes, so that the DHT, gossip and chunks are
+all in. What goes over a circuit is paid for by the connection to the relay, once. Whoever sends pays before, whoever receives pays after, in the order in which they came; a wait
 that is cancelled costs nothing. Over any span of T seconds no more than rate * (T + _BURST) bytes are sent.
 What was moved in a month is on the disk within `_SAVE_SECONDS` or `_SAVE_BYTES`, so that a kill forgets no
 more than that.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 import trio
@@ -47,6 +48,38 @@ _RATE_SECONDS = 5.0
 _MONTHS_KEPT = 12
 _SPENT_SECONDS = 60.0
 """Between two looks whether the month is over, by those that wait for its end."""
+
+
+class Meter(Protocol):
+    """One per node, shared by its connections."""
+
+    def piece(self, most: int) -> int:
+        """How many bytes (at most `most`) may be moved at once without making others wait noticeably."""
+        ...
+
+    async def up(self, count: int) -> None:
+        """Return when `count` bytes may be sent, and count them. May be cancelled: then they are not counted."""
+        ...
+
+    async def down(self, count: int) -> None:
+        """Count `count` bytes that were received, and return when more may be read."""
+        ...
+
+
+class Unmetered:
+    """Counts nothing and waits for nothing. `pieces`: the meter of whoever pays, which still says in what pieces."""
+
+    def __init__(self, pieces: Meter | None = None) -> None:
+        self._pieces = pieces
+
+    def piece(self, most: int) -> int:
+        return self._pieces.piece(most) if self._pieces else most
+
+    async def up(self, count: int) -> None:
+        return
+
+    async def down(self, count: int) -> None:
+        return
 
 
 class Bucket:
@@ -177,7 +210,7 @@ def shortfalls(allowance: Allowance, size: int, patience: float) -> list[str]:
 
 
 class Budget:
-    """What an allowance leaves (metering.Meter), counted in `ledger`. One per node; `run` does what is due."""
+    """What an allowance leaves (a Meter), counted in `ledger`. One per node; `run` does what is due."""
 
     def __init__(self, allowance: Allowance, ledger: Ledger, emit: Emit) -> None:
         now = trio.current_time()
@@ -193,7 +226,7 @@ class Budget:
         self._told: Traffic | None = None
         self._slowest = min((rate for rate in (allowance.up, allowance.down) if rate is not None), default=None)
 
-    # --- metering.Meter -------------------------------------------------------------------------------
+    # --- Meter ----------------------------------------------------------------------------------------
 
     def piece(self, most: int) -> int:
         """At most `_PIECE` seconds of the slower rate, shared by those that wait to send."""

@@ -23,7 +23,7 @@ from noise.exceptions import NoiseValueError
 
 from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
 from nolocod.identity import PeerId, short
-from nolocod.p2p.limits.metering import Unmetered
+from nolocod.p2p.limits.bandwidth import Unmetered
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
 from nolocod.p2p.transport.exceptions import already_gone
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from libp2p.crypto.keys import KeyPair
     from libp2p.security.noise.io import NoiseState
 
+    from nolocod.p2p.limits.bandwidth import Meter
     from nolocod.p2p.limits.connection_gater import ConnectionGater
-    from nolocod.p2p.limits.metering import Meter
     from nolocod.p2p.transport.connection import Connection
 
 NOISE_PROTOCOL = TProtocol("/noise")
