@@ -1,10 +1,10 @@
 """How many bytes this node may move: a rate each way, and an amount per month.
 
 The rule: the secure channel is the one place that asks; it counts sealed bytes, so that the DHT, gossip and chunks are
-all in. What goes over a circuit is paid for by the connection to the relay, once. Whoever sends pays before, whoever receives pays after, in the order in which they came; a wait
-that is cancelled costs nothing. Over any span of T seconds no more than rate * (T + _BURST) bytes are sent.
-What was moved in a month is on the disk within `_SAVE_SECONDS` or `_SAVE_BYTES`, so that a kill forgets no
-more than that.
+all in. What goes over a circuit is paid for by the connection to the relay, once. Whoever sends pays before, whoever
+receives pays after, in the order in which they came; a wait that is cancelled costs nothing. Over any span of T seconds
+no more than rate * (T + _BURST) bytes are sent. What was moved in a month is on the disk within `_SAVE_SECONDS` or
+`_SAVE_BYTES`, so that a kill forgets no more than that.
 """
 
 from __future__ import annotations
