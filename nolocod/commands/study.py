@@ -13,9 +13,12 @@ from nolocod.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from nolocod.commands import Commands
     from nolocod.studies import pages
+    from nolocod.studies.benchmarks.node import NodeResult
+    from nolocod.studies.benchmarks.training import TrainingResult
 
 _INTO = "Name the folder of the page with --into."
 
@@ -57,25 +60,24 @@ def _testnet(options: argparse.Namespace) -> None:
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", choices=["training", "exchange", "node"])
-    add("--model", default="small", metavar="NAME|FILE", help="of training and node")
-    add("--seconds", type=float, default=10.0, help="of each measurement of training and node")
-    add("--pairs", type=int, default=5, help="how often each is measured, in turn")
-    add("--parameters", default="10m", metavar="N", help="size of the model that is exchanged, such as 100m")
-    add("--codec", default="float32", help="by which it is exchanged")
-    add("--training", action="store_true", help="exchange while inner steps go on")
+    add("what", choices=["training", "node"])
+    add("--model", default="small", metavar="NAME|FILE")
+    add("--seconds", type=float, default=10.0, help="of each measurement")
+    add("--pairs", type=int, default=5, help="how often training is measured")
+    add("--codec", default="float32", help="by which weights are exchanged in training")
     add("--json", action="store_true")
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from nolocod.studies import benchmarks
+    from nolocod.studies.benchmarks import base, node, training
 
     _end_as_on_ctrl_c()
     if options.pairs < 1 or not options.seconds > 0:
         raise UsageError("--pairs and --seconds must be positive.")
-    given = {name: getattr(options, name) for name in ("model", "seconds", "pairs", "codec", "training")}
-    asked = benchmarks.Options(**given, parameters=benchmarks.parse_parameters(options.parameters))
-    result = benchmarks.MEASUREMENTS[options.what](asked, (lambda _: None) if options.json else print)
+    asked = base.Options(options.model, options.seconds, options.pairs, options.codec)
+    say: Callable[[str], None] = (lambda _: None) if options.json else print
+    result: TrainingResult | NodeResult
+    result = training.training(asked, say) if options.what == "training" else node.node(asked, say)
     print(result.to_json() if options.json else result.to_text())
 
 

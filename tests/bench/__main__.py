@@ -13,28 +13,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import NolocodError
-from nolocod.studies.benchmarks import Options, parse_parameters
+from nolocod.studies.benchmarks.base import Options
 from nolocod.studies.benchmarks.training import training
-from tests.bench import contest, report, transport, utilisation, wan
+from tests.bench import contest, exchange_run, report, transport, utilisation, wan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 _PARTS = ("exchange", "transport", "relay", "training", "wan", "utilisation")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)} (all)")
-    parser.add_argument("--values", default="100m", metavar="N", help="float32 values that are exchanged")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--values", type=size, default="100m", metavar="N", help="float32 values that are exchanged (100m)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured")
     parser.add_argument("--only", default="", metavar="NAMES", help=f"of {', '.join(one.name for one in contest.CONTESTANTS)}")
     parser.add_argument("--into", type=Path, default=_DOCS, metavar="DIR", help="where benchmarks.md and .json are")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     unknown = set(options.parts) - set(_PARTS)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such part")
+    nobody = set(filter(None, options.only.split(","))) - {one.name for one in contest.CONTESTANTS}
+    if nobody:
+        parser.error(f"--only {', '.join(sorted(nobody))}: no such contestant")
+    if options.rounds < 1:
+        parser.error("--rounds must be positive")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
     try:
         run(options, _say)
@@ -59,7 +64,7 @@ def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None])
     match part:
         case "exchange":
             only = frozenset(filter(None, options.only.split(",")))
-            return contest.run(parse_parameters(options.values), rounds, only, say).to_table()
+            return contest.run(options.values, rounds, only, say).to_table()
         case "transport":
             return transport.transport(rounds, say).to_table()
         case "relay":
@@ -71,6 +76,15 @@ def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None])
             return wan.measure(rounds, say).to_table()
         case _:
             return utilisation.measure(Options(model="10m", codec="bfloat16", pairs=min(3, rounds)), say).to_table()
+
+
+def size(text: str) -> int:
+    """Read "100m", "2.5m", "800k" or a plain number of values; ValueError if a model cannot have so many."""
+    factor = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}.get(text[-1:].lower(), 1)
+    values = float(text[:-1] if factor > 1 else text) * factor
+    if not exchange_run.LEAST <= values <= exchange_run.MOST:
+        raise ValueError(f"{text} is too small or too large")
+    return round(values)
 
 
 def _say(text: str) -> None:

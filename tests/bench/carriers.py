@@ -28,10 +28,11 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from nolocod.identity import PeerId, load_or_create
-from nolocod.p2p.host import open_host, quiet_libraries
+from nolocod.p2p.host import open_host
+from nolocod.p2p.libp2p_patches import quiet_libraries
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
-from nolocod.studies.benchmarks.parties import python
 from nolocod.units import Address
+from tests.bench.parties import python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

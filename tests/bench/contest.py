@@ -2,7 +2,7 @@
 
 The rule: a contestant's processes are fresh in every round, alone on the machine and in a network of their own; one
 exchange warms up, one is timed, one is watched for memory. One that fails is told as failed, with its error, and
-the others go on.
+the others go on. Of ours the parts of the timed outer step are told too, and what they took of the processor.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.benchmarks import probe
-from nolocod.studies.benchmarks.base import BenchError, Options
-from nolocod.studies.benchmarks.exchange import connect, extra_memory, found, node_command
-from nolocod.studies.benchmarks.parties import Pair, pair
-from tests.bench import venvs
+from nolocod.studies.benchmarks.base import BenchError
+from tests.bench import exchange_run, probe, venvs
+from tests.bench.parties import Pair, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +23,15 @@ _WORKERS = Path(__file__).resolve().parent / "workers"
 _PREPARE_SECONDS = 120.0
 _CONNECT_SECONDS = 180.0
 _GO_SECONDS = 180.0
+
+PARTS = {
+    "snapshot_ended": "snapshot in both outboxes",
+    "verified": "both inboxes verified",  # each chunk checked against its signed hash
+    "inspected": "both inspected",
+    "committed": "committed, receipts on disk",
+    "ended": "new weights on both",
+}
+"""Of an outer step of ours: what the nodes call its end, and what people are told."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ class Figures:
     wire: list[int] = field(default_factory=list)
     extra: list[float] = field(default_factory=list)
     """The most memory that a node held beyond what it held before it was connected."""
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    """Ours only: until each part of the outer step is over on both."""
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    """Ours only: processor seconds of both nodes, by kind of process."""
     failures: list[str] = field(default_factory=list)
 
 
@@ -92,6 +103,8 @@ def run(values: int, rounds: int, only: frozenset[str], say: Callable[[str], Non
             else:
                 wire, extra = figures.wire[-1] / 1e6, figures.extra[-1]
                 say(f"round {number}: {one.title}: {figures.seconds[-1]:.3f} s, {wire:.0f} MB, memory +{extra:.2f}")
+                for title, seconds in parts_of(asdict(figures)).items():
+                    say(f"  {title:<30} {seconds[-1]:.3f} s")
     return contest
 
 
@@ -101,44 +114,80 @@ def _one_round(one: Contestant, values: int, figures: Figures) -> None:
         worker = str(_WORKERS / f"with_{one.environment}.py")
         with pair([[python, worker, str(rank), one.what] for rank in (0, 1)]) as nodes:
             nodes.ask("prepare", _PREPARE_SECONDS, values=values)
-            before = _memory(nodes)
-            addresses = [answer["address"] for answer in nodes.ask("listen", _CONNECT_SECONDS)]
-            nodes.ask("connect", _CONNECT_SECONDS, addresses=addresses)
+            before = [probe.memory(party.pid) for party in nodes.parties]
+            _connect(nodes)
             _measure(nodes, one, values, before, figures)
         return
-    with tempfile.TemporaryDirectory(prefix="nolocod-bench-") as folder:
-        folders = [Path(folder) / f"node-{rank}" for rank in (0, 1)]
-        found(Options(parameters=values, codec=one.what), folders)
-        with pair([node_command(rank, path) for rank, path in enumerate(folders)]) as nodes:
-            nodes.ask("prepare", _PREPARE_SECONDS, training=False)
-            connect(nodes)
-            _measure(nodes, one, values, None, figures)
+    with (
+        tempfile.TemporaryDirectory(prefix="nolocod-bench-") as name,
+        pair(exchange_run.found(Path(name), values, one.what)) as nodes,
+    ):
+        nodes.ask("prepare", _PREPARE_SECONDS)
+        _connect(nodes)
+        _measure(nodes, one, values, None, figures)
+
+
+def _connect(nodes: Pair) -> None:
+    """Make the two known to each other."""
+    addresses = [answer["address"] for answer in nodes.ask("listen", _CONNECT_SECONDS)]
+    nodes.ask("connect", _CONNECT_SECONDS, addresses=addresses)
 
 
 def _measure(nodes: Pair, one: Contestant, values: int, before: list[int] | None, figures: Figures) -> None:
     for _ in range(one.warm_ups):
+        _arm(nodes)
         _go(nodes)
-    carried = nodes.carried()
+    _arm(nodes)
+    carried, used = nodes.carried(), _cpu(nodes)
     answers = _go(nodes)
     carried = nodes.carried() - carried
-    extra = extra_memory(nodes, before)
+    cpu = {kind: seconds - used.get(kind, 0.0) for kind, seconds in _cpu(nodes).items()}
+    extra = _extra_memory(nodes, before)
     began = min(answer["began"] for answer in answers)
-    last = max(answer["ended"] for answer in answers) - began
-    if "verified" in answers[0]:
-        figures.step.append(last)
-        last = max(answer["verified"] for answer in answers) - began
-    figures.seconds.append(last)
+    seconds = {end: max(answer[end] for answer in answers) - began for end in PARTS if end in answers[0]}
+    if not one.environment:
+        figures.step.append(seconds["ended"])
+        for found, of_this in ((figures.parts, seconds), (figures.cpu, cpu)):
+            for name, value in of_this.items():
+                found.setdefault(name, []).append(value)
+    figures.seconds.append(seconds.get("verified", seconds["ended"]))
     figures.wire.append(carried)
     figures.extra.append(max(extra) / (4 * values))
 
 
-def _go(nodes: Pair) -> list[dict[str, Any]]:
+def _arm(nodes: Pair) -> None:
     nodes.ask("arm", _CONNECT_SECONDS)
+
+
+def _go(nodes: Pair) -> list[dict[str, Any]]:
     answers = nodes.ask("go", _GO_SECONDS)
     if not all(answer["right"] for answer in answers):
         raise BenchError("the exchange ended without an error, and with wrong values.")
     return answers
 
 
-def _memory(nodes: Pair) -> list[int]:
-    return [probe.memory(party.pid) for party in nodes.parties]
+def _extra_memory(nodes: Pair, before: list[int] | None) -> list[int]:
+    """Exchange once more; by how many bytes each node's memory was at most above `before`.
+
+    Without it: what it was just before, the boxes not counted, which keep the memory of the exchange before.
+    """
+    _arm(nodes)
+    if before is None:
+        before = [probe.memory(party.pid) - probe.boxes(party.pid) for party in nodes.parties]
+    with probe.watched(nodes.parties[0].pid) as first, probe.watched(nodes.parties[1].pid) as second:
+        _go(nodes)
+    return [peak.highest - was for peak, was in zip((first, second), before, strict=True)]
+
+
+def _cpu(nodes: Pair) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for party in nodes.parties:
+        for kind, seconds in probe.cpu(party.pid).items():
+            total[kind] = total.get(kind, 0.0) + seconds
+    return total
+
+
+def parts_of(figures: dict[str, Any]) -> dict[str, list[float]]:
+    """The parts of our outer step and what they took of the processor, by title; empty for a neighbour."""
+    parts = {title: figures["parts"][end] for end, title in PARTS.items() if end in figures.get("parts", ())}
+    return parts | {f"processor, both {kind}s": seconds for kind, seconds in sorted(figures.get("cpu", {}).items())}

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from nolocod.studies.benchmarks.base import spread
-from tests.bench.contest import CONTESTANTS
+from tests.bench.contest import CONTESTANTS, parts_of
 
 Table = dict[str, Any]
 
@@ -75,7 +75,7 @@ def to_markdown(table: Table) -> str:
     """The whole page."""
     parts = [HEAD, _machine(table["machine"])]
     if "exchange" in table:
-        parts += [_exchange(table["exchange"]), _goals(table["exchange"])]
+        parts += [_exchange(table["exchange"]), _goals(table["exchange"]), *_parts(table["exchange"])]
     for name, title, command in (
         ("transport", "One stream, in bulk", "python -m tests.bench transport"),
         ("relay", "Through a relay", "python -m tests.bench relay"),
@@ -117,6 +117,19 @@ def _exchange(contest: Table) -> str:
         wire, extra = statistics.median(figures["wire"]) / 1e6, spread(figures["extra"], digits=2)
         lines.append(f"| {one.title} | {seconds}{failed} | {wire:.1f} | {extra} |")
     return "\n".join(lines) + "\n"
+
+
+def _parts(contest: Table) -> list[str]:
+    """Of our outer steps: seconds since both nodes were told to begin."""
+    ours = [(one.title, parts_of(contest["figures"].get(one.name, {}))) for one in CONTESTANTS]
+    measured = {title: parts for title, parts in ours if parts}
+    if not measured:
+        return []
+    rows = dict.fromkeys(name for parts in measured.values() for name in parts)
+    lines = ["| seconds since the start, until | " + " | ".join(measured) + " |", "|---" * (1 + len(measured)) + "|"]
+    for row in rows:
+        lines.append(f"| {row} | " + " | ".join(spread(parts[row]) for parts in measured.values()) + " |")
+    return ["\n".join(lines) + "\n"]
 
 
 def _cell(text: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nolocod.studies.benchmarks.base import spread
-from nolocod.studies.benchmarks.parties import Pair, pair, python
+from tests.bench.parties import Pair, pair, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,9 +19,9 @@ import msgspec
 
 from nolocod.run import presets
 from nolocod.studies.benchmarks.base import Options, spread
-from nolocod.studies.benchmarks.parties import enter, python, started
 from nolocod.studies.benchmarks.training import INNER_STEPS, Cores, bound_to, parameters_of, run_of
 from tests.bench import wan
+from tests.bench.parties import enter, python, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable

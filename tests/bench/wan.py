@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.studies.benchmarks.base import BenchError, spread
-from nolocod.studies.benchmarks.parties import Pair, enter, private_network, started
 from tests.bench import venvs
+from tests.bench.parties import Pair, enter, private_network, started
 from tests.bench.transport import connect, end_command, rate
 
 if TYPE_CHECKING:

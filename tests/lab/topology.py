@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nolocod.studies.benchmarks.base import BenchError
-from nolocod.studies.benchmarks.parties import enter, private_network
+from tests.bench.parties import enter, private_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError
 
@@ -22,23 +22,12 @@ class BenchError(LocalError):
 
 @dataclass(frozen=True)
 class Options:
-    """`seconds` of each measurement; `parameters` and `codec` of what is exchanged."""
+    """`seconds` of each measurement; `codec` of what is exchanged."""
 
     model: str = "small"
     seconds: float = 10.0
     pairs: int = 5
-    parameters: int = 10_000_000
     codec: str = "float32"
-    training: bool = False
-    """Inner steps go on during what is measured."""
-
-
-class Result(Protocol):
-    """What every measurement gives."""
-
-    def to_text(self) -> str: ...
-
-    def to_json(self) -> str: ...
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

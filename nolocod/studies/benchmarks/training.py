@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
+from nolocod.errors import UsageError
 from nolocod.run import presets
 from nolocod.run.manifest import CODEC_BYTES
 from nolocod.studies import daemons
 from nolocod.studies.benchmarks.base import BenchError, spread
-from nolocod.studies.benchmarks.parties import python
 from nolocod.studies.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
 
 
 def run_of(options: Options) -> Manifest:
+    if options.codec not in CODEC_BYTES:
+        raise UsageError(f"--codec {options.codec!r} is none of {', '.join(CODEC_BYTES)}.")
     model = presets.model(options.model, Path())
     run = presets.local_run(model, rounds=0, inner_steps=INNER_STEPS, seed=0, own_text=False)
     return msgspec.structs.replace(
@@ -149,7 +152,8 @@ def _bare(run: Manifest, cores: Cores, folder: Path, seconds: float, expected: f
     run_file = folder / "bare.toml"
     run_file.write_text(presets.to_toml(run), encoding="utf-8")
     steps = max(10, round(expected * seconds / run.inner.tokens_per_step))
-    command = python("nolocod.studies.benchmarks.bare_loop", str(run_file), "--steps", str(steps), "--threads", "1")
+    loop = "nolocod.studies.benchmarks.bare_loop"
+    command = [sys.executable, "-m", loop, str(run_file), "--steps", str(steps), "--threads", "1"]
     with bound_to(cores.own if cores.pinned else None):
         done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS + 4 * seconds, check=False)
     if done.returncode != 0:

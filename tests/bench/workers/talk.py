@@ -1,4 +1,4 @@
-"""A worker's end of the lines of JSON (see nolocod/studies/benchmarks/parties.py).
+"""A worker's end of the lines of JSON (see tests/bench/parties.py).
 
 The rule: runs in a neighbour's environment, so nothing but the standard library is imported here; whatever a
 library prints goes to standard error, so that it cannot be taken for an answer.

@@ -1,8 +1,8 @@
-"""One node of `nolocod bench exchange`: the network process and the trainer of a daemon, without its mesh.
+"""Our node of the contest: the network process and the trainer of a daemon, without its mesh.
 
 The rule: everything between the snapshot and the new weights is the product's own: host, ExchangeService, receipts
 on disk, trainer process, shared memory. Only who meets whom, and when, is told from outside.
-Started as `python -m nolocod.studies.benchmarks.exchange_node RANK FOLDER`; rank 0 offers.
+Started as `python -m tests.bench.exchange_node RANK FOLDER`; rank 0 offers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.paths import DataDir
 from nolocod.proto.types import Accept, Description, Ended, Offer, Subject
 from nolocod.run.manifest import stored_manifest
-from nolocod.studies.benchmarks import talk
 from nolocod.studies.benchmarks.base import BenchError
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 from nolocod.units import Address
+from tests.bench import talk
 
 if TYPE_CHECKING:
     from nolocod.observe.events import Event
@@ -79,7 +79,7 @@ class _Reception:
 
 
 class Node:
-    """Serves the requests of exchange.py."""
+    """Serves the requests of contest.py."""
 
     def __init__(self, rank: int, folder: Path, trainer: TrainerProcess, host: Host) -> None:
         self._rank = rank
@@ -87,14 +87,13 @@ class Node:
         self._trainer = trainer
         self._host = host
         self._reception = _Reception(trainer)
-        self._training = False
 
-    async def prepare(self, training: bool) -> dict[str, Any]:
+    async def prepare(self) -> dict[str, Any]:
         """Load the run of the folder, and train one phase."""
         sealed = stored_manifest(self._paths)
         if sealed is None:
             raise BenchError("the folder holds no manifest.")
-        self._sealed, self._training = sealed, training
+        self._sealed = sealed
         self._identity = load_or_create(self._paths.identity)
         setup = Setup(
             manifest=sealed.to_bytes(),
@@ -105,15 +104,14 @@ class Node:
             checkpoints=self._paths.checkpoints,
             cache=self._paths.root.parent / "cache",
         )
-        loaded = await self._trainer.load(setup)
+        await self._trainer.load(setup)
         await self._one_phase()
-        return {"parameters": loaded.parameters}
+        return {}
 
     async def _one_phase(self) -> None:
         await self._trainer.train()
         await self._trainer.wait_boundary()
-        if not self._training:
-            await self._trainer.pause()
+        await self._trainer.pause()
 
     async def listen(self) -> dict[str, Any]:
         return {"address": self._host.addresses[0]}
@@ -131,8 +129,7 @@ class Node:
 
     async def arm(self) -> dict[str, Any]:
         """Train one phase, so that there is something to exchange."""
-        if not self._training:
-            await self._one_phase()
+        await self._one_phase()
         self._reception.next()
         return {}
 
