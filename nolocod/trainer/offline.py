@@ -6,7 +6,6 @@ checkpoint, the same that a newcomer is given. Functions that compare replicas u
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - kept beside the other names that signatures use
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +27,7 @@ from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Tensor
 

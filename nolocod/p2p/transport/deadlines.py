@@ -37,7 +37,7 @@ async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], A
     """
     failures: list[NolocodError] = []
 
-    async def guard(scope: trio.CancelScope, part: Callable[[], Awaitable[None]]) -> None:
+    async def run(scope: trio.CancelScope, part: Callable[[], Awaitable[None]]) -> None:
         try:
             await part()
         except NolocodError as error:
@@ -48,6 +48,6 @@ async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], A
 
     async with trio.open_nursery() as nursery:
         for part in (main, *helpers):
-            nursery.start_soon(guard, nursery.cancel_scope, part)
+            nursery.start_soon(run, nursery.cancel_scope, part)
     if failures:
         raise failures[0]
