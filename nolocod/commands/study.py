@@ -25,22 +25,32 @@ _INTO = "Name the folder of the page with --into."
 
 def add_to(commands: Commands) -> None:
     """testnet, lab, bench."""
-    testnet = commands.add("testnet", _testnet, "Train on a local testnet of real daemons, and show it.")
-    testnet.add_argument("--nodes", type=int, default=4)
-    testnet.add_argument("--outer-steps", type=int, default=40, metavar="N")
-    testnet.add_argument("--data", type=Path, metavar="PATH", help="text files or a folder (the standard library's sources)")
-    testnet.add_argument("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json")
+    testnet = commands.add("testnet", _testnet, "Train on a testnet of real daemons on this machine, and show it.")
+    testnet.add_argument("--nodes", type=int, default=4, metavar="N", help="how many nodes (%(default)s)")
+    testnet.add_argument("--outer-steps", type=int, default=40, metavar="N", help="outer steps per node (%(default)s)")
+    testnet.add_argument(
+        "--data", type=Path, metavar="PATH", help="training text, a file or a folder (the standard library's sources)"
+    )
+    testnet.add_argument(
+        "--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json (%(default)s)"
+    )
     testnet.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
-    testnet.add_argument("--seed", type=int, default=0)
-    testnet.add_argument("--log-format", default="human", choices=["human", "json"], help="of the nodes' logs")
-    testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary for programs")
-    lab = commands.add("lab", _lab, "Evidence: train by several methods in one process, and compare.")
+    testnet.add_argument("--seed", type=int, default=0, metavar="N", help="makes the initial weights (%(default)s)")
+    testnet.add_argument(
+        "--log-format", default="human", choices=["human", "json"], help="the format of the nodes' logs (%(default)s)"
+    )
+    testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary to this file, as JSON")
+    lab = commands.add(
+        "lab", _lab, "Train with several methods in one process, and compare them: how docs/evidence.md is made."
+    )
     lab.add_argument("what", choices=[*_STUDIES])
-    lab.add_argument("--reduced", action="store_true", help="minutes instead of hours: a smaller model, fewer of everything")
-    lab.add_argument("--gpu", action="store_true", help="of compare: 10 M parameters on this machine's GPU instead")
-    lab.add_argument("--workers", type=int, default=0, metavar="N", help="trials at once, each on one thread (0: one a core)")
-    lab.add_argument("--kept", type=Path, metavar="FILE", help="results, done only once (in docs/)")
-    lab.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    lab.add_argument("--reduced", action="store_true", help="take minutes instead of hours: a smaller model, fewer trials")
+    lab.add_argument("--gpu", action="store_true", help="with compare: 10 M parameters on this machine's GPU")
+    lab.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="trials at the same time, each on one thread (0: one per core)"
+    )
+    lab.add_argument("--kept", type=Path, metavar="FILE", help="keep results in this file; no trial runs twice (in docs/)")
+    lab.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     lab.add_argument("--into", type=Path, metavar="DIR", help="bring tables and figures of the page there up to date (docs)")
     _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
 
