@@ -1,6 +1,6 @@
 #!/bin/sh
-# Spoils the node that lives in its namespaces, one fault after the other, and says what it does. EVERY and LASTS: seconds.
-# A fault strikes a node that has trained for EVERY seconds.
+# Injects one fault after the other into the node in its namespaces, and says which. EVERY and LASTS are seconds.
+# A fault comes when the node has trained for EVERY seconds.
 set -eu
 trap 'mend; exit 0' TERM INT
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The entry of the testnet's nodes.
 #
-#   node.sh found   the first node: founds the run on its first start, and leaves its address where the others read it
+#   node.sh found   the first node: creates the run on its first start, and writes its address where the others read it
 #   node.sh join    any other node
 set -eu
 address=/rendezvous/address
