@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
@@ -48,6 +49,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BOB = PeerId("12D3KooWxyzabcd1234")
+JSON_EVENTS = """
+started: peer_id run_id run_name addresses http
+state_changed: state waiting_for
+weights_loaded: round source
+inner_steps: steps tokens loss learning_rate seconds
+evaluated: round loss seconds
+exchange_started: partner initiator
+exchange_ended: partner session initiator outcome sent received seconds error reason
+doubt_settled: partner session committed
+outer_step: round kind partner inner_steps spread seconds weight
+peer_judged: peer_id reputation why
+peer_banned: peer_id seconds why
+checkpointed: round size seconds
+peer_seen: peer_id round tokens loss state nat
+peer_lost: peer_id reason
+peer_connected: peer_id reach
+peer_disconnected: peer_id
+reach_found: kind why addresses
+relay_held: relay seconds
+relay_lost: relay reason
+punched: peer_id succeeded seconds reason
+relaying: reservations open circuits bytes
+partition_healed: peer_id members
+weights_served: peer_id size seconds whole
+weights_fetched: donor round size seconds
+paused: reason why seconds
+resumed:
+troubled: code message
+"""
+"""What readers of the JSON log rely on: `event`, and the names of its `fields`. The other events are not logged."""
 
 
 class Clock:
@@ -370,3 +401,10 @@ def test_a_debug_log_in_json_has_tracebacks(log: Log) -> None:
     except ValueError:
         logging.getLogger("nolocod").exception("it failed")
     assert log.objects[0]["traceback"].endswith("ValueError: why")
+
+
+def test_the_json_logs_names_stay() -> None:
+    logged = {line.partition(":")[0]: line.partition(":")[2].split() for line in JSON_EVENTS.split("\n") if line}
+    names = {re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in Event.__subclasses__()}
+    assert logged == {name: [field.name for field in dataclasses.fields(names[name])] for name in logged if name in names}
+    assert names.keys() - logged.keys() == {"allowed", "traffic", "host_checked"}
