@@ -68,7 +68,7 @@ class TokenBuckets:
 
 
 class Windows:
-    """What happened in the last `span` seconds, by name: at most `most` of one name, and `_KEPT` in all."""
+    """What happened in the last `span` seconds, by name: at most `most` of each of `_KEPT` names."""
 
     def __init__(self, most: int, span: float) -> None:
         self._most = most
@@ -78,7 +78,8 @@ class Windows:
     def full(self, name: str, now: float) -> bool:
         while self._taken and self._taken[0][0] <= now - self._span:
             self._taken.popleft()
-        return len(self._taken) >= _KEPT or sum(other == name for _, other in self._taken) >= self._most
+        counts = Counter(other for _, other in self._taken)
+        return counts[name] >= self._most or (name not in counts and len(counts) >= _KEPT)
 
     def take(self, name: str, now: float) -> bool:
         """Count one more; False if there is no room for it."""

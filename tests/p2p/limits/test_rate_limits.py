@@ -61,11 +61,12 @@ def test_in_any_span_a_window_has_so_many_and_no_more(gaps: list[float]) -> None
             assert len(recent) < 4
 
 
-def test_windows_remember_so_much_and_then_are_full_for_all() -> None:
-    windows = Windows(4, 60.0)
+def test_windows_have_room_for_so_many_names_however_often_each_came() -> None:
+    windows = Windows(2, 60.0)
     for number in range(rate_limits._KEPT):
         assert windows.take(str(number), 0.0)
     assert windows.full("one more", 59.0)
+    assert windows.take("7", 59.0), "those that are known still have theirs"
     assert not windows.full("one more", 60.0)
 
 

@@ -18,13 +18,14 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
+from nolocod import __version__
 from nolocod.errors import PeerUnavailableError, PortTakenError, ProtocolError, RefusedError, RemoteError, UsageError
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerConnected
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.transport import dialer
-from nolocod.p2p.transport.delimited import send_message
+from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.identify import IDENTIFY
 from nolocod.p2p.transport.libp2p_stream import LibStream
 from nolocod.p2p.transport.listen_addresses import claim
@@ -232,6 +233,8 @@ async def test_identify_tells_what_a_peer_is() -> None:
         assert known.listen == bob.announced
         assert known.observed == ann.announced[0]
         assert {ECHO, IDENTIFY} <= known.protocols
+        message = await receive_message(await ann.open_stream(bob.own, IDENTIFY), Identify, 1 << 16)
+        assert message.agent_version == f"nolocod/{__version__}"
 
 
 async def test_libp2p_as_it_is_shipped_understands_who_we_are_and_is_understood() -> None:
