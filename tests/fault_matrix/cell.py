@@ -6,6 +6,7 @@ are then left alone until they have taken another step together. What must hold 
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from nolocod.studies.sim.replica import OuterSettings
 from nolocod.studies.sim.scenarios import Plan, Scenario
 from nolocod.studies.sim.swarm import Swarm
 from tests.fault_matrix.node import NodeUnderTest
+from tests.support.faulty_network import FaultyNetwork
 from tests.support.state_changes import side_of, state_changes
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nolocod.proto.snapshot_states import Service
-    from nolocod.studies.sim.network import End
     from tests.fault_matrix.faults import Case
+    from tests.support.faulty_network import FaultyEnd
 
 LIMITS = Limits(chunk_bytes=16, chunks_per_request=3)
 SCENARIO = Scenario(outer=OuterSettings(inner_steps=20, step_seconds=1.0), staleness=50)
@@ -67,8 +69,8 @@ class Cell:
         self.restarted = trio.Event()
         self.session = ""
         """The exchange that was struck."""
-        self._stream: End | None = None
-        self._waiting: list[tuple[str, Callable[[End], None]]] = []
+        self._stream: FaultyEnd | None = None
+        self._waiting: list[tuple[str, Callable[[FaultyEnd], None]]] = []
 
     @property
     def own(self) -> NodeUnderTest:
@@ -145,24 +147,23 @@ class Cell:
             self.session = machine.session.hex()
         self.over_at = trio.current_time() + self.case.strike(self)
 
-    def dialled(self, near: End) -> None:
+    def dialled(self, near: FaultyEnd) -> None:
         """A new stream: faults that wait for one are hung into it."""
         if not self.armed or near.protocol != self.protocol:
             return
         self._stream = near
-        near.record, near.peer_end.record = bytearray(), bytearray()
         for side, hang in self._waiting:
             hang(self._end(near, side))
         self._waiting.clear()
 
-    def on_stream(self, side: str, hang: Callable[[End], None]) -> None:
+    def on_stream(self, side: str, hang: Callable[[FaultyEnd], None]) -> None:
         """Call `hang` with the end that `side` ("own" or "other") writes to, now or once there is one."""
         if self._stream is None:
             self._waiting.append((side, hang))
         else:
             hang(self._end(self._stream, side))
 
-    def _end(self, near: End, side: str) -> End:
+    def _end(self, near: FaultyEnd, side: str) -> FaultyEnd:
         mine, other = (near, near.peer_end) if near.peer_end.remote == self.own.peer_id else (near.peer_end, near)
         return mine if side == "own" else other
 
@@ -185,14 +186,14 @@ class Cell:
         if self._stream is not None:
             self.swarm.nursery.start_soon(self._say_again, delay, self._end(self._stream, "own"))
 
-    async def _say_again(self, delay: float, end: End) -> None:
+    async def _say_again(self, delay: float, end: FaultyEnd) -> None:
         await trio.sleep(delay)
         try:
             stream = await self.swarm.network.dial(self.own.port)(end.remote, self.protocol)
         except RemoteError:
             return  # it serves nothing of the kind
         with suppress(RemoteError):  # whoever hears it may say no
-            await stream.write(bytes(end.record or b""))
+            await stream.write(bytes(end.record))
             await trio.sleep(QUIET / 2)
         await stream.reset()
 
@@ -205,7 +206,7 @@ def run_cell(make: Callable[[Swarm], Cell], seed: int) -> Verdict:
             swarm = Swarm(Plan("faults", nodes=2, rounds=0, seed=seed, cheap=True), SCENARIO, nursery, Journal())
             swarm.limits = LIMITS
             cell = make(swarm)
-            swarm.network.dialled = cell.dialled
+            swarm.network = FaultyNetwork(SCENARIO.line, random.Random(f"{seed} network"), cell.dialled)
             with swarm.signing.checked(), state_changes(cell.entered):
                 verdict = await cell.run()
                 nursery.cancel_scope.cancel()

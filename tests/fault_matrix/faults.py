@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nolocod.studies.sim.network import Fault
+from tests.support.faulty_network import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.studies.sim.network import Kind
     from tests.fault_matrix.cell import Cell
+    from tests.support.faulty_network import Kind
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _break(cell: Cell) -> float:
 
 
 def _stream_fault(kind: Kind, side: str, after: int, seconds: float, cell: Cell) -> float:
-    cell.on_stream(side, lambda end: end.faults.append(Fault(kind, end.written + after, seconds)))
+    cell.on_stream(side, lambda end: end.faults.append(Fault(kind, len(end.record) + after, seconds)))
     return seconds
 
 

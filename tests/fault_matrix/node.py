@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import DiskFullError, LostStepsError, RejectedTensorError
+from nolocod.errors import DataDirError, DiskFullError, LocalError, LostStepsError, RejectedTensorError
 from nolocod.observe.events import DoubtSettled, Event, ExchangeEnded, OuterStep, Troubled
 from nolocod.p2p.exchange.receipts import sessions_since
-from nolocod.proto.types import Busy
-from nolocod.studies.sim.node import SimNode, T, Ts
+from nolocod.p2p.transport.stream import EXCHANGE
+from nolocod.proto.types import Busy, Ended
+from nolocod.studies.sim.clock import past
+from nolocod.studies.sim.node import SimNode, SimReceipts, T, Ts
 from nolocod.studies.sim.replica import SimReplica, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from nolocod.proto.types import Answer, Inspection, Offer
+    from nolocod.identity import PeerId
+    from nolocod.p2p.transport.stream import Handler, Stream
+    from nolocod.proto.receipt import Receipt
+    from nolocod.proto.types import Answer, Applied, Description, Inspection, LocalSide, Offer, Standing, Subject
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.swarm import Swarm
 
@@ -34,19 +39,43 @@ _WRITING = ("_store", "_finish")
 class Disk:
     """What of a node survives its process."""
 
-    receipts: dict[bytes, object] = field(default_factory=dict)
+    receipts: dict[bytes, Receipt] = field(default_factory=dict)
     weights: State | None = None
     round: int = 0
     tokens: int = 0
 
 
+class Receipts(SimReceipts):
+    """Those on a disk, which can be full."""
+
+    def __init__(self, kept: dict[bytes, Receipt]) -> None:
+        self.kept = kept
+        self.full = False
+
+    def add(self, receipt: Receipt) -> None:
+        if self.full:
+            raise DiskFullError("the simulated disk is full.")
+        super().add(receipt)
+
+
 class RejectingReplica(SimReplica):
-    """Rejects the next message if told to."""
+    """Rejects the next message if told to; and its network process can stand still, which hears no answer then."""
 
     reject_once = False
+    unheard_until = 0.0
+
+    async def capture(self, subject: Subject) -> Description:
+        description = await super().capture(subject)
+        await past(self.unheard_until)
+        return description
+
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+        await past(self.unheard_until)
+        return await super().apply(partner_round, skipped)
 
     async def inspect(self, *, probation: bool) -> Inspection:
         inspection = await super().inspect(probation=probation)
+        await past(self.unheard_until)
         if self.reject_once:
             self.reject_once = False
             raise RejectedTensorError("told to reject it.")
@@ -57,9 +86,13 @@ class NodeUnderTest(SimNode):
     """Keeps account of what its exchanges came to, by session."""
 
     replica: RejectingReplica
+    clock_ahead = 0.0
+    """Seconds by which its time of day is wrong."""
 
     def __init__(self, swarm: Swarm, number: int, port: Port, replica: RejectingReplica, disk: Disk, life: int) -> None:
-        super().__init__(swarm, number, port, replica, goal=0, life=life)
+        self.receipts: Receipts
+        super().__init__(swarm, number, port, replica, goal=0, life=life, receipts=Receipts(disk.receipts))
+        port.handlers[EXCHANGE] = self.outliving(self.exchange_service.handle)
         self._swarm = swarm
         self.disk = disk
         self.life = life
@@ -75,7 +108,6 @@ class NodeUnderTest(SimNode):
         self.steps: dict[str, bytes] = {}
         """Our message of each exchange that was applied."""
         self.troubles: list[str] = []
-        self.receipts.kept = disk.receipts
 
     @classmethod
     def first(cls, swarm: Swarm, speed: float) -> NodeUnderTest:
@@ -139,7 +171,30 @@ class NodeUnderTest(SimNode):
     async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         if self.receipts.full and getattr(work, "__name__", "") in _WRITING:
             raise DiskFullError("the simulated disk is full.")
+        await past(self.port.frozen_until)
         return await super().aside(work, *arguments)
+
+    def outliving(self, handle: Handler) -> Handler:
+        """As daemon.Node: a failure of our own is told, and costs the stream."""
+
+        async def told(stream: Stream) -> None:
+            try:
+                await handle(stream)
+            except LocalError as error:
+                self.emit(Troubled(error.code, error.cause))
+                await stream.reset()
+
+        return told
+
+    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+        try:
+            return await super().offer(partner, standing, subject, local_side)
+        except (DiskFullError, DataDirError) as error:  # as node.peers.Peers
+            self.emit(Troubled(error.code, error.cause))
+            return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
+
+    def wall(self) -> float:
+        return super().wall() + self.clock_ahead
 
     # --- what it tells ----------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nolocod.errors import PeerUnavailableError
-from nolocod.studies.sim.network import Fault, LineModel, Network
+from nolocod.studies.sim.network import LineModel
+from tests.support.faulty_network import Fault, FaultyNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.p2p.transport.stream import Dial, Handler, Stream
-    from nolocod.studies.sim.network import End, Port
+    from nolocod.studies.sim.network import Port
+    from tests.support.faulty_network import FaultyEnd
 
 
 @dataclass
@@ -35,17 +37,16 @@ class Cut:
 class Line:
     """Both ends of one stream."""
 
-    def __init__(self, near: End) -> None:
+    def __init__(self, near: FaultyEnd) -> None:
         self.ends = {"out": near, "in": near.peer_end}
-        near.record, near.peer_end.record = bytearray(), bytearray()
 
     @property
     def sent(self) -> dict[str, int]:
-        return {direction: end.written for direction, end in self.ends.items()}
+        return {direction: len(end.record) for direction, end in self.ends.items()}
 
     @property
     def log(self) -> dict[str, bytearray]:
-        return {direction: end.record or bytearray() for direction, end in self.ends.items()}
+        return {direction: end.record for direction, end in self.ends.items()}
 
 
 @dataclass
@@ -61,8 +62,8 @@ class Net:
     caught: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._network = Network(LineModel(latency=0.0, up=math.inf, down=math.inf), random.Random(0))
-        self._network.dialled = self._dialled
+        line = LineModel(latency=0.0, up=math.inf, down=math.inf)
+        self._network = FaultyNetwork(line, random.Random(0), self._dialled)
 
     def dial(self, own: PeerId) -> Dial:
         async def dial(peer: PeerId, protocol: str) -> Stream:
@@ -91,7 +92,7 @@ class Net:
 
         return caught
 
-    def _dialled(self, near: End) -> None:
+    def _dialled(self, near: FaultyEnd) -> None:
         line = Line(near)
         for cut in self.cuts:
             if cut.stream in (len(self.lines), -1):

@@ -25,20 +25,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Sleeper:
-    """A task that sleeps; None once it is woken or cancelled."""
+class Wakeup:
+    """Wakes the one task that waits for it."""
 
-    __slots__ = ("task",)
+    __slots__ = ("number", "task")
 
-    def __init__(self, task: trio.lowlevel.Task | None) -> None:
-        self.task = task
+    def __init__(self) -> None:
+        self.task: trio.lowlevel.Task | None = None
+        self.number = -1
+        """Of the latest wait."""
 
-    def end(self) -> None:
+    async def wait(self, until: float) -> None:
+        """Until it rings, at most until the time `until`, which is yet to come."""
+        self.task = trio.lowlevel.current_task()
+        vars(trio.lowlevel.current_clock())["sleepers"].add(self, until)
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def wake(self) -> None:
         if self.task is not None:
             trio.lowlevel.reschedule(self.task)
             self.task = None
 
-    def abort(self, _: object) -> trio.lowlevel.Abort:
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
@@ -48,13 +56,17 @@ class _Sleepers:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._waiting: list[tuple[float, int, _Sleeper]] = []
+        self._waiting: list[tuple[float, int, Wakeup]] = []  # those that were woken or cancelled are left for a while
         self._numbers = count()
+
+    def add(self, wakeup: Wakeup, until: float) -> None:
+        wakeup.number = next(self._numbers)
+        heapq.heappush(self._waiting, (until, wakeup.number, wakeup))
 
     def jump(self) -> None:
         """Nobody has anything left to do now."""
         waiting = self._waiting
-        while waiting and waiting[0][2].task is None:
+        while waiting and (waiting[0][2].task is None or waiting[0][2].number != waiting[0][1]):
             heapq.heappop(waiting)
         due = scheduler.GLOBAL_RUN_CONTEXT.runner.deadlines.next_deadline()
         if waiting:
@@ -62,11 +74,9 @@ class _Sleepers:
         if due < math.inf:
             self.now = due
         while waiting and waiting[0][0] <= due:
-            heapq.heappop(waiting)[2].end()
-
-    async def take(self, sleeper: _Sleeper, until: float) -> None:
-        heapq.heappush(self._waiting, (until, next(self._numbers), sleeper))
-        await trio.lowlevel.wait_task_rescheduled(sleeper.abort)
+            _, number, wakeup = heapq.heappop(waiting)
+            if wakeup.number == number:
+                wakeup.wake()
 
 
 def virtual_clock() -> trio.testing.MockClock:
@@ -74,21 +84,6 @@ def virtual_clock() -> trio.testing.MockClock:
     sleepers, clock = _Sleepers(), trio.testing.MockClock(autojump_threshold=0)
     vars(clock).update(sleepers=sleepers, _autojump=sleepers.jump, current_time=lambda: sleepers.now)  # it may not be derived
     return clock
-
-
-class Wakeup:
-    """Wakes the one task that waits for it."""
-
-    def __init__(self) -> None:
-        self._sleeper = _Sleeper(None)
-
-    async def wait(self, until: float) -> None:
-        """Until it rings, at most until the time `until`, which is yet to come."""
-        self._sleeper = _Sleeper(trio.lowlevel.current_task())
-        await vars(trio.lowlevel.current_clock())["sleepers"].take(self._sleeper, until)
-
-    def wake(self) -> None:
-        self._sleeper.end()
 
 
 async def sleep_until(when: float) -> None:
@@ -136,9 +131,3 @@ def _collecting_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-async def at_once(work: Callable[..., T], *arguments: object) -> T:
-    """wire.Aside without a thread: the virtual clock does not wait for one."""
-    await trio.lowlevel.checkpoint()
-    return work(*arguments)

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Event
 
 
-_AT_ONCE = 1000
-
-
 class Journal:
     """Takes events in; writes them to `file` if there is one."""
 
@@ -26,24 +23,15 @@ class Journal:
         self._file = file
         self._digest = blake3.blake3()
         self._encode = msgspec.json.Encoder().encode
-        self._pending: list[bytes] = []
 
     def note(self, now: float, node: int, event: Event) -> None:
         """`event` happened at node number `node`, `now` seconds after the beginning."""
         line = b'{"t":%.6f,"node":%d,"event":"%s","is":%s}\n' % (now, node, type(event).__name__.encode(), self._encode(event))
         self.lines += 1
-        self._pending.append(line)
-        if len(self._pending) >= _AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        lines = b"".join(self._pending)
-        self._pending.clear()
-        self._digest.update(lines)
+        self._digest.update(line)
         if self._file is not None:
-            self._file.write(lines)
+            self._file.write(line)
 
     @property
     def digest(self) -> str:
-        self._flush()
         return self._digest.hexdigest()

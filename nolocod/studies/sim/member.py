@@ -70,8 +70,6 @@ class SimMember:
         self.identity = world.signing.identity(number)
         self.peer_id: PeerId = self.identity.peer_id
         self.state = "training"
-        self.clock_ahead = 0.0
-        """Seconds by which this node's time of day is wrong."""
         self.connected: dict[PeerId, None] = {}
         self.table = Membership(self.peer_id, world.run_id, world.scenario.timing)
         self._rng = random.Random(f"{world.plan.seed} node {number}" + (f" life {life}" if life else ""))
@@ -93,7 +91,7 @@ class SimMember:
         return Standing(0, 0, 0.0)
 
     def wall(self) -> float:
-        return WALL + trio.current_time() + self.clock_ahead
+        return WALL + trio.current_time()
 
     def emit(self, event: Event) -> None:
         """As the daemon's: told to the log and to the oracle."""

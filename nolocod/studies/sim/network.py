@@ -1,4 +1,4 @@
-"""The network between simulated nodes: streams (p2p.transport.stream.Stream) with latency, bandwidth, loss, and faults by hand.
+"""The network between simulated nodes: streams (p2p.transport.stream.Stream) with latency, bandwidth and loss.
 
 The rule: a stream behaves as one over TCP does. Bytes arrive in order or not at all; what was sent before an end or a
 reset still arrives, unless the line itself is cut; a lost segment costs a retransmission timeout, not a byte. Times in
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -62,23 +62,6 @@ class LineModel:
         return way
 
 
-Kind = Literal["cut", "silence", "delay", "flip", "repeat"]
-
-
-@dataclass
-class Fault:
-    """What befalls the bytes of a stream from the `at`-th on that one side writes. Happens once.
-
-    cut: the connection breaks there, on both sides. silence: nothing more arrives, though writes go through. delay: what
-    follows is `seconds` late. flip: one bit of the `at`-th byte is another. repeat: the write that holds it arrives twice.
-    """
-
-    kind: Kind
-    at: int
-    seconds: float = 0.0
-    done: bool = False
-
-
 @dataclass
 class Port:
     """A simulated node's place in the network."""
@@ -111,10 +94,6 @@ class End:
         self.protocol = protocol
         self.relayed = relayed
         self.peer_end: End = self
-        self.faults: list[Fault] = []
-        self.written = 0
-        self.record: bytearray | None = None
-        """All that was written from here, where somebody wants to say it again."""
         self._queue: deque[tuple[float, bytes | int]] = deque()  # (when it arrives, bytes or how it ends)
         self._rest = memoryview(b"")
         self._news = Wakeup()
@@ -185,12 +164,9 @@ class End:
         if self._broken or self._closed:
             raise PeerUnavailableError("the stream broke.")
         await trio.lowlevel.checkpoint()
-        if self.record is not None:
-            self.record += data
         now = max(trio.current_time(), self._own.frozen_until)
         sent = self._network.occupy(self._own, self._other, len(data), now, relayed=self.relayed)
-        for piece, late in self._befall(bytes(data)):
-            self._arrive(piece, sent + late)
+        self._arrive(bytes(data), sent)
         self._own.sent += len(data)
         if sent - now > _WINDOW / self._network.line.up:
             with trio.move_on_after(PROGRESS) as scope:
@@ -199,31 +175,6 @@ class End:
                 raise PeerTooSlowError("nothing was taken.")
         if self._broken:
             raise PeerUnavailableError("the stream broke.")
-
-    def _befall(self, data: bytes) -> list[tuple[bytes, float]]:
-        """What of `data` goes on its way, each piece with its delay."""
-        start, late, pieces = self.written, 0.0, 1
-        self.written += len(data)
-        for fault in self.faults:
-            if fault.done or self.written <= fault.at:
-                continue
-            fault.done = True
-            offset = max(0, fault.at - start)
-            match fault.kind:
-                case "cut":
-                    self._arrive(data[:offset], trio.current_time())
-                    self.cut()
-                    return []
-                case "silence":
-                    self._arrive(data[:offset], trio.current_time())
-                    self._deaf = True
-                case "delay":
-                    late += fault.seconds
-                case "flip":
-                    data = data[:offset] + bytes([data[offset] ^ 0x10]) + data[offset + 1 :]
-                case "repeat":
-                    pieces = 2
-        return [] if self._deaf else [(data, late)] * pieces
 
     def _arrive(self, what: bytes | int, sent: float) -> None:
         """Put `what` on its way to the other end."""
@@ -269,11 +220,11 @@ class End:
 class Network:
     """All ports, and the lines between them. `rng` is its own."""
 
+    end_type: type[End] = End
+
     def __init__(self, line: LineModel, rng: random.Random) -> None:
         self.line = line
         self.ports: dict[PeerId, Port] = {}
-        self.dialled: Callable[[End], None] = lambda _end: None
-        """Told every new stream before a byte is written: where faults are hung in, on it and on its `peer_end`."""
         self._rng = rng
         self._punches: dict[tuple[int, int], bool] = {}
 
@@ -324,17 +275,21 @@ class Network:
             await past(other.frozen_until)
             if not self.joined(own, other) or other.spawn is None:
                 raise PeerUnavailableError("nobody answers.")
-            relayed = self.relayed(own, other)
-            near = End(self, own, other, protocol, relayed=relayed)
-            far = End(self, other, own, protocol, relayed=relayed)
-            near.peer_end, far.peer_end = far, near
-            own.ends.add(near)
-            other.ends.add(far)
-            self.dialled(near)
-            other.spawn(self._handle, other, far)
+            near = self.connect(own, other, protocol)
+            other.spawn(self._handle, other, near.peer_end)
             return near
 
         return dial
+
+    def connect(self, own: Port, other: Port, protocol: str) -> End:
+        """A new stream: the end at `own`."""
+        relayed = self.relayed(own, other)
+        near = self.end_type(self, own, other, protocol, relayed=relayed)
+        far = self.end_type(self, other, own, protocol, relayed=relayed)
+        near.peer_end, far.peer_end = far, near
+        own.ends.add(near)
+        other.ends.add(far)
+        return near
 
     async def _handle(self, port: Port, end: End) -> None:
         """A remote error out of a handler costs the peer its stream, as in the daemon."""

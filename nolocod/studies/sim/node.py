@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
-from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerTooSlowError, PeerUnavailableError
-from nolocod.observe.events import Troubled
+from nolocod.errors import PeerTooSlowError, PeerUnavailableError
 from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
@@ -18,8 +17,8 @@ from nolocod.p2p.membership.peer_scoring import Reputation
 from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
-from nolocod.proto.types import Busy, Ended
-from nolocod.studies.sim.clock import at_once, past, sleep
+from nolocod.proto.types import Busy
+from nolocod.studies.sim.clock import sleep
 from nolocod.studies.sim.member import SimMember
 
 if TYPE_CHECKING:
@@ -27,27 +26,27 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.peer_scoring import Conduct
-    from nolocod.p2p.transport.stream import Handler, Stream
+    from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.proto.types import Answer, LocalSide, Member, Offer, Standing, Subject
+    from nolocod.proto.types import Answer, Ended, LocalSide, Member, Offer, Standing, Subject
     from nolocod.studies.sim.member import World
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.replica import SimReplica, State
+
+    Script = dict[int, tuple[PeerId, bool]]
+    """For each round with an exchange the partner, and whether this node offers."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class SimReceipts:
-    """p2p.receipts.ReceiptStore in memory, whose disk can be full."""
+    """p2p.exchange.receipts.ReceiptStore in memory."""
 
     def __init__(self) -> None:
         self.kept: dict[bytes, Receipt] = {}
-        self.full = False
 
     def add(self, receipt: Receipt) -> None:
-        if self.full:
-            raise DiskFullError("the simulated disk is full.")
         self.kept[receipt.session] = receipt
 
     def find(self, session: bytes) -> Receipt | None:
@@ -57,16 +56,16 @@ class SimReceipts:
 class SimNode(SimMember):
     """Number `number` of `world`, that trains until its round is `goal`."""
 
-    def __init__(self, world: World, number: int, port: Port, replica: SimReplica, goal: int, *, life: int = 0) -> None:
+    def __init__(
+        self, world: World, number: int, port: Port, replica: SimReplica, goal: int,
+        *, life: int = 0, receipts: SimReceipts | None = None,
+    ) -> None:  # fmt: skip
         self.replica = replica  # first of all: what a member says of itself comes from it
         super().__init__(world, number, port, life)
         scenario, plan = world.scenario, world.plan
-        self.receipts = SimReceipts()
+        self.receipts = receipts or SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
-        self.scripted = False
-        """Exchange as `script` has it, and with nobody else (recorded.py)."""
-        self.script: dict[int, tuple[PeerId, bool]] = {}
-        """For each round with an exchange the partner, and whether this node offers."""
+        self._script: Script | None = None
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
@@ -75,34 +74,22 @@ class SimNode(SimMember):
         pace = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
         self.loop = OuterLoop(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
         self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
-        port.handlers[EXCHANGE] = self.outliving(self.exchange_service.handle)
+        port.handlers[EXCHANGE] = self.exchange_service.handle
         replica.applied = self._applied
 
     @property
     def standing(self) -> Standing:
         return self.replica.standing
 
-    def follow_script(self) -> None:
-        """At a boundary at which the partner offers, wait for it."""
-        self.scripted = True
-        self.replica.waits = lambda: not self.script.get(self.replica.round, (None, True))[1]
+    def follow(self, script: Script) -> None:
+        """Exchange as `script` has it, and with nobody else. At a boundary at which the partner offers, wait for it."""
+        self._script = script
+        self.replica.waits = lambda: not script.get(self.replica.round, (None, True))[1]
 
     async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """wire.Aside, to which a stopped process does not get."""
-        await past(self.port.frozen_until)
-        return await at_once(work, *arguments)
-
-    def outliving(self, handle: Handler) -> Handler:
-        """As daemon.Node: a failure of our own is told, and costs the stream."""
-
-        async def guarded(stream: Stream) -> None:
-            try:
-                await handle(stream)
-            except LocalError as error:
-                self.emit(Troubled(error.code, error.cause))
-                await stream.reset()
-
-        return guarded
+        """wire.Aside without a thread: the virtual clock does not wait for one."""
+        await trio.lowlevel.checkpoint()
+        return work(*arguments)
 
     @property
     def idle(self) -> bool:
@@ -122,8 +109,8 @@ class SimNode(SimMember):
     # --- outer.loop.Mesh ------------------------------------------------------------------------------------
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
-        if self.scripted:
-            peer, offers = self.script.get(own.round, (None, False))
+        if self._script is not None:
+            peer, offers = self._script.get(own.round, (None, False))
             return peer if offers and peer not in avoid else None
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self.table.suspected(now), *self.reputation.shunned(self.wall())}
@@ -131,11 +118,7 @@ class SimNode(SimMember):
         return choose(self._rng, members, own, self.world.scenario.staleness, shunned, carried)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
-        try:
-            ended = await self.exchange_service.offer(partner, standing, subject, local_side)
-        except (DiskFullError, DataDirError) as error:  # as node.peers.Peers
-            self.emit(Troubled(error.code, error.cause))
-            ended = Ended("aborted", partner, b"", error=error.code, reason=error.cause)
+        ended = await self.exchange_service.offer(partner, standing, subject, local_side)
         self._note(ended)
         return ended
 
@@ -154,7 +137,7 @@ class SimNode(SimMember):
     # --- types.Answerer: rounds answers, and the oracle hears of every snapshot and step -----------------
 
     def decide(self, offer: Offer) -> Answer:
-        if self.scripted and self.script.get(self.replica.round) != (offer.partner, False):
+        if self._script is not None and self._script.get(self.replica.round) != (offer.partner, False):
             return Busy(1.0, "another exchange comes first")
         return self.loop.decide(offer)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.proto.receipt import Receipt
-    from nolocod.studies.sim.node import SimNode
+    from nolocod.studies.sim.node import Script, SimNode
     from nolocod.studies.sim.scenarios import Scenario
     from nolocod.studies.sim.swarm import Swarm
 
@@ -87,12 +87,12 @@ def replay(schedule: Schedule, scenario: Scenario, seed: int, log: IO[bytes] | N
 
     def prepare(swarm: Swarm) -> None:
         nodes.extend(swarm.nodes)
-        for node in nodes:
-            node.follow_script()
+        scripts: list[Script] = [{} for _ in nodes]
         for pair in schedule.pairs:
-            offerer, answerer = nodes[pair.offerer], nodes[pair.answerer]
-            offerer.script[pair.offerer_round] = answerer.peer_id, True
-            answerer.script[pair.answerer_round] = offerer.peer_id, False
+            scripts[pair.offerer][pair.offerer_round] = nodes[pair.answerer].peer_id, True
+            scripts[pair.answerer][pair.answerer_round] = nodes[pair.offerer].peer_id, False
+        for node, script in zip(nodes, scripts, strict=True):
+            node.follow(script)
 
     plan = Plan("replay", schedule.nodes, schedule.rounds, seed)
     report = simulate(plan, replace(scenario, staleness=1 << 30, patience=1e9), log, prepare)

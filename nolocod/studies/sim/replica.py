@@ -17,7 +17,7 @@ import trio
 
 from nolocod.errors import RejectedTensorError
 from nolocod.proto.types import CHUNK_SIZE, Applied, Inspection, Standing, Subject, describe
-from nolocod.studies.sim.clock import past, sleep, sleep_until
+from nolocod.studies.sim.clock import sleep, sleep_until
 
 if TYPE_CHECKING:
     import random
@@ -89,8 +89,6 @@ class SimReplica:
         self.waits: Callable[[], bool] = lambda: False
         """Whether a boundary waits for another node to offer."""
         self.captured: State | None = None
-        self.unheard_until = 0.0
-        """The network process stands still, and hears no answer before that."""
         self._chunk = chunk
         self._rng = rng
         self._began = trio.current_time()  # when the inner steps began that count since the last outer step
@@ -139,9 +137,6 @@ class SimReplica:
         """Begin where `donor` is, as a newcomer does with weights that it fetched."""
         self.restore(State(donor.state.phi, (0.0,) * len(self.phi), donor.state.phi), donor.round, 0)
 
-    async def _heard(self) -> None:
-        await past(self.unheard_until)
-
     # --- outer steps ------------------------------------------------------------------------------------
 
     @property
@@ -158,9 +153,7 @@ class SimReplica:
         self._train()
         self.captured = self.state
         self._captured_steps = self._trained
-        description = self._write(self.captured, subject)
-        await self._heard()
-        return description
+        return self._write(self.captured, subject)
 
     def _write(self, state: State, subject: Subject) -> Description:
         """Our message about `state` into the outbox."""
@@ -176,7 +169,6 @@ class SimReplica:
     async def inspect(self, *, probation: bool) -> Inspection:
         async with self._commands:
             await sleep(self.speed / 4)
-        await self._heard()
         if self.captured is None:
             raise AssertionError("inspected without a capture")
         return self._look(self.captured, probation=probation)
@@ -190,7 +182,6 @@ class SimReplica:
         return Inspection(math.dist(self._message(state), found) / self.outer.gamma)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        await self._heard()
         before = self.captured
         if before is None:
             raise AssertionError("applied without a capture")

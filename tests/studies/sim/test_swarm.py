@@ -24,12 +24,13 @@ from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.studies.sim import recorded
 from nolocod.studies.sim.clock import Wakeup, run, sleep, sleep_until
-from nolocod.studies.sim.network import PROGRESS, End, Fault, LineModel, Network
+from nolocod.studies.sim.network import PROGRESS, End, LineModel, Network
 from nolocod.studies.sim.oracle import Oracle
 from nolocod.studies.sim.replica import OuterSettings, SimReplica, State
 from nolocod.studies.sim.scenarios import SCENARIOS, Plan, paced
 from nolocod.studies.sim.signing import Signing
 from nolocod.studies.sim.swarm import Swarm, simulate
+from tests.support.faulty_network import Fault, FaultyEnd, FaultyNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -235,13 +236,11 @@ def talk(
     """Run both ends of one stream; `faults` befall what the dialer writes."""
 
     async def main() -> Network:
-        network = Network(LineModel(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0))
-        one, two = network.add(_peer("one")), network.add(_peer("two"))
-
-        def hang_in(end: End) -> None:
+        def hang_in(end: FaultyEnd) -> None:
             end.faults = list(faults)
 
-        network.dialled = hang_in
+        network = FaultyNetwork(LineModel(latency=0.1, spread=0.0, up=1e6, down=1e6), random.Random(0), hang_in)
+        one, two = network.add(_peer("one")), network.add(_peer("two"))
         two.handlers[EXCHANGE] = hear
         async with trio.open_nursery() as nursery:
             two.spawn = nursery.start_soon
