@@ -185,16 +185,16 @@ async def run(host: Host, peer: PeerId, address: str, terms: Terms) -> tuple[Fin
         sealed = await fetch_info(host, peer, [address], terms)
         if sealed.manifest.protocol != MAJOR:
             raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
-    except (ManifestError, OtherRunError) as error:
-        other = isinstance(error, OtherRunError) or terms.run_id
-        return fail("D23", f"it is in another run: {error.cause}" if other else error.cause, "", error.code), None
-    except PeerVersionError as error:
-        return fail("D23", error.cause, "Install the release with the same major version.", error.code), None
-    except RefusedError as error:
-        if "does not know the protocol" in error.cause:
+    except (ManifestError, PeerVersionError, RefusedError) as error:
+        text, remedy = error.cause, ""
+        if isinstance(error, OtherRunError) or (isinstance(error, ManifestError) and terms.run_id):
+            text = f"it is in another run: {text}"
+        elif isinstance(error, PeerVersionError):
+            remedy = "Install the release with the same major version."
+        elif "does not know the protocol" in text:
             text = "it is a libp2p node, but not a nolocod node in a run (yet)."
-            return fail("D23", text, "Wait until that node is in its run, or use another one.", error.code), None
-        return fail("D23", error.cause, "", error.code), None
+            remedy = "Wait until that node is in its run, or use another one."
+        return fail("D23", text, remedy, error.code), None
     except (RemoteError, VersionError) as error:
         return failed("D23", error), None
     return ok("D23", f"{sealed.manifest.name} ({sealed.run_id[:12]})."), sealed

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -49,26 +49,22 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
     """Make all checks: D02 before `job` is asked for, and D10 before those that need torch to compute."""
-    torch = _torch(tell)
-    _look(job(), torch is not None, tell)
-
-
-def _look(job: Job, has_torch: bool, tell: Callable[[Line], None]) -> None:
-    manifest = unseal(job.manifest).manifest if job.manifest else None
+    has_torch = _has_torch(tell)
+    asked = job()
+    manifest = unseal(asked.manifest).manifest if asked.manifest else None
     if manifest is None:
         tell(Line(skipped("D10", "no run is known, so no source of text is.")))
     else:
-        _make("D10", tell, lambda: training_data(manifest, job))
+        _make("D10", tell, lambda: training_data(manifest, asked))
     if not has_torch:
         for code in ("D03", "D04"):
             tell(Line(skipped(code, "torch cannot be imported (D02).")))
         return
-    _make("D03", tell, lambda: device(job.device))
+    _make("D03", tell, lambda: device(asked.device))
     if manifest is None:
         tell(Line(skipped("D04", "no run is known, so no model is.")))
         return
-
-    _make("D04", tell, lambda: memory(manifest, job, tell))
+    _make("D04", tell, lambda: memory(manifest, asked, tell))
 
 
 def _make(code: str, tell: Callable[[Line], None], check: Callable[[], Finding]) -> None:
@@ -80,7 +76,8 @@ def _make(code: str, tell: Callable[[Line], None], check: Callable[[], Finding])
         tell(Line(failed(code, TrainerError(f"{type(error).__name__}: {_first_line(error)}", remedy=CHECKS[code].remedy))))
 
 
-def _torch(tell: Callable[[Line], None]) -> Any:  # noqa: ANN401 - a module
+def _has_torch(tell: Callable[[Line], None]) -> bool:
+    """D02."""
     try:
         torch = importlib.import_module("torch")
     except Exception as error:  # noqa: BLE001 - a broken torch raises whatever its parts do
@@ -88,9 +85,9 @@ def _torch(tell: Callable[[Line], None]) -> Any:  # noqa: ANN401 - a module
             f"torch cannot be imported ({type(error).__name__}: {_first_line(error)}).", remedy=CHECKS["D02"].remedy
         )
         tell(Line(failed("D02", cause)))
-        return None
+        return False
     tell(Line(ok("D02", f"torch {torch.__version__} on {platform.machine()}, {torch.get_num_threads()} threads.")))
-    return torch
+    return True
 
 
 def device(name: str) -> Finding:

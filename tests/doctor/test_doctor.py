@@ -18,7 +18,7 @@ from rich.console import Console
 
 from nolocod.doctor import examine, local, reach, training
 from nolocod.doctor.findings import CHECKS, Finding, Findings, Report, fail, failed, ok, skipped, warn
-from nolocod.doctor.show import Screen
+from nolocod.doctor.show import counts, row
 from nolocod.errors import (
     DataError,
     DeviceError,
@@ -116,9 +116,9 @@ def test_findings_are_told_in_order_once_all_before_them_are_there() -> None:
 
 
 def test_the_screen_has_no_colours_where_it_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Screen(Console(width=100))
-    screen.show(replace(fail("D11", "[::]:1 is in use.", "Choose another."), about="/ip4/1.2.3.4"))
-    screen.close(Report.of([fail("D11", "x."), ok("D01", "y.")]))
+    console = Console(width=100)
+    console.print(row(replace(fail("D11", "[::]:1 is in use.", "Choose another."), about="/ip4/1.2.3.4")))
+    console.print(counts(Report.of([fail("D11", "x."), ok("D01", "y.")])))
     out = capsys.readouterr().out
     assert "\x1b" not in out
     for part in ("fail", "D11", "port", "[::]:1 is in use.", "→ Choose another.", "/ip4/1.2.3.4", "1 ok, 1 fail."):

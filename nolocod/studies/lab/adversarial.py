@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.run.manifest import Manifest, Trust
+    from nolocod.run.manifest import Manifest
     from nolocod.trainer.replica import Replica
 
 Kind = Literal["honest", "hostile"]
@@ -48,34 +48,16 @@ _RADIUS = 1.5
 """Of the usual distance: what attackers take for the clip radius, so that attacks on runs without one are the same."""
 
 
-class Scores:
-    """One honest node's peer scores, on a clock that moves by a minute with every exchange."""
-
-    def __init__(self, trust: Trust) -> None:
-        self._reputation = Reputation(lambda _: None, trust.probation, trust.reputation)
-        self._now = 0.0
-
-    def probation(self, peer: int) -> bool:
-        return self._reputation.probation(_name(peer))
-
-    def banned(self, peer: int) -> bool:
-        return self._reputation.banned(_name(peer), self._now) > 0
-
-    def judge(self, peer: int, conduct: Conduct) -> None:
-        self._now += 60
-        self._reputation.judge(_name(peer), conduct, self._now)
-
-
-def _name(peer: int) -> PeerId:
-    return PeerId(f"replica {peer}")
-
-
 class AdversarialReplicas(MultiReplica):
     """The last replicas are the attackers, and take `attacks` in turn."""
 
     def __init__(self, manifest: Manifest, honest: int, attackers: int, attacks: Sequence[Attack], cache: Path) -> None:
         super().__init__(manifest, Method("adversarial", "pairs"), honest + attackers, cache)
-        self._scores = [Scores(manifest.trust) for _ in range(honest)]
+        trust = manifest.trust
+        self._names = [PeerId(f"replica {index}") for index in range(honest + attackers)]
+        self._scores = [Reputation(lambda _: None, trust.probation, trust.reputation) for _ in range(honest)]
+        self._times = [0.0] * honest
+        """Of each honest replica: a minute passes with every exchange."""
         self._attacks = attacks
         self._honest = self._replicas[:honest]
         self._turn = 0
@@ -142,9 +124,16 @@ class AdversarialReplicas(MultiReplica):
         count = len(self._honest)
         if first >= count:
             return True  # two attackers leave each other alone
-        if self._scores[first].banned(second) or (second < count and self._scores[second].banned(first)):
+        if self._banned(first, second) or (second < count and self._banned(second, first)):
             return False
         return self._attacked(first, second) if second >= count else self._pair(first, second)
+
+    def _banned(self, own: int, other: int) -> bool:
+        return self._scores[own].banned(self._names[other], self._times[own]) > 0
+
+    def _judge(self, own: int, other: int, conduct: Conduct) -> None:
+        self._times[own] += 60
+        self._scores[own].judge(self._names[other], conduct, self._times[own])
 
     def _pair(self, first: int, second: int) -> bool:
         both = ((first, second), (second, first))
@@ -156,17 +145,17 @@ class AdversarialReplicas(MultiReplica):
             for (own, other), number in zip(both, rounds, strict=True):
                 applied = self._replicas[own].apply(self._boxes[own], self._boxes[other], number)
                 self.weights.append(applied.weight)
-                self._scores[own].judge(other, Conduct.COMMITTED)
+                self._judge(own, other, Conduct.COMMITTED)
         return all(accepted)
 
     def _inspected(self, own: int, other: int, kind: Kind) -> bool:
-        scores = self._scores[own]
         self.met[kind] += 1
+        probation = self._scores[own].probation(self._names[other])
         try:
-            self._replicas[own].inspect(self._boxes[own], self._boxes[other], probation=scores.probation(other))
+            self._replicas[own].inspect(self._boxes[own], self._boxes[other], probation=probation)
         except RejectedTensorError as error:
             self.refused.append((kind, error))
-            scores.judge(other, Conduct.REJECTED)
+            self._judge(own, other, Conduct.REJECTED)
             return False
         return True
 
@@ -180,7 +169,7 @@ class AdversarialReplicas(MultiReplica):
         if committed:
             ahead = self.manifest.outer.staleness if attack == "clock" else 0
             replica.apply(self._boxes[victim], self._boxes[attacker], replica.standing.round + ahead)
-            self._scores[victim].judge(attacker, Conduct.COMMITTED)
+            self._judge(victim, attacker, Conduct.COMMITTED)
         # it knows the victim's weights, and stays beside them
         hostile.phi.copy_(replica.phi)
         hostile.theta.copy_(replica.theta)

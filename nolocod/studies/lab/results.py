@@ -7,7 +7,6 @@ where it was, and one that was finished prints its table at once. Half a line, a
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -24,12 +23,12 @@ Result = TypeVar("Result")
 
 
 class Results(Generic[Settings, Result]):
-    """Those in the file `path`, and in memory. `kinds`: the types of settings and of results."""
+    """Those in the file `path`, and in memory. `kinds`: the types of settings, which can be hashed, and of results."""
 
     def __init__(self, path: Path, kinds: tuple[type[Settings], type[Result]]) -> None:
         """UsageError for a file that cannot be read, or that holds something else."""
-        self._path, self._kinds = path, kinds
-        self._found: dict[bytes, Result] = {}
+        self._path = path
+        self._found: dict[Settings, Result] = {}
         try:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         except OSError as error:
@@ -41,13 +40,13 @@ class Results(Generic[Settings, Result]):
                     settings, result = msgspec.json.decode(line, type=tuple[kinds])  # type: ignore[valid-type]
                 except msgspec.DecodeError as error:
                     raise UsageError(f"{path}, line {number}, is no result of this command: {error}.") from error
-                self._found[self._key(settings)] = result
+                self._found[settings] = result
 
     def __contains__(self, settings: Settings) -> bool:
-        return self._key(settings) in self._found
+        return settings in self._found
 
     def __getitem__(self, settings: Settings) -> Result:
-        return self._found[self._key(settings)]
+        return self._found[settings]
 
     def perform(
         self,
@@ -57,26 +56,17 @@ class Results(Generic[Settings, Result]):
         tell: Callable[[int, int, Settings, Result], None],
     ) -> None:
         """Do those that were not done yet, `workers` at a time and in their order; `tell` how many of how many are done."""
-        left = list({self._key(settings): settings for settings in wanted if settings not in self}.values())
+        left = [settings for settings in dict.fromkeys(wanted) if settings not in self]
         if not left:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with multiprocessing.get_context("spawn").Pool(workers) as pool, self._path.open("ab") as handle:
             handle.truncate(self._whole)
             for number, (settings, result) in enumerate(pool.imap_unordered(partial(_done, work), left), 1):
-                self._found[self._key(settings)] = result
+                self._found[settings] = result
                 self._whole += handle.write(msgspec.json.encode((settings, result)) + b"\n")
                 handle.flush()
                 tell(number, len(left), settings, result)
-
-    def _key(self, settings: Settings) -> bytes:
-        """The same for settings as they are and as they are read back: 0 where 0.0 is meant, and defaults where a line is
-        older than they are."""
-        read_back = msgspec.convert(msgspec.to_builtins(settings), self._kinds[0])
-        if not is_dataclass(read_back):
-            return msgspec.json.encode(read_back, order="deterministic")
-        every = {field.name: getattr(read_back, field.name) for field in fields(read_back)}  # msgspec leaves defaults out
-        return msgspec.json.encode(every, order="deterministic")
 
 
 def _done(work: Callable[[Settings], Result], settings: Settings) -> tuple[Settings, Result]:

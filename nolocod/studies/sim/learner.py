@@ -7,10 +7,7 @@ an outer step does is trainer/replica.py's. Such a swarm has no defences, so tha
 from __future__ import annotations
 
 import statistics
-import tempfile
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +24,7 @@ from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -59,12 +56,6 @@ class LearningSetup:
     def loss(replicas: list[SimReplica]) -> float:
         """The mean of their held-out losses, in nats per token."""
         return statistics.fmean(replica.loss() for replica in replicas if isinstance(replica, Learner))
-
-
-@contextmanager
-def learning(outer: OuterSettings, rounds: int, seed: int) -> Iterator[LearningSetup]:
-    with tempfile.TemporaryDirectory(prefix="nolocod-sim-") as cache:
-        yield LearningSetup(outer, rounds, seed, Path(cache))
 
 
 def _run(outer: OuterSettings, rounds: int, seed: int) -> Manifest:

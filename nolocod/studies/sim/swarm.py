@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING
 
 import trio
@@ -221,9 +223,10 @@ async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: 
         with ExitStack() as stack:
             setup = None
             if plan.train:
-                from nolocod.studies.sim.learner import learning  # torch: a simulation without learners does without it
+                from nolocod.studies.sim.learner import LearningSetup  # torch: a simulation without learners does without it
 
-                setup = stack.enter_context(learning(scenario.outer, plan.rounds, plan.seed))
+                cache = stack.enter_context(TemporaryDirectory(prefix="nolocod-sim-"))
+                setup = LearningSetup(scenario.outer, plan.rounds, plan.seed, Path(cache))
             swarm = Swarm(plan, scenario, nursery, journal, setup)
             stack.enter_context(swarm.signing.checked())
             for _ in range(plan.nodes):
