@@ -51,8 +51,8 @@ def add_to(commands: Commands) -> None:
     )
     lab.add_argument("--kept", type=Path, metavar="FILE", help="keep results in this file; no trial runs twice (in docs/)")
     lab.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    lab.add_argument("--into", type=Path, metavar="DIR", help="bring tables and figures of the page there up to date (docs)")
-    _bench_options(commands.add("bench", _bench, "Measure this program on this machine, each figure beside its baseline."))
+    lab.add_argument("--into", type=Path, metavar="DIR", help="write tables and figures into the page in this folder (docs)")
+    _bench_options(commands.add("bench", _bench, "Measure the program on this machine, beside a baseline."))
 
 
 def _testnet(options: argparse.Namespace) -> None:
@@ -71,11 +71,11 @@ def _testnet(options: argparse.Namespace) -> None:
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("what", choices=["training", "node"])
-    add("--model", default="small", metavar="NAME|FILE")
-    add("--seconds", type=float, default=10.0, help="of each measurement")
-    add("--pairs", type=int, default=5, help="how often training is measured")
-    add("--codec", default="float32", help="by which weights are exchanged in training")
-    add("--json", action="store_true")
+    add("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json (%(default)s)")
+    add("--seconds", type=float, default=10.0, metavar="SECONDS", help="length of each measurement (%(default)s)")
+    add("--pairs", type=int, default=5, metavar="N", help="how often training is measured (%(default)s)")
+    add("--codec", default="float32", help="the codec of the exchanges in training (%(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _bench(options: argparse.Namespace) -> None:
