@@ -29,7 +29,7 @@ def add_to(commands: Commands) -> None:
     )
     add = simulate.add_argument
     add("scenario", nargs="?", default="calm", metavar="SCENARIO", help=f"{', '.join(NAMES)}; {NAMES[0]} if not given")
-    add("--nodes", type=int, default=16, metavar="N", help="(%(default)s)")
+    add("--nodes", type=int, default=16, metavar="N", help="how many nodes (%(default)s)")
     add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished (%(default)s)")
     add("--seed", type=int, default=0, help="decides all that happens (%(default)s)")
     add("--probation", type=int, default=0, metavar="N", help="like trust.probation in a run file (%(default)s)")
