@@ -40,10 +40,11 @@ class ConnectionGater:
     @classmethod
     def reading(cls, prologue: bytes | None, path: Path | None, read: Callable[[Path], frozenset[PeerId]]) -> ConnectionGater:
         """With the allow list that `read` finds in the file at `path`, if there is one. Raises what `read` raises."""
+        if path is None:
+            return cls(prologue)
         gater = cls(prologue, None, path, read)
-        if path is not None:
-            gater._changed(path)  # before it is read
-            gater.allowed = read(path)
+        gater._changed(path)  # before it is read
+        gater.allowed = read(path)
         return gater
 
     def allows(self, peer: PeerId) -> bool:
