@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +21,7 @@ import trio
 from nolocod.doctor import local, network, reach
 from nolocod.doctor.findings import CHECKS, Finding, Findings, fail, failed, ok, skipped, warn
 from nolocod.doctor.training import Job, Line
-from nolocod.errors import RefusedError, RemoteError
+from nolocod.errors import PortTakenError, RefusedError, RemoteError
 from nolocod.identity import Identity
 from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.host import HostLimits, open_host
@@ -46,6 +47,8 @@ _CHILD = 36.0
 """Seconds for the checks that need torch."""
 _REMEMBERED = 3
 """Peers of the address book that are asked where no bootstrap address is given."""
+_TRIES = 3
+"""Ports that the doctor's host tries where any will do."""
 _BY_CHILD = ("D02", "D10", "D03", "D04")
 """The child's checks, in its order."""
 
@@ -198,17 +201,17 @@ class _Doctor:
 
     async def _network(self) -> None:
         """A host of the doctor's own, and all checks that need one; any exception fails the first check without a finding."""
-        config, gater = self._config, self._credentials.gater
-        identity, listen, whose = self._identity, config.listen, "as this node"
+        identity, listen, whose = self._identity, self._config.listen, "as this node"
         if self._here.held or identity is None:
             identity, whose = Identity.generate(), "with an identity of its own"
         port_is_free = all(one.status == "ok" for one in self.findings.of("D11"))
         if self._here.held or not port_is_free:
-            listen = tuple(Address(address.host, 0) for address in config.listen)
+            listen = tuple(Address(address.host, 0) for address in listen)
         events: list[Event] = []
         why = "the doctor's host did not start (D20)."
         try:
-            async with open_host(identity, listen, config.announce, events.append, HostLimits(), None, gater) as host:
+            async with AsyncExitStack() as stack:
+                host = await self._open_host(stack, identity, listen, events)
                 self.findings.put("D20", ok("D20", f"{whose}, at {', '.join(host.announced[:3])}."))
                 why = "the doctor's host failed."
                 await self._peers(host, identity, events)
@@ -216,6 +219,22 @@ class _Doctor:
             for code in [code for code in self.findings.missing() if code >= "D20"][:1]:
                 self.findings.put(code, failed(code, error))
         self.findings.skip_from("D20", why)
+
+    async def _open_host(
+        self, stack: AsyncExitStack, identity: Identity, listen: Sequence[Address], events: list[Event]
+    ) -> Host:
+        """Where any port will do, one that another process took between choice and bind is no failure."""
+        tries = 1 if any(address.port for address in listen) else _TRIES
+        while True:
+            tries -= 1
+            opened = open_host(
+                identity, listen, self._config.announce, events.append, HostLimits(), None, self._credentials.gater
+            )
+            try:
+                return await stack.enter_async_context(opened)
+            except* PortTakenError:
+                if not tries:
+                    raise
 
     def _addresses(self) -> list[str]:
         """Whom to ask: bootstraps, given or in the invitation; without them, peers of the address book."""

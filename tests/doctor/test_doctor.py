@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import socket
-from contextlib import closing
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -30,11 +30,13 @@ from nolocod.errors import (
     NotInvitedError,
     PeerNotAllowedError,
     PeerUnavailableError,
+    PortTakenError,
     UsageError,
 )
 from nolocod.identity import Identity, load_or_create
 from nolocod.node import data_directory
 from nolocod.observe.status.report import ReachReport, RelayRow
+from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.transport.throughput import ProbeLimits, ThroughputProbes
 from nolocod.paths import DataDir
@@ -43,7 +45,7 @@ from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.units import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
 OWNER = Identity.generate()
@@ -467,6 +469,33 @@ async def test_the_hosts_failure_is_told(paths: DataDir, quick_child: Callable[[
     found = listed(await examine.examine(config, lambda _: None))
     assert (found["D11"].status, found["D20"].status) == ("fail", "fail")
     assert {found[code].status for code in CHECKS if code > "D20"} == {"skipped"}
+
+
+async def test_a_port_that_was_taken_a_moment_ago_is_no_failure(
+    paths: DataDir, quick_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_child("pass")
+    opened = 0
+
+    @asynccontextmanager
+    async def snatched(*arguments: Any) -> AsyncIterator[Host]:  # noqa: ANN401 - those of open_host
+        nonlocal opened
+        opened += 1
+        async with trio.open_nursery(), open_host(*arguments) as host:
+            if opened % 3:
+                raise PortTakenError("it was taken a moment ago.")
+            yield host
+
+    monkeypatch.setattr(examine, "open_host", snatched)
+    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
+    found = listed(await examine.examine(config, lambda _: None))
+    assert (found["D20"].status, opened) == ("ok", 3), found["D20"].found
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", port),), upnp=False)
+    found = listed(await examine.examine(config, lambda _: None))
+    assert (found["D20"].status, opened) == ("fail", 4), "the owner named this port, and no other"
 
 
 # --- a running node's word ----------------------------------------------------------------------------
