@@ -275,7 +275,9 @@ def a_token(sealed: Sealed, *, lasts: float = 3600.0, peer: Identity | None = No
 
 def test_an_open_network(paths: DataDir) -> None:
     config = MeshSettings(paths.root)
-    assert local.credentials_in_order(config, None, None, NOW) == (ok("D13", "anybody may connect."), local.Credentials())
+    finding, found = local.credentials_in_order(config, None, None, NOW)
+    assert finding == ok("D13", "anybody may connect.")
+    assert (found.gater.prologue, found.gater.allowed, found.bootstrap) == (None, None, ())
 
 
 def test_an_invitation(paths: DataDir) -> None:
