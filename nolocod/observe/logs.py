@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event, NatClass
 
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("human", "json")
 _PER_MINUTE = 10
 _MINUTE = 60.0
 _LOUD = ("noise", "zeroconf", "aioquic", "filelock", "urllib3", "httpx", "datasets", "transformers", "huggingface_hub")
@@ -45,7 +43,7 @@ def set_up(
     clock: Callable[[], float] = time.monotonic,
     source: str = "",
 ) -> None:
-    """Send our log at `level` (one of LEVELS) in `form` (one of FORMATS), and the libraries' warnings, to `stream`
+    """Send our log at `level` in `form` ("human" or "json"), and the libraries' warnings, to `stream`
     (default stderr).
 
     `clock` gives seconds. `source` is put before each message when several processes share one stream.

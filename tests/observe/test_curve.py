@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nolocod.observe.status.curve import POINTS, Curve
+from nolocod.observe.status.state import POINTS, Curve
 
 
 def test_few_values_are_kept_as_they_are() -> None:
