@@ -309,8 +309,8 @@ POINTS = 240
 
 
 class Curve:
-    """All of the past, ever coarser: at most `POINTS` points. When they are full, neighbours become their mean, and from then on
-    as many new values make one point. So memory and the report's size stay the same over months."""
+    """All of the past, ever coarser: at most `POINTS` points. When they are full, neighbours become their mean, and from then
+    on as many new values make one point. So memory and the report's size stay the same over months."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []

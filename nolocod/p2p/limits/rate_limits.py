@@ -50,7 +50,7 @@ class TokenBuckets:
             return False
         self._levels[name] = (level - 1, now)
         self._levels.move_to_end(name)
-        while len(self._levels) > _KEPT or (self._levels and self._is_full(next(iter(self._levels)), now)):
+        while len(self._levels) > _KEPT or (self._levels and self._level(next(iter(self._levels)), now) >= self.rate.burst):
             self._levels.popitem(last=False)
         return True
 
@@ -62,9 +62,6 @@ class TokenBuckets:
     def _level(self, name: str, now: float) -> float:
         level, then = self._levels.get(name, (self.rate.burst, now))
         return min(self.rate.burst, level + (now - then) * self.rate.per_second)
-
-    def _is_full(self, name: str, now: float) -> bool:
-        return self._level(name, now) >= self.rate.burst
 
 
 class Windows:
