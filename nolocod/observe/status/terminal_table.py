@@ -48,7 +48,7 @@ def node_table(report: StatusReport, most: int | None = None, *, brief: bool = F
     sections: list[RenderableType] = [_facts(report, _STEADY if brief else (), live=most is not None)]
     if report.errors:
         rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
-        sections.append(_table(("<error", "<message", ">ago"), rows, wrapped="message"))
+        sections.append(_table("<error <message >ago", rows, wrapped="message"))
     if report.peers:
         sections.append(_cut(_peers(_nearest(report)[:most]), len(report.peers), most))
     if report.exchanges:
@@ -97,7 +97,7 @@ def _peers(peers: Iterable[PeerRow]) -> Table:
         )
         for peer in peers
     ]
-    return _table(("<peer", "<state", ">round", ">tokens", ">loss", "<reach", "<nat", ">trust", ">changed"), rows)
+    return _table("<peer <state >round >tokens >loss <reach <nat >trust >changed", rows)
 
 
 def _trust(peer: PeerRow) -> str:
@@ -121,7 +121,7 @@ def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
         )
         for one in exchanges
     ]
-    return _table(("<partner", "<role", "<outcome", ">sent", ">received", ">took", ">spread", ">ago"), rows)
+    return _table("<partner <role <outcome >sent >received >took >spread >ago", rows)
 
 
 def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> RenderableType:
@@ -217,19 +217,7 @@ def _speed(rate: float, limit: int | None) -> str:
 
 def swarm_table(rows: Sequence[SwarmRow]) -> RenderableType:
     """A swarm, one line per node."""
-    header = (
-        "<node",
-        "<state",
-        ">round",
-        ">steps",
-        ">tokens/s",
-        ">loss",
-        ">valid.",
-        ">paired",
-        ">solo",
-        "<partner",
-        ">peers",
-    )
+    header = "<node <state >round >steps >tokens/s >loss >valid. >paired >solo <partner >peers"
     return _table(header, [_swarm_cells(row) for row in rows])
 
 
@@ -274,10 +262,10 @@ def _partner(report: StatusReport) -> str:
     return next((short(one.partner) for one in report.exchanges if one.outcome == "committed"), "-")
 
 
-def _table(header: Iterable[str], rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
+def _table(header: str, rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
     """Columns named "<left" or ">right"; only the column `wrapped` may take several lines."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in header:
+    for column in header.split():
         name = column[1:]
         table.add_column(
             name,
