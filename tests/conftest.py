@@ -1,8 +1,7 @@
 """How the tests share the processes of `./test`, and which are the unit suite.
 
-Real daemons come one swarm after the other, since a swarm takes what cores there are; the lab of NATs beside them, since it
-mostly waits; all others wherever there is room. Torch has one thread in each process: on tensors as small as here a second
-one only spins, on the core that another process needs.
+A module of tests/e2e stays in one process, since its tests share daemons; all others run wherever there is room. Torch has
+one thread in each process: on tensors as small as here a second one only spins, on the core that another process needs.
 
 `-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import.
 """
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ALONE = ("test_page_states.py", "test_study.py", "test_supervised.py", "test_lab_networks.py")
-"""Of tests/e2e and tests/lab, those without a swarm of daemons."""
 SYSTEM = {
     *("socket", "subprocess", "multiprocessing", "psutil", "tests.support.wires", "tests.support.swarm"),
     *("nolocod.p2p.host", "nolocod.p2p.mesh", "nolocod.trainer.process"),
@@ -37,9 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         modules.setdefault(item.module, is_system(item.module))
         if modules[item.module]:
             item.add_marker(pytest.mark.system)
-        if item.path.parent.name in ("e2e", "lab") and "studies" not in item.path.parts:
-            group = item.path.stem if item.path.name in ALONE else item.path.parent.name
-            item.add_marker(pytest.mark.xdist_group(group))
+        if item.path.parent.name == "e2e":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """xdist marks a group in the test's id, which not every release of pytest lets it do."""
+    if session.config.getoption("loadgroup", default=False):
+        lost = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+        if lost:
+            raise pytest.UsageError(f"pytest {pytest.__version__} and this pytest-xdist do not keep groups together: {lost[0]}")
 
 
 def is_system(module: object) -> bool:

@@ -254,7 +254,7 @@ def test_kill_9_at_any_moment_goes_on_from_the_last_checkpoint(pair: Pair) -> No
     first, trainer = pair.first, trainer_of(pair.first)
     assert first.report is not None
     last = first.report.round
-    for wait in (0.0, 0.3, 0.7):
+    for wait in (0.0, 0.5):
         pair.wait_round(first, last + 3)
         time.sleep(wait)
         assert first.report is not None
