@@ -27,6 +27,7 @@ SYSTEM = {
 """Who imports one of these, or something out of it, opens sockets or starts processes."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     modules: dict[object, bool] = {}
     for item in items:
