@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nolocod.paths import DataDir
 
 RunId = NewType("RunId", str)
-Codec = Literal["float32", "bfloat16", "modulo8", "delta4"]
+Codec = Literal["float32", "bfloat16", "modulo8"]
 
 FORMAT = 1
 """The manifest format that this release reads."""
@@ -40,10 +40,10 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
-_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1, "delta4": 1}
+_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1}
 
 
-CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
+CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0}
 """Per parameter on the wire, about (docs/codecs.md)."""
 
 
@@ -136,7 +136,7 @@ class Outer(Section, frozen=True):
     """Parts of the model, whole tensors of about equal size in layer order. An outer step is about one of them,
     in turn, so that each is merged every `fragments` times `inner.steps` inner steps."""
     refresh: Positive = 8
-    """Codec "delta4" only: the slow weights travel too at least every so many paired outer steps of a fragment."""
+    """Retired, see RETIRED: it belonged to the codec "delta4"."""
 
     def __post_init__(self) -> None:
         bound = 2 * (1 - self.alpha**2)
@@ -153,8 +153,10 @@ class Evaluation(Section, frozen=True):
     batches: Positive = 16
 
 
-RETIRED = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
-"""Keys of `[trust]` that must be 0. They stay in what is signed, so that equal run files keep their run ids."""
+_OFF = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
+"""Keys of `[trust]` that must be 0."""
+RETIRED = frozenset(_OFF) | {"refresh"}
+"""Keys without an effect. They stay in what is signed, so that equal run files keep their run ids."""
 
 
 class Trust(Section, frozen=True):
@@ -182,7 +184,7 @@ class Trust(Section, frozen=True):
     far from samples of as many other donors' weights, before it takes the best of them; 1 switches both looks off."""
 
     def __post_init__(self) -> None:
-        for key, what in RETIRED.items():
+        for key, what in _OFF.items():
             if value := getattr(self, key):
                 cause = f"`trust.{key}` is {value:g}, and {what} removed."
                 raise RunFileError(cause, remedy=f"Found the run without `trust.{key}`, or use release 0.1.")
@@ -207,7 +209,7 @@ class Manifest(Section, frozen=True):
     evaluation: Evaluation = Evaluation()
     trust: Trust = Trust()
     codec: Codec = "modulo8"
-    """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or about 0.5 bytes per parameter."""
+    """How weights become bytes for a partner, see docs/codecs.md: 4, 2 or 1 bytes per parameter."""
     access: Literal["open", "invited"] = "open"
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
 
@@ -266,7 +268,7 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
         format = told if isinstance(told, int) and 0 <= told < 1 << 31 else "unknown"
         raise VersionError(f"the manifest has format {format}, this release reads {FORMAT}.")
     try:
-        manifest = msgspec.convert(head, Manifest)
+        manifest = _checked(head)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{error}") from error
     except RunFileError as error:
@@ -275,6 +277,14 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
     if run_id is not None and sealed.run_id != run_id:
         raise ManifestError(f"its hash is {sealed.run_id[:12]}, not {run_id[:12]} as asked for.")
     return sealed
+
+
+def _checked(table: dict[str, Any]) -> Manifest:
+    """Raises msgspec.ValidationError or RunFileError."""
+    if table.get("codec") == "delta4":
+        remedy = 'Found the run with `codec = "modulo8"`, or use release 0.1.'
+        raise RunFileError("`codec` is delta4, and that codec was removed.", remedy=remedy)
+    return msgspec.convert(table, Manifest)
 
 
 def read_run_file(path: Path) -> Manifest:
@@ -290,7 +300,7 @@ def read_run_file(path: Path) -> Manifest:
         raise RunFileError(f"{path} is not TOML: {error}.") from error
     _inline_tokenizer(table, path)
     try:
-        return msgspec.convert(table, Manifest)
+        return _checked(table)
     except msgspec.ValidationError as error:
         raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
     except RunFileError as error:
@@ -313,7 +323,7 @@ def _where(text: str, error: Exception) -> str:
     if isinstance(error, UnstableError):
         keys = ["outer", "gamma"]
     elif isinstance(error, RunFileError):  # a retired key
-        keys = ["trust", *re.findall(r"`trust\.(\w+)`", error.cause)]
+        keys = error.cause.split("`")[1].split(".")
     else:
         keys = re.findall(r"\.(\w+)", "".join(re.findall(r"at `\$((?:\.\w+)*)", str(error))))
         keys += re.findall(r"field `(\w+)`", str(error))[:1]

@@ -126,8 +126,6 @@ class Progress(msgspec.Struct, frozen=True):
     inner_steps: int
     ages: tuple[int, ...]
     """For each fragment, the inner steps since its last outer step."""
-    dense_due: tuple[bool, ...]
-    """For each fragment, whether the slow weights must travel at its next paired outer step."""
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -178,7 +178,7 @@ class Worker:
         replica = self._replica
         if replica is None:
             return None
-        return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages), replica.dense_due())
+        return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages))
 
     def _loaded(self) -> Replica:
         if self._replica is None:

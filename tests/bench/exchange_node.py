@@ -71,7 +71,7 @@ class _Reception:
         self.how: Ended | None = None
 
     def decide(self, offer: Offer) -> Accept:
-        return Accept(self._trainer.standing, self._trainer.dense_due(offer.subject.fragment))
+        return Accept(self._trainer.standing)
 
     async def ended(self, ended: Ended) -> None:
         self.how = ended

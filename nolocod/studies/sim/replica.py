@@ -143,9 +143,6 @@ class SimReplica:
     def subject(self) -> Subject:
         return Subject()
 
-    def dense_due(self, fragment: int) -> bool:
-        return True
-
     async def capture(self, subject: Subject) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
         async with self._commands:
