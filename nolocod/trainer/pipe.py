@@ -36,6 +36,8 @@ class Setup(Message, frozen=True, kw_only=True):
     device: str
     threads: int
     """CPU threads; 0 leaves the choice to torch."""
+    nice: int = 0
+    """Priority among the machine's programs, from 0 to 19 (the lowest); 0 leaves it as it is."""
     checkpoints: Path
     cache: Path
 

@@ -65,7 +65,6 @@ class SimNode(SimMember):
         scenario, plan = world.scenario, world.plan
         self.receipts = receipts or SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
-        self.table.committed = self.reputation.committed
         self._script: Script | None = None
         self._session = ""
         context = Context(
@@ -132,7 +131,7 @@ class SimNode(SimMember):
         except (PeerUnavailableError, PeerTooSlowError):
             self.suspect(peer)
             raise
-        self.meet(self.world.by_peer[peer])
+        self.table.trust(peer)
         return stream
 
     # --- types.Answerer: rounds answers, and the oracle hears of every snapshot and step -----------------
