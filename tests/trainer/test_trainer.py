@@ -342,7 +342,6 @@ def test_messages_survive_any_cutting_of_the_stream() -> None:
         data=None,
         device="cpu",
         threads=0,
-        nice=0,
         checkpoints=Path("c"),
         cache=Path("k"),
     )
