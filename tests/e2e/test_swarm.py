@@ -21,10 +21,10 @@ def knows(daemon: Daemon) -> int:
 def test_a_swarm_outlives_its_first_daemon(swarm: Swarm) -> None:
     first = swarm.found()
     swarm.wait("the first node tells its address", lambda: ready(first))
-    others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2)]
+    others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(3)]
     everyone = [first, *others]
     swarm.wait_paired(everyone, 1)
-    swarm.wait("everyone knows everyone", lambda: all(knows(daemon) == 2 for daemon in everyone))
+    swarm.wait("everyone knows everyone", lambda: all(knows(daemon) == 3 for daemon in everyone))
     assert all(stat.S_IMODE(daemon.paths.identity.stat().st_mode) == 0o600 for daemon in everyone)
 
     before = first.report
@@ -39,9 +39,9 @@ def test_a_swarm_outlives_its_first_daemon(swarm: Swarm) -> None:
     assert after.peer_id == before.peer_id
     assert after.round >= before.round, "it went on from its checkpoint, or from fresher weights"
 
-    fourth = swarm.daemon().run("join", "--bootstrap", others[1].address)
-    swarm.wait_paired([fourth], 1)
-    assert "weights from" in fourth.log.read_text()
-    for daemon in [*everyone, fourth]:
+    fifth = swarm.daemon().run("join", "--bootstrap", others[2].address)
+    swarm.wait_paired([fifth], 1)
+    assert "weights from" in fifth.log.read_text()
+    for daemon in [*everyone, fifth]:
         assert daemon.signal(signal.SIGTERM) == 0
         assert any(daemon.paths.checkpoints.glob("round-*"))
