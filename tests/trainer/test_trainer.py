@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, Subject
 from nolocod.run.manifest import Data, Inner, Manifest, Outer
-from nolocod.studies.benchmarks.bare_loop import tokens_per_second
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
 from nolocod.trainer.inner import learning_rate
 from nolocod.trainer.model import build, layout_of, pick_device, read_config
+from tests.bench.bare_loop import tokens_per_second
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, write_text
 
 if TYPE_CHECKING:
