@@ -503,6 +503,7 @@ async def test_a_partner_in_an_exchange_with_us_gets_no_second_one(tmp_path: Pat
             second = await bob.offer(alice)
         assert (second.outcome, second.reason) == ("busy", "in an exchange with you")
         assert alice.reception.asked == []
+        await bob.reception.told.wait()
         assert bob.reception.over[0].outcome == "committed"
 
 
