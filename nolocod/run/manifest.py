@@ -19,6 +19,7 @@ from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError,
 from nolocod.identity import Identity, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from nolocod.paths import DataDir
@@ -32,6 +33,8 @@ MAX_MANIFEST_BYTES = 16 << 20
 """A sealed manifest above this size is refused before it is parsed (a tokenizer file is the large part)."""
 
 _DOMAIN = b"nolocod manifest 1\0"
+_PLAIN_WORD = re.compile(r"[\w.-]{0,64}", re.ASCII)
+"""What text in a model's configuration may be: no path, no address, no repository."""
 
 Positive = Annotated[int, Meta(gt=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -216,9 +219,22 @@ class Manifest(Section, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("model_type"), str):
             raise ValueError('`model.model_type` must name a transformers architecture, for example "llama"')
-        hidden = [key for key in ("auto_map", "trust_remote_code", "_name_or_path") if key in self.model]
-        if hidden:
-            raise ValueError(f"`model.{hidden[0]}` is not allowed: no code or weights are fetched by name")
+        for key, value in self.model.items():
+            if named := next((text for text in _texts(value) if not _PLAIN_WORD.fullmatch(text)), None):
+                raise ValueError(f"`model.{key}` holds {named[:60]!r}: a model is made of numbers and plain words")
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All text in a value of JSON, keys of tables too."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str(text):
+                yield text
+            case dict(table):
+                left += [*table, *table.values()]
+            case list(items):
+                left += items
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,28 @@ def test_gamma_just_inside_the_bound_is_allowed(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, text)).outer.gamma == 1.4999
 
 
-@pytest.mark.parametrize("key", ["auto_map", "trust_remote_code", "_name_or_path"])
-def test_a_model_that_would_fetch_code_or_weights_is_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(RunFileError, match=f"`model.{key}` is not allowed"):
-        read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f'{key} = "evil/repo"\n\n[inner]')))
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"org/repo@rev"',
+        '"org/repo"',
+        '"https://evil.example"',
+        '"a\\\\b"',
+        '["silu", "../x"]',
+        '{type = {name = "org/x"}}',
+        '{"a/b" = 1}',
+    ],
+)
+def test_a_model_that_names_what_could_be_fetched_is_refused(tmp_path: Path, value: str) -> None:
+    """Where there is no transformers to ask, as in the network process."""
+    with pytest.raises(RunFileError, match=r"`model\.hidden_act` holds '.+': a model is made of numbers and plain words"):
+        read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f"hidden_act = {value}\n\n[inner]")))
+
+
+def test_plain_words_in_a_model_are_allowed(tmp_path: Path) -> None:
+    value = '{rope_type = "yarn", factor = 2.5}\nlayer_types = ["full_attention", "sliding_attention"]'
+    run = read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f"rope_parameters = {value}\n\n[inner]")))
+    assert run.model["layer_types"] == ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize("key", ["path", "paths", "file", "files", "data_dir", "root", "url"])

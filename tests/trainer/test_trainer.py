@@ -23,7 +23,7 @@ from nolocod.studies.lab.multi_replica import MultiReplica
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
 from nolocod.trainer.inner import learning_rate
-from nolocod.trainer.model import build, layout_of, pick_device, read_config
+from nolocod.trainer.model import build, pick_device, read_config
 from tests.bench.bare_loop import tokens_per_second
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, write_text
 
@@ -286,31 +286,6 @@ def test_tied_weights_travel_once(tmp_path: Path) -> None:
     embedding, head = tied.model.get_input_embeddings().weight, tied.model.get_output_embeddings().weight
     assert embedding.data_ptr() == head.data_ptr()
     assert tied.theta.data_ptr() <= head.data_ptr() < tied.theta.data_ptr() + 4 * tied.layout.size
-
-
-def test_layers_lie_in_their_order() -> None:
-    config = read_config(Manifest(name="x", model={**MODEL, "num_hidden_layers": 11}), 256)
-    numbers = [int(name.split(".")[2]) for name in layout_of(config).names if name.startswith("model.layers.")]
-    assert numbers == sorted(numbers)
-    assert max(numbers) == 10
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ({"model_type": "nonsense"}, "model_type"),
-        ({**MODEL, "hiden_size": 3}, "hiden_size"),
-        ({**MODEL, "hidden_size": "large"}, "hidden_size"),
-        ({**MODEL, "hidden_size": 33}, "hidden size"),
-        ({**MODEL, "vocab_size": 100}, "vocab_size"),
-        ({**MODEL, "vocab_size": "many"}, "vocab_size"),
-        ({"model_type": "vit"}, "not a language model"),
-        ({"model_type": "t5"}, "no causal language model"),
-    ],
-)
-def test_a_bad_model_is_named_by_its_key(model: dict[str, object], says: str) -> None:
-    with pytest.raises(RunFileError, match=says):
-        layout_of(read_config(Manifest(name="x", model=model), 256))
 
 
 def test_model_code_is_built_in_float32(tmp_path: Path) -> None:
