@@ -47,7 +47,6 @@ def add_to(commands: Commands) -> None:
         "--workers", type=int, default=0, metavar="N", help="trials at the same time, each on one thread (0: one per core)"
     )
     lab.add_argument("--kept", type=Path, metavar="FILE", help="keep results in this file; no trial runs twice (in docs/)")
-    lab.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     lab.add_argument("--into", type=Path, metavar="DIR", help="write tables and figures into the page in this folder (docs)")
 
 
@@ -86,7 +85,7 @@ def _compare(options: argparse.Namespace, workers: int) -> None:
     if place is not None:
         result.draw(options.into / f"evidence-{name}.svg")
         place.fill(result.to_text())
-    print(result.to_json() if options.json else result.to_text())
+    print(result.to_text())
 
 
 def _require_device(name: str) -> None:
@@ -104,10 +103,10 @@ def _choices(options: argparse.Namespace, workers: int) -> None:
 
     place = _place(options, "choices")
     tables = choices.reduced() if options.reduced else choices.full()
-    result = choices.choices(tables, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
+    text = choices.choices(tables, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
     if place is not None:
-        place.fill(result.to_text())
-    print(result.to_json() if options.json else result.to_text())
+        place.fill(text)
+    print(text)
 
 
 def _attacks(options: argparse.Namespace, workers: int) -> None:
