@@ -113,6 +113,15 @@ class Connections:
     def connected(self, peer: PeerId) -> bool:
         return bool(self._live(peer))
 
+    def way(self, peer: PeerId) -> tuple[Reach, str]:
+        """How `peer` is connected, and its IP address as we see it; through a relay, or not any more, it has none."""
+        connections, reaches = self._live(peer), self._reaches(peer)
+        best_of = min(zip(reaches, connections, strict=True), key=lambda one: _RANKS.index(one[0]), default=None)
+        if best_of is None or best_of[0] == "relayed":
+            return best_of[0] if best_of else "inbound", ""
+        found = best_of[1].muxed_conn.secured_conn.get_remote_address()
+        return best_of[0], str(found[0]) if found else ""
+
     def heard_at(self, peer: PeerId) -> float:
         """When bytes of `peer` last came in (trio's time) on the connection that is used; minus infinity without any."""
         connections = self._live(peer)

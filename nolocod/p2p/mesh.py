@@ -187,7 +187,7 @@ class Mesh:
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
         own_id, ban = self._identity.peer_id, lambda peer: reputation.objection(peer, time.time())
-        self._table = Membership(own_id, sealed.run_id, parts.timing, self._admission, ban)
+        self._table = Membership(own_id, sealed.run_id, parts.timing, self._admission, ban, reputation.committed)
         self._host.refuses = lambda peer: reputation.banned(peer, time.time()) > 0
         self._host.judge = self.blame
         connectivity = parts.connectivity
@@ -301,6 +301,8 @@ class Mesh:
     def judge(self, peer: PeerId, conduct: Conduct) -> None:
         """Take note of what a peer did: whether it is a member or not."""
         self._reputation.judge(peer, conduct, time.time())
+        if conduct is Conduct.COMMITTED:
+            self._table.met(peer, *self._host.way(peer))
 
     def blame(self, peer: PeerId, error: RemoteError | None) -> None:
         """Take note of what `error` says of a peer; None: it asked too often."""
@@ -339,7 +341,7 @@ class Mesh:
         except (PeerUnavailableError, PeerTooSlowError, RelayBudgetError):
             self.suspect(peer)
             raise
-        self._table.trust(peer)
+        self._table.met(peer, *self._host.way(peer))
         return stream
 
     async def _introduce(self, peer: PeerId, known: Sequence[str]) -> None:

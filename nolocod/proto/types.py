@@ -51,6 +51,11 @@ class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for 
     """How others reach it, by its own word."""
     relays: bool = False
     """It gives reservations."""
+    group: str = ""
+    """The address group in which it was verified (dialled and authenticated, or partner of a committed exchange), its own
+    where it has none; empty for one that is only heard of."""
+    verified: bool = False
+    """It is, and within its group's share: what it tells may decide something, after others' words and our own measure."""
 
 
 @dataclass(frozen=True)

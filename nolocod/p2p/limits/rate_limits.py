@@ -1,18 +1,17 @@
 """How often and how much a peer may have of this node: by peer, and by the address that it comes from.
 
 The rule: an identity costs nothing and an address costs something, so whatever is limited for a peer is limited for its
-address too: an IPv4 address, or a /64 of IPv6, which is what one customer has. Limits for an address leave room for a
-household or a company behind one NAT. What is remembered is bounded, and forgotten once it means nothing any more. No
+address too (address_groups.customer). What is remembered is bounded, and forgotten once it means nothing any more. No
 clock in here: `now` is a monotonic time in seconds.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from nolocod.p2p.limits.address_groups import customer
 from nolocod.p2p.limits.newest import Newest
 
 if TYPE_CHECKING:
@@ -86,19 +85,6 @@ class Windows:
         return True
 
 
-def address_group(host: str) -> str:
-    """What stands for all addresses that one customer has: the IPv4 address, or the /64 of an IPv6 address."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
-
-
 # --- connections ------------------------------------------------------------------------------------------
 
 
@@ -131,7 +117,7 @@ class ConnectionLimiter:
 
     def admit(self, host: str, now: float) -> AdmittedConnection | None:
         """Let in a connection from `host`; None if it is one too many."""
-        limits, name = self._limits, address_group(host)
+        limits, name = self._limits, customer(host)
         crowded = (
             self._inside[name] >= limits.per_address
             or self._half_open[name] >= limits.half_open_per_address
@@ -196,7 +182,7 @@ class StreamLimiter:
         if not self._of_peers.setdefault(protocol, TokenBuckets(self._rate)).take(peer, now):
             return "peer"
         all_there = self._of_addresses.setdefault(protocol, TokenBuckets(self._rate.times(_PER_ADDRESS)))
-        if host is not None and not all_there.take(address_group(host), now):
+        if host is not None and not all_there.take(customer(host), now):
             return "address"
         return None
 
@@ -222,12 +208,12 @@ class DialLimiter:
 
     def may(self, host: str, now: float) -> bool:
         """Whether to dial `host` now, which counts as in vain until it has `answered`."""
-        name = address_group(host)
+        name = customer(host)
         return self._buckets(name).take(name, now)
 
     def answered(self, host: str, now: float) -> None:
         """The one who was dialled is there."""
-        name = address_group(host)
+        name = customer(host)
         self._buckets(name).give_back(name, now)
         self._answered[name] = None
 
@@ -236,7 +222,7 @@ class DialLimiter:
 
         It counts as where one of ours has answered: whose addresses they are chooses the race and who wins it.
         """
-        name = address_group(host)
+        name = customer(host)
         if name not in self._answered and self._known.take(name, now):
             self._unknown.give_back(name, now)
 

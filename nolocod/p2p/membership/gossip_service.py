@@ -118,8 +118,7 @@ class GossipService:
         self._take(peer, self._gossip.learn(peer, body.gossip, trio.current_time()))
         if (objection := self._table.objection(peer)) is not None:
             raise AdmissionError(objection.cause)
-        self.heard_directly[peer] = trio.current_time()
-        self._table.trust(peer)
+        self._met(peer)
 
     def heard_at(self, peer: PeerId) -> float:
         """When we last had an answer or a question of `peer`; 0 for never."""
@@ -148,7 +147,11 @@ class GossipService:
             if not isinstance(refused, _THEIRS):
                 self.trouble(refused)
             return
-        self.heard_directly[stream.remote] = trio.current_time()
+        self._met(stream.remote)
+
+    def _met(self, peer: PeerId) -> None:
+        self.heard_directly[peer] = trio.current_time()
+        self._table.met(peer, *self._host.way(peer))
 
     def _take(self, source: PeerId, heard: Heard) -> None:
         self._host.faults += heard.faults

@@ -159,10 +159,14 @@ class Reputation:
             record.accepted = 0  # a newcomer once more
             self.emit(PeerBanned(peer, seconds, conduct.words))
 
+    def committed(self, peer: PeerId) -> int:
+        """Exchanges with `peer` that were committed since its last ban."""
+        record = self._records.get(peer)
+        return record.accepted if record else 0
+
     def probation(self, peer: PeerId) -> bool:
         """Whether too few exchanges with `peer` were committed for it to count like others."""
-        record = self._records.get(peer)
-        return (record.accepted if record else 0) < self.newcomers
+        return self.committed(peer) < self.newcomers
 
     def banned(self, peer: PeerId, now: float) -> float:
         """Seconds for which nothing is asked of `peer` and given to it; 0 if it is not banned."""

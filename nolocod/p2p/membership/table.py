@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nolocod.observe.events import MADE_ROOM, PeerLost, PeerSeen
+from nolocod.p2p.limits.address_groups import address_group
 from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.timing import Timing
@@ -34,6 +35,12 @@ _MEMORY = 4096
 """Peers that are gone, or had to make room, of whom the last count is kept."""
 _BACK_OFF = 10.0
 _LONGEST_BACK_OFF = 300.0
+_GIVEN_UP = 3
+"""Failures in a row to reach a member after which it is verified no more."""
+PER_GROUP = 4
+"""Verified members of one address group that count."""
+_RELAYED = "relayed"
+"""The group of all that only relays reach: they may come from anywhere."""
 
 
 @dataclass(slots=True)
@@ -83,6 +90,8 @@ class Membership:
     admission: Admission = field(default_factory=Admission)
     ban: Callable[[PeerId], RefusedError | None] = lambda _: None
     """Why nothing is asked of a peer and given to it for now."""
+    committed: Callable[[PeerId], int] = lambda _: 0
+    """Exchanges with a peer that were committed."""
     newcomers: int = 0
     """How many members came of whom nothing was known."""
     in_our_name: Callable[[Heartbeat], None] = lambda _heartbeat: None
@@ -90,6 +99,8 @@ class Membership:
     _entries: dict[PeerId, _Entry] = field(default_factory=dict)
     _memories: dict[PeerId, _Memory] = field(default_factory=dict)  # so that echoes do not revive those that are gone
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
+    _met: dict[PeerId, tuple[bool, str]] = field(default_factory=dict)
+    """Of members that spoke on an authenticated connection: whether we dialled it, and their address group."""
     _made_room: list[PeerId] = field(default_factory=list)
     _began: float | None = None
 
@@ -206,6 +217,7 @@ class Membership:
 
     def _drop(self, peer: PeerId) -> bool:
         entry, suspicion = self._entries.pop(peer, None), self._suspicions.pop(peer, None)
+        self._met.pop(peer, None)
         if entry is None:
             return False
         self._remember(peer, _Memory(entry.said.count, entry.heard, suspicion.since if suspicion else -math.inf))
@@ -231,10 +243,31 @@ class Membership:
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
         pause = min(_BACK_OFF * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
         self._suspicions[peer] = _Suspicion(now, now + pause, failures)
+        if failures + 1 >= _GIVEN_UP:
+            self._met.pop(peer, None)
 
-    def trust(self, peer: PeerId) -> None:
-        """`peer` was reached: all is forgiven."""
+    def met(self, peer: PeerId, reach: Reach, host: str) -> None:
+        """`peer` spoke on an authenticated connection, had by `reach`, from the IP address `host` ("" through a relay).
+
+        It can be reached, and it is verified if we dialled it.
+        """
         self._suspicions.pop(peer, None)
+        dialled = reach != "inbound"
+        if peer in self._entries and (dialled or not self._met.get(peer, (False, ""))[0]):
+            # who comes to us may come from many places: where it was dialled counts
+            self._met[peer] = dialled, (address_group(host) or peer) if host else _RELAYED
+
+    def verified(self) -> set[PeerId]:
+        """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges
+        that speak for themselves; at most `PER_GROUP` of an address group, long-standing partners first."""
+        groups: dict[str, list[PeerId]] = {}
+        for peer, (dialled, group) in self._met.items():
+            if dialled or self.committed(peer):
+                groups.setdefault(group, []).append(peer)
+        for peers in groups.values():
+            if len(peers) > PER_GROUP:
+                peers.sort(key=self.committed, reverse=True)
+        return {peer for peers in groups.values() for peer in peers[:PER_GROUP]}
 
     def suspected(self, now: float) -> set[PeerId]:
         """Members that are not to be chosen now."""
@@ -244,13 +277,16 @@ class Membership:
 
     def live(self, now: float, reach: Mapping[PeerId, Reach] | None = None) -> list[Member]:
         """All live members, in the order in which they were learned; `reach` says who is connected how."""
-        seconds, reach = self.lasts(now), reach or {}
+        seconds, reach, verified = self.lasts(now), reach or {}, self.verified()
         members = []
         for peer, entry in self._entries.items():
             said, age = entry.said, now - entry.heard
             if age <= seconds:
                 facts = said.standing, said.state, said.addresses, said.version, age
-                members.append(Member(peer, *facts, reach.get(peer), entry.lead, said.nat, said.relays))
+                dialled, group = self._met.get(peer, (False, ""))
+                group = group if dialled or self.committed(peer) else ""
+                ways = reach.get(peer), entry.lead, said.nat, said.relays
+                members.append(Member(peer, *facts, *ways, group, peer in verified))
         return members
 
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:

@@ -17,7 +17,8 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.limits.rate_limits import Windows, address_group
+from nolocod.p2p.limits.address_groups import customer
+from nolocod.p2p.limits.rate_limits import Windows
 from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
@@ -92,7 +93,7 @@ class AutoNatServer:
         wanted = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
         if not wanted:
             return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks")
-        if not self._admit(peer, address_group(seen_at), trio.current_time()):
+        if not self._admit(peer, customer(seen_at), trio.current_time()):
             return refusal(Message.E_DIAL_REFUSED, "too many questions")
         self._busy.add(peer)
         try:

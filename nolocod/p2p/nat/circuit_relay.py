@@ -41,7 +41,7 @@ from multiaddr import Multiaddr
 from nolocod.errors import PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Relaying
-from nolocod.p2p.limits import rate_limits
+from nolocod.p2p.limits.address_groups import customer
 from nolocod.p2p.limits.bandwidth import Bucket
 from nolocod.p2p.limits.newest import Newest
 from nolocod.p2p.transport.deadlines import deadline
@@ -165,7 +165,7 @@ class Relay:
 
     async def _reserve(self, stream: Stream) -> None:
         self._prune()
-        address = rate_limits.address_group(host_of(cast("LibStream", stream).remote_address or ""))
+        address = customer(host_of(cast("LibStream", stream).remote_address or ""))
         others = [theirs for peer, (_, theirs) in self._reservations.items() if peer != stream.remote]
         full = len(others) >= self.limits.reservations or others.count(address) >= self.limits.reservations_per_address
         if full and stream.remote not in self._reservations:

@@ -12,6 +12,7 @@ from multiaddr.exceptions import ProtocolLookupError
 
 from nolocod.errors import SignatureError, UsageError
 from nolocod.identity import PeerId, public_key
+from nolocod.p2p.limits.address_groups import PRIVATE, IpAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 MAX_ADDRESS = 256
 """Characters of one multiaddr, told by others, that we look at."""
 _CIRCUIT = "/p2p-circuit"
-_PRIVATE = (
-    (ipaddress.ip_network("10.0.0.0/8"), 16),
-    (ipaddress.ip_network("172.16.0.0/12"), 16),
-    (ipaddress.ip_network("192.168.0.0/16"), 24),
-    (ipaddress.ip_network("100.64.0.0/10"), 10),
-    (ipaddress.ip_network("fc00::/7"), 48),
-)
-"""Private blocks, and how many bits those share that are taken for neighbours (RFC 1918, 4193, 6598)."""
 
 
 def multiaddr_of(address: Address) -> str:
@@ -151,16 +144,13 @@ def near(host: str, ours: Iterable[str]) -> bool:
     return network is None or any(one.version == network.version and one in network for one in own)
 
 
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def _never(address: _Address) -> bool:
+def _never(address: IpAddress) -> bool:
     return address.is_unspecified or address.is_multicast or address.is_link_local
 
 
-def _private_network(address: _Address) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _private_network(address: IpAddress) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     """The part of a private block that one site or one carrier is likely to have in one piece."""
-    for block, prefix in _PRIVATE:
+    for block, prefix in PRIVATE:
         if address.version == block.version and address in block:
             return ipaddress.ip_network((int(address), prefix), strict=False)
     return None

@@ -72,12 +72,14 @@ class SimMember:
         self.state = "training"
         self.connected: dict[PeerId, None] = {}
         self.table = Membership(self.peer_id, world.run_id, world.scenario.timing)
+        self.host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        """Where it is reached: in a private network, so each is an address group of its own."""
         self._rng = random.Random(f"{world.plan.seed} node {number}" + (f" life {life}" if life else ""))
         own_heartbeat = OwnHeartbeat(
             self.identity,
             world.run_id,
             lambda: (self.standing, self.state),
-            lambda: (f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001",),
+            lambda: (f"/ip4/{self.host}/tcp/4001",),
             self.wall,
             reach=lambda: port.nat,
             life=new_life(self.wall(), self._rng),
@@ -144,7 +146,7 @@ class SimMember:
         other.port.sent += answer.ByteSize() + _PER_MESSAGE
         self._take(self.gossip.learn(peer, answer, now()))
         other._take(heard)
-        self.table.trust(peer)
+        self.meet(other)
         for one, two in ((self, peer), (other, self.peer_id)):
             one.connected[two] = None
             if len(one.connected) > _CONNECTIONS:
@@ -161,6 +163,12 @@ class SimMember:
         for peer in heard.contact:
             if self._nursery is not None:
                 self._nursery.start_soon(self.swap, peer)
+
+    def meet(self, other: SimMember) -> None:
+        """We reached `other`: the membership of both hears how, as connections tell it on a real host."""
+        relayed = self.world.network.relayed(self.port, other.port)
+        self.table.met(other.peer_id, "relayed" if relayed else "direct", "" if relayed else other.host)
+        other.table.met(self.peer_id, "relayed" if relayed else "inbound", "" if relayed else self.host)
 
     def suspect(self, peer: PeerId) -> None:
         self.table.suspect(peer, trio.current_time())

@@ -61,6 +61,7 @@ class SimNode(SimMember):
         scenario, plan = world.scenario, world.plan
         self.receipts = receipts or SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
+        self.table.committed = self.reputation.committed
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
@@ -118,7 +119,7 @@ class SimNode(SimMember):
         except (PeerUnavailableError, PeerTooSlowError):
             self.suspect(peer)
             raise
-        self.table.trust(peer)
+        self.meet(self.world.by_peer[peer])
         return stream
 
     # --- types.Answerer: rounds answers, and the oracle hears of every snapshot and step -----------------

@@ -15,7 +15,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerLost, PeerSeen
 from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT, OwnHeartbeat
-from nolocod.p2p.membership.table import Membership
+from nolocod.p2p.membership.table import PER_GROUP, Membership
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal
@@ -301,7 +301,7 @@ def test_suspicion_needs_time_and_a_sign_of_life_to_pass() -> None:
     members.suspect(peer, 12.0)
     members.heard(node.beat(), 12.5, WALL, age=1.0)
     assert members.suspected(23.0) == {peer}, "that was sealed before it was found out of reach"
-    members.trust(peer)
+    members.met(peer, "direct", "192.0.2.1")
     members.suspect(peer, 11.0)
     members.heard(node.beat(), 11.5, WALL)
     members.suspect(peer, 12.0)
@@ -309,7 +309,7 @@ def test_suspicion_needs_time_and_a_sign_of_life_to_pass() -> None:
     assert members.suspected(31.0) == {peer}, "the second failure in a row counts double"
     assert members.suspected(32.0) == set()
     members.suspect(peer, 32.0)
-    members.trust(peer)
+    members.met(peer, "direct", "192.0.2.1")
     assert members.suspected(33.0) == set()
     assert [member.peer_id for member in members.live(13.0)] == [peer], "suspected is not dead"
 
@@ -382,3 +382,62 @@ def test_a_full_table_gives_up_the_stalest_however_often_the_others_were_heard()
             del sealed_at[stalest]
             sealed_at[peer] = heard
         assert {member.peer_id for member in members.live(float(now))} == set(sealed_at)
+
+
+def joined(members: Membership, count: int = 1) -> list[PeerId]:
+    nodes = [Node() for _ in range(count)]
+    for node in nodes:
+        members.heard(node.beat(), 0.0, WALL)
+    return [node.identity.peer_id for node in nodes]
+
+
+def test_only_who_was_dialled_or_committed_an_exchange_is_verified() -> None:
+    members, committed = table(), dict[PeerId, int]()
+    members.committed = lambda peer: committed.get(peer, 0)
+    heard_of, caller, partner, dialled, carried, far_partner = peers = joined(members, 6)
+    members.met(caller, "inbound", "198.51.100.1")
+    members.met(partner, "inbound", "198.51.101.1")
+    members.met(dialled, "direct", "198.51.102.1")
+    members.met(carried, "relayed", "")
+    members.met(Identity.generate().peer_id, "direct", "198.51.103.1")
+    assert members.verified() == {dialled, carried}, "who is no member is none"
+    committed |= {partner: 1, far_partner: 3}
+    assert members.verified() == {dialled, carried, partner}, "a partner speaks for itself before it counts"
+    live = {member.peer_id: (member.verified, member.group) for member in members.live(1.0)}
+    groups = [live[peer] for peer in peers]
+    assert groups[:4] == [(False, ""), (False, ""), (True, "198.51.101.0/24"), (True, "198.51.102.0/24")]
+    assert (heard_of in members, groups[4]) == (True, (True, "relayed"))
+
+
+def test_verified_members_of_one_address_group_count_up_to_its_share_partners_first() -> None:
+    members, committed = table(), dict[PeerId, int]()
+    members.committed = lambda peer: committed.get(peer, 0)
+    hosts = {"four": "198.51.100.", "six": "2001:db8:7::", "private": "10.0.0.", "loopback": "127.0.0.1", "": ""}
+    for name, host in hosts.items():
+        peers = joined(members, 9)
+        for number, peer in enumerate(peers):
+            members.met(peer, "direct" if host else "relayed", f"{host}{number + 1}" if host.endswith((".", ":")) else host)
+        bounded = name not in ("private", "loopback")
+        assert members.verified() & {*peers} == {*peers[: PER_GROUP if bounded else 9]}, name
+        committed[peers[8]] = 1
+        assert peers[8] in members.verified()
+    elsewhere = joined(members)[0]
+    members.met(elsewhere, "direct", "203.0.113.1")
+    members.met(elsewhere, "inbound", "198.51.100.77")
+    assert {member.group for member in members.live(1.0) if member.peer_id == elsewhere} == {"203.0.113.0/24"}
+
+
+def test_who_left_or_is_out_of_reach_for_long_is_verified_no_more() -> None:
+    members, node = table(), Node()
+    peer = node.identity.peer_id
+    members.heard(node.beat(), 0.0, WALL)
+    members.met(peer, "direct", "127.0.0.1")
+    for now in (1.0, 2.0):
+        members.suspect(peer, now)
+        assert members.verified() == {peer}
+    members.suspect(peer, 3.0)
+    assert members.verified() == set()
+    members.met(peer, "direct", "127.0.0.1")
+    members.heard(node.beat(leaving=True), 4.0, WALL)
+    members.heard(node.beat(), 5.0, WALL)
+    assert members.verified() == set()
