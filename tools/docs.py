@@ -216,6 +216,20 @@ def bounds() -> list[Bound]:
     return [
         Bound("connections", "at once", f"{host.connections}", "`HostLimits`", "so_many_connections_and_no_more"),
         Bound(
+            "connections",
+            "of these opened by others",
+            f"{host.connections - host.connections // 4}",
+            "`ConnectionManager`",
+            "a_quarter_is_left_for_those_that_we_open",
+        ),
+        Bound(
+            "connections",
+            "opened by one address group",
+            f"{host.inbound.per_source}",
+            "`ConnectionLimits`",
+            "so_many_of_one_group_of_addresses",
+        ),
+        Bound(
             "streams",
             "opened by a peer, per connection",
             f"{host.streams_per_connection}",

@@ -267,7 +267,6 @@ class Node:
             data=config.data,
             device=config.device,
             threads=config.threads,
-            nice=config.nice,
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
         )

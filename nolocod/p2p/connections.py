@@ -23,11 +23,13 @@ from nolocod.errors import (
     PeerNotAllowedError,
     PeerTooSlowError,
     PeerUnavailableError,
+    RefusedError,
     RemoteError,
 )
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.p2p import libp2p_patches
+from nolocod.p2p.limits.connection_manager import Held
 from nolocod.p2p.transport.connection import Connection, Origin, origin_of, relayed
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.dialer import Dialer, first_of
@@ -83,6 +85,7 @@ class Connections:
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._told: dict[PeerId, Reach] = {}  # who is connected, and how, by the last event of ours about it
         self._arrived = trio.Event()
+        self.dialer.connection_manager.open = self._held
         libp2p_patches.dial_with(swarm, self._dial_for_libp2p)
         libp2p_patches.prefer(swarm, best)
         swarm.register_notifee(_Watch(self._connected, self._disconnected))
@@ -93,6 +96,16 @@ class Connections:
         """Who is connected, and how; of several connections to a peer the best one counts."""
         found = {PeerId(str(peer)): self._reaches(PeerId(str(peer))) for peer in self._swarm.connections}
         return {peer: min(reaches, key=_RANKS.index) for peer, reaches in found.items() if reaches}
+
+    def _held(self) -> list[Held]:
+        """All connections, as the connection manager looks at them."""
+        found = []
+        for connection in self._swarm.get_connections():
+            origin, muxed = origin_of(connection), connection.muxed_conn
+            drop, peer = partial(self._nursery.start_soon, _close, connection), PeerId(str(muxed.peer_id))
+            state = not muxed.is_initiator, bool(muxed.streams), muxed.heard_at
+            found.append(Held(origin.source, origin.since, drop, peer, *state))
+        return found
 
     def _live(self, peer: PeerId) -> list[INetConn]:
         return [connection for connection in self._swarm.connections.get(_id(peer), ()) if not connection.is_closed]
@@ -205,8 +218,7 @@ class Connections:
         relay, relay_address = found
         if relay in (self.own, peer):
             raise PeerUnavailableError(f"{address} leads through one of the two ends.")
-        doing = f"dialling through {short(relay)}"
-        with map_exceptions(peer, doing), deadline(2 * self.patience, f"{doing} {short(peer)}"):
+        with deadline(2 * self.patience, f"dialling {short(peer)} through {short(relay)}"):
             await self.connect(relay, [relay_address])
             if not self.straight(relay):
                 raise PeerUnavailableError(f"relay {short(relay)} is itself reached only through a relay.")
@@ -268,6 +280,8 @@ class Connections:
 
     async def accept_circuit(self, stream: Stream, source: PeerId) -> None:
         """Serve a connection over `stream`, until it ends; by the relay's word it comes from `source`."""
+        if not self.dialer.connection_manager.has_room(stream.remote, trio.current_time()):
+            raise RefusedError("this node has all the connections that it may have.")
         raw = _on_circuit(stream, source, initiator=False)
         with map_exceptions(source, f"answering through {short(stream.remote)}"):
             muxed = await self._swarm.upgrade_inbound_raw_conn(raw, *raw.get_transport_addresses())
@@ -278,8 +292,7 @@ class Connections:
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`."""
         for connection in self._swarm.get_connections(_id(peer)):
-            with trio.move_on_after(2.0), already_gone():
-                await connection.close()
+            await _close(connection)
 
     async def close(self) -> None:
         """Stop listening, then close all connections: libp2p left to itself keeps late ones open."""
@@ -295,6 +308,7 @@ class Connections:
         self._arrived.set()
         self._arrived = trio.Event()
         self._tell(peer)
+        self.dialer.connection_manager.enforce(trio.current_time())
         if len({relayed(other) for other in self._live(peer)}) == 2:
             self._nursery.start_soon(self._give_up_relayed, peer)
 
@@ -356,6 +370,11 @@ def _kind(failures: Sequence[RemoteError]) -> type[RemoteError]:
     return PeerTooSlowError if all(isinstance(failure, PeerTooSlowError) for failure in failures) else PeerUnavailableError
 
 
+async def _close(connection: INetConn) -> None:
+    with trio.move_on_after(2.0), already_gone():
+        await connection.close()
+
+
 def _id(peer: PeerId) -> ID:
     return ID.from_string(peer)
 
@@ -363,7 +382,8 @@ def _id(peer: PeerId) -> ID:
 def _on_circuit(stream: Stream, peer: PeerId, *, initiator: bool) -> Connection:
     """What is to be secured over `stream`, which a relay has joined to `peer`."""
     address = Multiaddr(f"/p2p/{stream.remote}/p2p-circuit/p2p/{peer}")
-    return Connection(CircuitEndpoint(cast("LibStream", stream).muxed), initiator, Origin("relayed"), address)
+    origin = Origin("relayed", source=stream.remote)
+    return Connection(CircuitEndpoint(cast("LibStream", stream).muxed), initiator, origin, address)
 
 
 def best(connections: Sequence[INetConn], _: ID | None = None) -> INetConn:

@@ -1,7 +1,7 @@
 """A node's host: the only `new_host` call, the streams that it opens and answers, and the addresses that it tells.
 
-The rule: above this module nobody sees libp2p. Handlers of inbound streams run in this host's nursery: a LocalError there
-stops the node, anything else costs the peer its stream.
+The rule: above this module nobody sees libp2p. Handlers of inbound streams run in this host's nursery: a RemoteError there
+costs the peer its stream, anything else is ours and stops the node.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from nolocod.p2p import libp2p_patches
 from nolocod.p2p.connections import Connections
 from nolocod.p2p.limits.bandwidth import Unmetered
 from nolocod.p2p.limits.connection_gater import ConnectionGater
+from nolocod.p2p.limits.connection_manager import ConnectionLimits, ConnectionManager
 from nolocod.p2p.limits.peerstore import BoundedStore
-from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits, StreamLimiter
+from nolocod.p2p.limits.rate_limits import StreamLimiter
 from nolocod.p2p.transport.connection import relayed
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.dialer import Dialer
@@ -100,7 +101,6 @@ async def open_host(
     Raises PortTakenError, or UsageError for an address that this machine does not have or that nobody could dial.
     """
     libp2p_patches.quiet_libraries()
-    libp2p_patches.bound_lines()
     for address in announce:
         if not dialable(address):
             raise UsageError(f"--announce {address!r} cannot be dialled.", remedy="Write it like /ip4/203.0.113.7/tcp/4001.")
@@ -110,7 +110,7 @@ async def open_host(
     noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater or ConnectionGater())
     basic = _basic_host(keys, limits, noise)
     swarm = cast("Swarm", basic.get_network())
-    dialer = Dialer(swarm, bound, limits.connections, limits.connect, ConnectionLimiter(limits.inbound))
+    dialer = Dialer(swarm, bound, limits.connect, ConnectionManager(limits.connections, limits.inbound))
     async with basic.run([Multiaddr(multiaddr_of(address)) for address in bound]), trio.open_nursery() as nursery:
         await libp2p_patches.never_dial_unasked(swarm)
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
@@ -126,18 +126,19 @@ async def open_host(
 
 
 def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> BasicHost:
+    most = limits.connections + limits.inbound.half_open  # our own manager keeps to `connections`
     config = ConnectionConfig(
-        max_connections=limits.connections,
+        max_connections=most,
         min_connections=0,
-        low_watermark=limits.connections,  # no pruning: `max_connections` refuses before it comes to that
-        high_watermark=limits.connections,
+        low_watermark=most,
+        high_watermark=most,
         # ours end first, and then close the connection
         outbound_stream_protocol_negotiation_timeout=limits.negotiate * 3,
         auto_connect_interval=3600.0,
         inbound_upgrade_timeout=limits.connect,
     )
     manager = ResourceManager(
-        ResourceLimits(max_connections=limits.connections * 2, max_streams=limits.connections * limits.streams_per_peer),
+        ResourceLimits(max_connections=most * 2, max_streams=limits.connections * limits.streams_per_peer),
         enable_metrics=False,
         enable_memory_limits=False,
         enable_circuit_breaker=False,
@@ -155,22 +156,8 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
     muxer = YamuxMultistream(MuxLimits(streams=limits.streams_per_connection))
     libp2p_patches.offer_only(cast("Swarm", basic.get_network()), muxer)
     libp2p_patches.never_identify(basic)
-    libp2p_patches.contain_streams(basic, _contained)
+    libp2p_patches.let_handlers_go(basic)
     return cast("BasicHost", basic)
-
-
-def _contained(handle: RawHandler) -> RawHandler:
-    """`handle`, whose failures end the stream alone."""
-
-    async def handle_stream(raw: INetStream) -> None:
-        try:
-            with map_exceptions(PeerId(str(raw.muxed_conn.peer_id)), "answering"):
-                await handle(raw)
-        except RemoteError as error:
-            logger.debug("a stream ended: %s", error)
-            await raw.reset()
-
-    return handle_stream
 
 
 class Host(Connections):
@@ -280,9 +267,8 @@ class Host(Connections):
     async def _handle(self, handler: Handler, stream: LibStream, done: trio.Event) -> None:
         with self._counted(stream.remote):
             try:
-                with map_exceptions(stream.remote, "answering"):
-                    await handler(stream)
-                    await stream.finish(self.limits.linger)
+                await handler(stream)
+                await stream.finish(self.limits.linger)
             except RemoteError as error:
                 self.faults += 1
                 self.judge(stream.remote, error)

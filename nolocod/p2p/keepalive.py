@@ -1,4 +1,4 @@
-"""Finds connections whose other end is gone without a word.
+"""Finds connections whose other end is gone without a word, and has those closed that nobody needs.
 
 The rule: a peer of which any byte came in lately is not pinged; one that was not heard answers a ping within
 the deadline, or its connection is closed. Neither TCP nor libp2p would notice for more than a minute.
@@ -39,6 +39,7 @@ async def keep_alive(
 
     while True:
         await trio.sleep(timing.ping / 3)
+        host.dialer.connection_manager.trim(trio.current_time())
         now, connected = trio.current_time(), host.peers()
         # a new connection counts as a sign of life
         heard = {peer: max(heard.get(peer, now), gossiped_at(peer), host.heard_at(peer)) for peer in connected}

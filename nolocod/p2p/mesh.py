@@ -28,7 +28,7 @@ from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.keepalive import drop_the_dead, keep_alive
 from nolocod.p2p.limits.connection_gater import ConnectionGater
-from nolocod.p2p.limits.rate_limits import ConnectionLimits
+from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER, ConnectionLimits
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
@@ -88,7 +88,7 @@ async def open_mesh(
     book = AddressBook(config.paths.peers, emit)
     raised: NolocodError | None = None
     gater = ConnectionGater.reading(prologue(_network_key(config)), config.access.allow, read_allow_list)
-    limits = HostLimits(connections=config.connections, inbound=ConnectionLimits(per_address=config.connections_per_address))
+    limits = HostLimits(connections=config.connections, inbound=ConnectionLimits(per_source=config.connections_per_address))
     host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gater)
     async with host_of as host, trio.open_nursery() as nursery:
         nursery.start_soon(gater.follow, host.peers, host.disconnect, emit)
@@ -154,6 +154,7 @@ class Mesh:
         self._work = trio.CancelScope()
         self.cloned = trio.Event()
         """Set once another node, that began before this one, is known to speak with our key."""
+        host.dialer.connection_manager.rank = self._rank
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -316,6 +317,14 @@ class Mesh:
     def connections(self) -> dict[PeerId, Reach]:
         """Who is connected, and how."""
         return self._host.peers()
+
+    def _rank(self, peer: PeerId) -> int:
+        """What a connection with `peer` is worth."""
+        if self._host.refuses(peer):
+            return STRANGER
+        if self._parts.connectivity.needs(peer):
+            return KEPT
+        return PARTNER if self._reputation.committed(peer) else MEMBER if peer in self._table else STRANGER
 
     def clock_offset(self) -> float:
         """The median of the members' clocks minus ours, in seconds; 0 without members."""

@@ -64,7 +64,7 @@ class MeshSettings:
     connections: int = 256
     """With peers, at once."""
     connections_per_address: int = 64
-    """Of them those that come from one IPv4 address, or one /48 of IPv6."""
+    """Of them those that come from one address group: a /24 of IPv4 or a /48 of IPv6."""
     relaying: Relaying = Relaying()
     access: Access = Access()
     upnp: bool = True

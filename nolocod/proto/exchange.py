@@ -127,13 +127,15 @@ class Exchange:
             codec=self._setting.codec,
             size=self._setting.size,
             fragment=subject.fragment,
+            dense=subject.dense,
         )
         return self._seal(offer=offer)
 
-    def accept(self, standing: Standing) -> bytes:
+    def accept(self, standing: Standing, *, dense: bool) -> bytes:
         self._step(">accept")
+        self.subject = Subject(self.subject.fragment, self.subject.dense or dense)
         self._own.standing = standing_to_wire(standing)
-        return self._seal(accept=pb.Accept(standing=self._own.standing))
+        return self._seal(accept=pb.Accept(standing=self._own.standing, dense=dense))
 
     def busy(self, retry_after: float, reason: str) -> bytes:
         self._step(">busy")
@@ -302,7 +304,7 @@ class Exchange:
         if len(self.session) != SESSION_SIZE:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
         standing_from_wire(offer.standing)  # raises for numbers beyond all measure
-        self.subject = Subject(offer.fragment)
+        self.subject = Subject(offer.fragment, offer.dense)
         self._other.standing = offer.standing
 
     def _take_accept(self, accept: pb.Accept) -> None:
@@ -310,6 +312,7 @@ class Exchange:
         staleness = self._setting.staleness
         if own is not None and staleness is not None and abs(own.round - other.round) > staleness:
             raise ProtocolError(f"the partner accepted from round {other.round} an offer from round {own.round}.")
+        self.subject = Subject(self.subject.fragment, self.subject.dense or accept.dense)
         self._other.standing = accept.standing
 
     def _take_describe(self, wire: pb.Describe) -> None:

@@ -46,7 +46,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     standing: Standing
     ages: tuple[int, ...]
-    """Of each fragment: inner steps since its last outer step."""
+    """Of each fragment: inner steps since its last outer step, ..."""
+    sparse: tuple[int, ...]
+    """... and paired outer steps since its slow weights travelled."""
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()

@@ -133,7 +133,7 @@ class Scene:
             session=self.sessions.randbytes(16),
             sequence=1,
             receiver=self.alice.peer_id,
-            offer=pb.Offer(standing=standing_to_wire(STANDING), codec=codec, size=SIZE),
+            offer=pb.Offer(standing=standing_to_wire(STANDING), codec=codec, size=SIZE, dense=True),
         )
         for name, value in changes.items():
             setattr(body, name, value)
@@ -417,12 +417,12 @@ async def test_silent_connections_of_one_address_leave_the_door_open_for_others(
     async with scene(tmp_path) as besieged, AsyncExitStack() as stack:
         await exchanged(besieged)
         port = int(besieged.alice.mesh._host.announced[0].rpartition("/")[2])
-        door, open_before = besieged.alice.mesh._host.dialer.connection_limiter, files()
+        door, open_before = besieged.alice.mesh._host.dialer.connection_manager, files()
         for _ in range(60):
             silent = await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.9")
             await stack.enter_async_context(silent)
         await until(lambda: door.turned_away >= 40)
-        assert door._half_open["127.0.0.9"] <= 16
+        assert sum(one.source == "127.0.0.9" for one in door.half_open) <= 16
         assert files() <= open_before + 60 + 16 + 8, "those that were turned away are closed on our side"
         async with attacker(1) as other:  # type: ignore[attr-defined]
             await other.connect(besieged.alice.peer_id, besieged.alice.mesh._host.announced)
@@ -439,9 +439,9 @@ async def test_many_identities_of_one_address_have_its_share_of_connections(tmp_
             many = await stack.enter_async_context(one)
             with suppress(RemoteError):
                 await many.connect(alice.own, alice.announced)
-        assert alice.dialer.connection_limiter._inside["127.0.0.30"] == 4
+        assert sum(one.source == "127.0.0.30" for one in alice._held()) == 4
         # one that is turned away dials once more from a port and an address that the system chooses: 127.0.0.1
-        assert alice.dialer.connection_limiter.inside <= 2 * 4
+        assert len(alice._held()) <= 2 * 4 + 1, "and Bob"
         assert len(alice.peers()) <= 2 * 4
         assert alice.connected(besieged.bob.peer_id)
         await exchanged(besieged)

@@ -29,6 +29,8 @@ from nolocod.p2p import host as host_module
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.host import open_host
 from nolocod.p2p.keepalive import PING
+from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER
+from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.timing import Timing
@@ -99,6 +101,23 @@ class Node:
 
     def troubles(self) -> set[str]:
         return {event.code for event in self.events if isinstance(event, Troubled)}
+
+
+async def test_what_a_connection_is_worth(tmp_path: Path) -> None:
+    """Bootstraps before partners, partners before members, members before strangers and the banned."""
+    sealed, ann = a_run(), Node(tmp_path / "ann")
+    async with ann.member(sealed) as first:
+        bob = Node(tmp_path / "bob", bootstrap=first.addresses[:1])
+        async with bob.member(sealed) as second:
+            await wait_members(first)
+            rank = first._host.dialer.connection_manager.rank
+            assert second._host.dialer.connection_manager.rank(ann.peer_id) == KEPT
+            assert (rank(bob.peer_id), rank(Identity.generate().peer_id)) == (MEMBER, STRANGER)
+            first.judge(bob.peer_id, Conduct.COMMITTED)
+            assert rank(bob.peer_id) == PARTNER
+            for _ in range(3):
+                first.judge(bob.peer_id, Conduct.FALSE_SIGNATURE)
+            assert rank(bob.peer_id) == STRANGER
 
 
 async def test_six_nodes_find_each_other_through_one_bootstrap(tmp_path: Path) -> None:

@@ -52,5 +52,10 @@ def address_group(host: str) -> str | None:
     return _network(address)
 
 
+def source(host: str) -> str:
+    """The group of `host`, or the address alone where it has none."""
+    return address_group(host) or customer(host)
+
+
 def _network(address: IpAddress) -> str:
     return str(ipaddress.ip_network((int(address), _GROUP[address.version]), strict=False))

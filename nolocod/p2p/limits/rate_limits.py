@@ -8,7 +8,7 @@ clock in here: `now` is a monotonic time in seconds.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from nolocod.p2p.limits.address_groups import customer
@@ -83,79 +83,6 @@ class Windows:
             return False
         self._taken.append((now, name))
         return True
-
-
-# --- connections ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Of connections that others open to us, those that are not told yet who they are included."""
-
-    per_address: int = 64
-    half_open: int = 64
-    """In their handshake at once."""
-    half_open_per_address: int = 16
-    arrivals: Rate = Rate(10, 100)
-    """From one address."""
-
-
-class ConnectionLimiter:
-    """Lets connections in. `limits` are this node's."""
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
-        self._arrivals = TokenBuckets(limits.arrivals)
-        self._inside: Counter[str] = Counter()
-        self._half_open: Counter[str] = Counter()
-        self.turned_away = 0
-
-    @property
-    def inside(self) -> int:
-        """How many connections are here, half-open ones included."""
-        return self._inside.total()
-
-    def admit(self, host: str, now: float) -> AdmittedConnection | None:
-        """Let in a connection from `host`; None if it is one too many."""
-        limits, name = self._limits, customer(host)
-        crowded = (
-            self._inside[name] >= limits.per_address
-            or self._half_open[name] >= limits.half_open_per_address
-            or self._half_open.total() >= limits.half_open
-        )
-        if crowded or not self._arrivals.take(name, now):
-            self.turned_away += 1
-            return None
-        return AdmittedConnection(name, self._inside, self._half_open)
-
-
-@dataclass
-class AdmittedConnection:
-    """Counted from now on. `closed` must be called once it has ended."""
-
-    _name: str
-    _inside: Counter[str]
-    _half_open: Counter[str]
-    _shaking: bool = field(default=True)
-
-    def __post_init__(self) -> None:
-        self._inside[self._name] += 1
-        self._half_open[self._name] += 1
-
-    def handshake_over(self) -> None:
-        if self._shaking:
-            self._shaking = False
-            _less(self._half_open, self._name)
-
-    def closed(self) -> None:
-        self.handshake_over()
-        _less(self._inside, self._name)
-
-
-def _less(counts: Counter[str], name: str) -> None:
-    counts[name] -= 1
-    if not counts[name]:
-        del counts[name]
 
 
 # --- streams ----------------------------------------------------------------------------------------------

@@ -135,6 +135,10 @@ class Connectivity:
         known = (member for member in members.values() if member.relays or member.peer_id in self._bootstrap)
         return [*(Candidate(member.peer_id, member.addresses, member.relays) for member in known), *found]
 
+    def needs(self, peer: PeerId) -> bool:
+        """Whether it is a bootstrap, or a relay that holds our reservation."""
+        return peer in self._bootstrap or peer in self._reservations.held
+
     def _may_connect_straight(self, peer: PeerId) -> bool:
         return peer in self._bootstrap or any(member.peer_id == peer and member.relays for member in self.members())
 

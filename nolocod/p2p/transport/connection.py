@@ -6,9 +6,10 @@ port stands behind a connection, is written down by whoever made it, and read by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.network.connection.raw_connection import RawConnection
 
@@ -30,6 +31,9 @@ class Origin:
     """Ours is the port that we listen on: what the peer sees of us is what others can dial, or punch to."""
     expected: PeerId | None = None
     """Whom a punched connection was expected from: anybody else who comes that way has simply dialled us."""
+    source: str = ""
+    """Where the other end is (address_groups.source): an address or a group of them, or the relay."""
+    since: float = field(default_factory=trio.current_time, compare=False)
 
 
 class Connection(RawConnection):  # type: ignore[misc]  # libp2p has no types that mypy follows

@@ -28,7 +28,8 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
 from nolocod.p2p import libp2p_patches
-from nolocod.p2p.limits.rate_limits import PUNCHES, ConnectionLimiter, DialLimiter
+from nolocod.p2p.limits.address_groups import source
+from nolocod.p2p.limits.rate_limits import PUNCHES, DialLimiter
 from nolocod.p2p.transport.connection import Connection, Origin
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.endpoints import TcpEndpoint, plain
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from libp2p.network.swarm import Swarm
 
     from nolocod.identity import PeerId
+    from nolocod.p2p.limits.connection_manager import ConnectionManager
 
 logger = logging.getLogger(__name__)
 
@@ -73,22 +75,20 @@ class Expected:
 class Dialer:
     """All TCP connections of one host, both ways.
 
-    `listening` are its sockets' addresses, `most` is how many connections it may have, and `patience` the seconds for a
-    handshake as client. For that as server the swarm has a deadline of its own, which is not to be cut short from
-    outside: libp2p 0.8.1 then keeps the connection in its count for ever.
+    `listening` are its sockets' addresses, and `patience` the seconds for a handshake as client. For that as server the
+    swarm has a deadline of its own, which is not to be cut short from outside: libp2p 0.8.1 then keeps the connection in
+    its count for ever.
     """
 
     def __init__(
         self,
         swarm: Swarm,
         listening: Sequence[Address],
-        most: int,
         patience: float,
-        connection_limiter: ConnectionLimiter,
+        connection_manager: ConnectionManager,
     ) -> None:
         self._swarm = swarm
-        self._most = most
-        self.connection_limiter = connection_limiter
+        self.connection_manager = connection_manager
         self._dial_limiter, self._punches = DialLimiter(), DialLimiter(PUNCHES)
         self._patience = patience
         self._sources = {_family(address.host): address for address in reversed(listening)}
@@ -108,12 +108,12 @@ class Dialer:
     async def dial(self, peer: PeerId, address: str, *, fresh: bool = False) -> None:
         """Have a straight connection to `peer` at a TCP multiaddr, from a `fresh` port or the listening one.
 
-        Raises what libp2p and the system raise (FOREIGN).
+        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
         """
         await _one_of(await resolve(address), partial(self._dial, peer, fresh))
 
     async def _dial(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
-        if self._swarm.get_total_connections() >= self._most:
+        if not self.connection_manager.has_room(source(target[0]), trio.current_time(), arrived=False):
             raise SwarmException("this node has all the connections that it may have.")
         if not self._dial_limiter.may(target[0], trio.current_time()):
             raise SwarmException(f"{target[0]} was dialled in vain too often of late.")
@@ -129,12 +129,12 @@ class Dialer:
     async def _dial_there(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
         connected, from_listen_port = await (self._try_first(target) if fresh else self._connect(target))
         try:
-            await self._upgrade(connected, peer, Origin("direct", from_listen_port), client=True)
+            await self._upgrade(connected, peer, Origin("direct", from_listen_port, None, source(target[0])), client=True)
         except BaseLibp2pError as error:
             if not from_listen_port or not _crossed(error):
                 raise
             # Perhaps both of us dialled at the same moment, and TCP made one connection of it, with two clients.
-            await self._upgrade(await _open(target, None), peer, Origin("direct"), client=True)
+            await self._upgrade(await _open(target, None), peer, Origin("direct", False, None, source(target[0])), client=True)
 
     async def _try_first(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
         """As `_connect`, of one who may not answer: from a fresh port, which is given up if the other is to be seen."""
@@ -164,7 +164,7 @@ class Dialer:
     async def probe(self, peer: PeerId, address: str) -> None:
         """Dial a TCP multiaddr from a fresh port beside all connections, make sure that `peer` answers, and hang up.
 
-        Raises what libp2p and the system raise (FOREIGN).
+        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
         """
         await _one_of(await resolve(address), partial(self._probe, peer))
 
@@ -211,7 +211,7 @@ class Dialer:
     async def punched(self, connected: trio.socket.SocketType, peer: PeerId, *, client: bool) -> None:
         """Make a connection to `peer` of what `punch` returned. Raises as `dial` does."""
         host = connected.getpeername()[0]
-        await self._upgrade(connected, peer, Origin("punched", True, peer), client=client)
+        await self._upgrade(connected, peer, Origin("punched", True, peer, source(host)), client=client)
         self._punches.answered(host, trio.current_time())
 
     # --- both -----------------------------------------------------------------------------------------
@@ -239,26 +239,25 @@ class Dialer:
         """One inbound connection, until it ends."""
         inner = TcpEndpoint(stream.stream)
         remote = inner.get_remote_address() or ("", 0)
-        full = self._swarm.get_total_connections() >= self._most
-        admitted = None if full else self.connection_limiter.admit(remote[0], trio.current_time())
+        admitted = self.connection_manager.admit(remote[0], trio.current_time(), stream.stream.socket.close)
         if admitted is None:
             await stream.close()
             return
         expected = self.expected.get(remote)
         client = expected is not None and expected.client
-        origin = Origin("punched", True, expected.peer) if expected else Origin("inbound", True)
+        origin = Origin("punched" if expected else "inbound", True, expected.peer if expected else None, admitted.source)
         link = Connection(inner, client, origin)
         try:
             if expected is not None and client:
                 muxed = (await self._as_client(link, expected.peer)).muxed_conn
             else:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
-            admitted.handshake_over()
+            self.connection_manager.half_open.pop(admitted, None)
             await muxed.event_closed.wait()
-        except FOREIGN as error:
+        except (trio.TooSlowError, *FOREIGN) as error:
             logger.debug("an inbound connection failed: %s", error)
         finally:
-            admitted.closed()
+            self.connection_manager.half_open.pop(admitted, None)
             await _hang_up(link)
 
 
@@ -304,7 +303,7 @@ async def _one_of(targets: Sequence[Endpoint], attempt: Callable[[Endpoint], Awa
         try:
             with trio.fail_after(left / (len(targets) - number)):
                 return await attempt(target)
-        except FOREIGN as error:
+        except (trio.TooSlowError, *FOREIGN) as error:
             failure = error
     raise failure
 

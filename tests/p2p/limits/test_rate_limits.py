@@ -11,8 +11,6 @@ from nolocod.identity import PeerId
 from nolocod.p2p.limits import rate_limits
 from nolocod.p2p.limits.rate_limits import (
     NORMAL,
-    ConnectionLimiter,
-    ConnectionLimits,
     DialLimiter,
     Rate,
     StreamLimiter,
@@ -77,49 +75,6 @@ def test_thousands_of_names_cost_bounded_memory_and_full_buckets_none() -> None:
     assert not all(buckets.take("name-4999", 0.0) for _ in range(3)), "of the latest it is remembered what they took"
     buckets.take("later", 10.0)
     assert len(buckets) == 1
-
-
-# --- connections ------------------------------------------------------------------------------------------
-
-FREE = Rate(1e6, 1e6)
-
-
-def test_the_door_counts_those_inside_by_address() -> None:
-    limiter = ConnectionLimiter(ConnectionLimits(per_address=2, arrivals=FREE))
-    first, second = limiter.admit(HOME, 0.0), limiter.admit(HOME, 0.0)
-    assert first is not None
-    assert second is not None
-    assert limiter.admit(HOME, 0.0) is None
-    assert limiter.turned_away == 1
-    assert limiter.admit(OFFICE, 0.0) is not None
-    second.closed()
-    assert limiter.admit(HOME, 0.0) is not None
-    assert limiter.inside == 3
-
-
-def test_handshakes_are_counted_by_address_and_in_all_until_they_are_over() -> None:
-    limiter = ConnectionLimiter(ConnectionLimits(half_open=5, half_open_per_address=3, arrivals=FREE))
-    admitted = [limiter.admit(HOME, 0.0) for _ in range(3)]
-    assert limiter.admit(HOME, 0.0) is None
-    others = [limiter.admit(OFFICE, 0.0) for _ in range(2)]
-    assert limiter.admit(OFFICE, 0.0) is None, "five in all"
-    for connection in (*admitted, *others):
-        assert connection is not None
-        connection.handshake_over()
-        connection.handshake_over()
-    assert limiter.admit(HOME, 0.0) is not None
-    assert limiter.inside == 6
-
-
-def test_who_comes_too_often_waits_whatever_it_closed_again() -> None:
-    limiter = ConnectionLimiter(ConnectionLimits(arrivals=Rate(1.0, 4)))
-    for _ in range(4):
-        connection = limiter.admit("2001:db8::1", 0.0)
-        assert connection is not None
-        connection.closed()
-    assert limiter.inside == 0
-    assert limiter.admit("2001:db8::2", 0.0) is None, "the same /48"
-    assert limiter.admit("2001:db8::2", 1.0) is not None
 
 
 # --- streams ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from nolocod.errors import RemoteError
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Punched
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.limits.rate_limits import ConnectionLimiter, ConnectionLimits
+from nolocod.p2p.limits.connection_manager import ConnectionLimits, ConnectionManager
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.hole_punching import DCUTR, HolePuncher, PunchLimits
 from nolocod.p2p.transport.delimited import receive_message, send_message
@@ -379,9 +379,8 @@ async def test_one_machine_is_punched_to_so_often_whatever_ports_it_is_said_to_h
         raise ConnectionRefusedError
 
     monkeypatch.setattr("nolocod.p2p.transport.dialer._open", refused)
-    dialer = Dialer(
-        cast("Swarm", SimpleNamespace()), [Address("127.0.0.1", 4001)], 8, 1.0, ConnectionLimiter(ConnectionLimits())
-    )
+    manager = ConnectionManager(8, ConnectionLimits())
+    dialer = Dialer(cast("Swarm", SimpleNamespace()), [Address("127.0.0.1", 4001)], 1.0, manager)
     for host, most in (("127.0.0.77", 60 + 12), ("127.0.0.78", 60 + 4)):
         dialled.clear()
         for _ in range(3 if host == "127.0.0.77" else 1):

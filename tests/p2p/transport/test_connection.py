@@ -359,7 +359,7 @@ async def test_who_answers_a_fresh_port_sees_the_listening_one_where_that_is_wan
         await until(lambda: bob.own in ann.observed)
         assert ann.observed[bob.own].from_listen_port
         assert endpoint(ann.observed[bob.own].address) == endpoint(ann.announced[0])
-        await until(lambda: bob.dialer.connection_limiter.inside == 1)  # the try has hung up
+        await until(lambda: not bob.dialer.connection_manager.half_open)  # the try has hung up
 
 
 async def test_circuits_are_tried_beside_straight_addresses_that_do_not_answer() -> None:
