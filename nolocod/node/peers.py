@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerBusyError, first_error
-from nolocod.observe.events import Troubled
+from nolocod.observe.events import Troubled, WeightsFetched
 from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.snapshots.client import fetch_snapshot
 from nolocod.p2p.snapshots.cross_check import fetch_parts
@@ -62,12 +62,13 @@ class Peers:
             self._emit(Troubled(error.code, error.cause))
             return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
 
-    async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
-        """Fetch the slow weights of one of `donors` into a file; NoDonorError if none gave them.
+    async def fetch_weights(self, donors: list[PeerId], into: Path, size: int) -> tuple[PeerId, Standing]:
+        """Fetch the slow weights of one of `donors`, of `size` bytes, into a file; NoDonorError if none gave them.
 
         Returns the donor and its standing when it wrote them.
         """
-        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, self._emit, self._mesh.blame)
+        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, size, self._mesh.blame)
+        self._emit(WeightsFetched(fetched.donor, fetched.standing.round, fetched.size, fetched.seconds))
         return fetched.donor, fetched.standing
 
     async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[SnapshotParts, ...]:

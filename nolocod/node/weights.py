@@ -72,6 +72,7 @@ class Weights:
         """Whose weights the trainer holds although they were found too bad."""
         self._saved_round = _newest_round(settings.setup.checkpoints)
         self._staleness = settings.manifest.outer.staleness
+        self._size = 0  # of weights as a donor gives them, in bytes
 
     @property
     def standing(self) -> Standing:
@@ -92,6 +93,7 @@ class Weights:
         loaded = await self._trainer.load(self._settings.setup)
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
+        self._size = loaded.snapshot_size
         self._loaded = loaded.source == "checkpoint"  # an older one than the newest by name, if that is damaged
         if loaded.source == "seed":
             await self._fetch(_DONOR_PATIENCE)
@@ -137,7 +139,7 @@ class Weights:
                     return
             if donors:
                 try:
-                    donor, size = await self._adopt(donors)
+                    donor, fits = await self._adopt(donors)
                 except NoDonorError as error:
                     for donor in donors:
                         doubted.pop(donor, None)  # the best of them has gone
@@ -146,11 +148,11 @@ class Weights:
                     self._emit(Troubled(error.code, f"{error.cause} They are asked again."))
                     await trio.sleep(_ASK_AGAIN)
                     continue
-                if size is None:
+                if not fits:
                     misfits.add(donor)
                     continue
                 others = [other for other in donors if other != donor]
-                loss, objection = await self._examine(donor, size, others, doubted) if choosing else (0.0, None)
+                loss, objection = await self._examine(donor, others, doubted) if choosing else (0.0, None)
                 if objection is None:
                     self._keep()
                     for liar in doubted:
@@ -170,26 +172,26 @@ class Weights:
     def _keep(self) -> None:
         self._adopted, self._rejected = True, None
 
-    async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, int | None]:
-        """Fetch and take over the weights of one donor; which, and their bytes. None where they do not fit the run's model."""
+    async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, bool]:
+        """Fetch and take over the weights of one donor; which, and whether they fit the run's model."""
         self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
         path = self._settings.incoming / "weights.safetensors"
-        donor, donated = await self._peers.fetch_weights(donors, path)
+        donor, donated = await self._peers.fetch_weights(donors, path, self._size)
         # Where a transfer takes longer than the staleness limit allows, fetching again would take as long
         # again: such a newcomer enters at the edge of the window. A donor's word is no reason to run ahead of it.
         median = math.ceil(self._median_round())
         taken = max(min(donated.round, median + self._staleness) if median else donated.round, median - self._staleness)
         try:
             await self._trainer.adopt(path, replace(donated, round=taken))
-            return donor, path.stat().st_size
+            return donor, True
         except RejectedTensorError as error:
             self._emit(Troubled(error.code, f"weights of {short(donor)}: {error.cause}"))
-            return donor, None
+            return donor, False
         finally:
             path.unlink()
 
     async def _examine(
-        self, donor: PeerId, size: int, others: list[PeerId], doubted: dict[PeerId, float]
+        self, donor: PeerId, others: list[PeerId], doubted: dict[PeerId, float]
     ) -> tuple[float, RemoteError | None]:
         """The loss of the weights just taken over on our held-out text, and what speaks against them: that loss, or that
         they are far from those of `others`."""
@@ -200,7 +202,7 @@ class Weights:
         if loss >= limit:
             due = f"our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
             return loss, HarmfulTensorError(f"with the weights of {short(donor)} {due}")
-        wanted = self._settings.manifest.trust.donors, size
+        wanted = self._settings.manifest.trust.donors, self._size
         samples = await self._peers.sample_weights(others, wanted, self._settings.incoming)
         try:
             why = await self._trainer.compare(samples) if samples else ""

@@ -50,6 +50,8 @@ class Limits:
     """The slowest chunk: a reader that trickles is dropped."""
     busy_seconds: float = 600.0
     """How long a newcomer goes on asking donors that are all busy."""
+    turn_seconds: float = 60.0
+    """What weights may take for nothing: see `turn`."""
     exchange_seconds: float = 600.0
     bytes_per_second: float = float(1 << 20)
     """The slowest rate at which a whole exchange may go."""
@@ -57,6 +59,15 @@ class Limits:
     def whole(self, size: int) -> float:
         """The deadline of an exchange of `size` bytes each way."""
         return max(self.exchange_seconds, size / self.bytes_per_second)
+
+    def turn(self, size: int) -> float:
+        """Seconds for weights of `size` bytes that cost nobody else anything: for longer only while nobody else waits for
+        the slot, or no other donor would be quicker."""
+        return self.turn_seconds + size / self.bytes_per_second
+
+    def pace(self, size: int) -> float:
+        """The rate that goes with it."""
+        return size / self.turn(size)
 
     def settle(self, size: int) -> float:
         """The wait for the partner's verdict on `size` bytes: it drains its buffers and inspects them."""

@@ -71,6 +71,22 @@ def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Ma
 
     The format's own library copies all tensors before it writes; this goes piece by piece, from any device.
     """
+    digest = blake3.blake3()
+
+    def put(data: bytes | memoryview) -> None:
+        digest.update(data)
+        handle.write(data)
+
+    put(head_of(tensors, metadata))
+    for tensor in tensors.values():
+        flat = tensor.detach().reshape(-1)
+        for piece in pieces(flat.numel()):
+            put(bytes_of(flat[piece].cpu().view(torch.uint8)))
+    return digest.hexdigest()
+
+
+def head_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """What a safetensors file begins with, its length first."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
@@ -79,18 +95,7 @@ def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Ma
         offset += size
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    digest = blake3.blake3()
-
-    def put(data: bytes | memoryview) -> None:
-        digest.update(data)
-        handle.write(data)
-
-    put(len(head).to_bytes(8, "little") + head)
-    for tensor in tensors.values():
-        flat = tensor.detach().reshape(-1)
-        for piece in pieces(flat.numel()):
-            put(bytes_of(flat[piece].cpu().view(torch.uint8)))
-    return digest.hexdigest()
+    return len(head).to_bytes(8, "little") + head
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

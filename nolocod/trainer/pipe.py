@@ -135,6 +135,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
     standing: Standing
     parameters: int
+    snapshot_size: int
+    """Bytes of the slow weights as `Dump` writes them; rounds of more digits may change them by a few."""
     box_size: int
     source: Literal["seed", "checkpoint"]
     outbox_offset: int

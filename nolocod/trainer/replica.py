@@ -307,11 +307,20 @@ class Replica:
         """Why phi is too far from other donors' weights, of which these are samples; "" if it is not."""
         return compare_donors.objection(self.layout.split(self.phi), samples)
 
+    @property
+    def snapshot_size(self) -> int:
+        """Bytes of what `dump` writes."""
+        return len(checkpoint.head_of(*self._snapshot)) + self.phi.numel() * self.phi.element_size()
+
+    @property
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        metadata = {"format": "pt", "run_id": self._run_id, "round": str(self.standing.round)}
+        return dict(self.layout.split(self.phi)), metadata
+
     def dump(self, path: Path) -> Description:
         """Write phi to `path` as safetensors, whole or not at all, for newcomers; hashed chunk by chunk."""
-        metadata = {"format": "pt", "run_id": self._run_id, "round": str(self.standing.round)}
         with written_whole(path) as handle:
-            checkpoint.write_tensors(handle, dict(self.layout.split(self.phi)), metadata)
+            checkpoint.write_tensors(handle, *self._snapshot)
         with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
             view = memoryview(content)
             try:

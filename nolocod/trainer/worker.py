@@ -265,6 +265,7 @@ class Worker:
         return pipe.Loaded(
             standing=replica.standing,
             parameters=replica.layout.size,
+            snapshot_size=replica.snapshot_size,
             box_size=plan.box_size,
             source="checkpoint" if found.path else "seed",
             outbox_offset=plan.outbox_offset,

@@ -212,8 +212,8 @@ async def test_weights_that_were_refused_give_way_to_the_seed_where_nobody_else_
     scene.trainer.losses[b"liar"] = 9.0
     fetch = scene.swarm.fetch_weights
 
-    async def fetch_and_leave(donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
-        found = await fetch(donors, into)
+    async def fetch_and_leave(donors: list[PeerId], into: Path, size: int) -> tuple[PeerId, Standing]:
+        found = await fetch(donors, into, size)
         scene.swarm.members.clear()
         scene.swarm.add("honest", 0)
         return found

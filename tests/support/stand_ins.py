@@ -93,7 +93,7 @@ class StandInTrainer:
         self.note("load")
         self.weights, self.round = b"", self.loads_round
         await trio.sleep(self.load_seconds)
-        return Loaded(self.standing, 1, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble)
+        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble)
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         self.note("adopt")
@@ -196,7 +196,7 @@ class StandInSwarm:
         assert self.offered is not None
         return cast("Ended", await self.offered(local_side))
 
-    async def fetch_weights(self, donors: list[PeerId], into: Path) -> tuple[PeerId, Standing]:
+    async def fetch_weights(self, donors: list[PeerId], into: Path, size: int) -> tuple[PeerId, Standing]:
         self.asked.append(donors)
         await trio.sleep(1)
         donor = next((donor for donor in donors if donor not in self.unreachable), None)

@@ -1,16 +1,18 @@
 """Weights for newcomers, the newcomer's side: ask for chunks, check each, go on where it broke off.
 
-The rule: the newcomer drives. What it has verified of a snapshot stays verified; a broken stream costs
-a redial, a donor that fails costs a look at the next one. The file appears under its name only when it
-is whole and on the disk.
+The rule: the newcomer drives. It knows how large the run's weights are, and no donor's word changes how long it waits.
+What it has verified of a snapshot stays verified; a broken stream costs a redial. Replicas differ, so a snapshot comes
+from one donor as a whole; beside one that is slow others are asked. The file appears under its name only when it is
+whole and on the disk.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from nolocod.disk import disk_errors, sync_folder
 from nolocod.errors import (
     DiskFullError,
     NoDonorError,
+    NolocodError,
     PeerBusyError,
     PeerTooSlowError,
     PeerUnavailableError,
@@ -29,7 +32,6 @@ from nolocod.errors import (
     RemoteError,
 )
 from nolocod.identity import short
-from nolocod.observe.events import Emit, Event, WeightsFetched
 from nolocod.p2p.exchange.context import redial_pauses
 from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.deadlines import deadline
@@ -49,6 +51,14 @@ if TYPE_CHECKING:
 
 _SOONEST = 0.25
 """Seconds for which a busy donor is left alone, at least."""
+_LOOK = 10.0
+"""Seconds from one look at the donors' rates to the next."""
+_AT_ONCE = 4
+"""Donors that are asked at the same time, at most. Two give: the others have not begun yet."""
+_SLICE = 64 << 10
+"""Bytes after which what came of a chunk is counted."""
+_ROOM = 4096
+"""Bytes by which honest snapshots of one run differ, at most: their heads name the round."""
 
 
 class GoneError(RefusedError):
@@ -74,9 +84,11 @@ class DonorStream:
         self._channel = channel
         self._dialogue = Dialogue(context.identity, context.run_id, channel.remote, context.rng.randbytes(16))
         self._service = Service("newcomer", channel.remote)
+        self.came = 0
+        """Bytes of chunks, checked or not."""
 
-    async def describe(self) -> tuple[Standing, Description]:
-        """What the donor has and signs for. Raises PeerBusyError or RefusedError if it gives nothing."""
+    async def describe(self, size: int | None) -> tuple[Standing, Description]:
+        """What the donor has and signs for. Raises PeerBusyError or RefusedError if it gives nothing of `size` bytes."""
         limits = self._context.limits
         await self._ask("snapshot_request", pb.Body(snapshot_request=pb.SnapshotRequest()))
         with deadline(limits.offer_seconds, "a snapshot"):
@@ -88,6 +100,8 @@ class DonorStream:
         description = describe_from_wire(offer.content, limits)
         if offer.id != description.root:
             raise ProtocolError("a snapshot is not named by its content.")
+        if size is not None and abs(description.size - size) > _ROOM:
+            raise RefusedError(f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due.")
         return standing_from_wire(offer.standing), description
 
     async def fetch(self, description: Description, first: int, count: int, file: FileIO) -> AsyncIterator[int]:
@@ -113,7 +127,10 @@ class DonorStream:
         _, length = description.span(index)
         if (frame.index, frame.length) != (index, length):
             raise ProtocolError(f"chunk {frame.index} of {frame.length} bytes came where {index} of {length} was due.")
-        await self._channel.read_into(buffer[:length])
+        for start in range(0, length, _SLICE):
+            part = buffer[start : min(start + _SLICE, length)]
+            await self._channel.read_into(part)
+            self.came += len(part)
         return buffer[:length]
 
     async def _ask(self, name: str, body: pb.Body) -> None:
@@ -155,67 +172,166 @@ def _declined(body: pb.Body, refused: type[RefusedError]) -> RemoteError:
     return refused(readable(body.refuse.reason))
 
 
-def _untold(event: Event) -> None:
-    """For callers that report what is `Fetched` themselves."""
-
-
 async def fetch_snapshot(
     context: Context,
     dial: Dial,
     donors: Sequence[PeerId] | Callable[[], Sequence[PeerId]],
     into: Path,
-    emit: Emit = _untold,
+    size: int | None = None,
     blame: Callable[[PeerId, RemoteError], None] = lambda _, __: None,
 ) -> Fetched:
-    """Fetch the snapshot of the first donor that gives one whole, best first, into the file `into`.
+    """Fetch the snapshot of one of `donors`, best first, whole into the file `into`; `size` is that of the run's weights.
 
     A callable is asked for the present donors before each choice; `blame` is told why one was left.
     Raises NoDonorError with every donor's reason, DiskFullError if the weights of all of them are too large, or DataDirError.
     """
-    too_large: set[PeerId] = set()
-    failed: dict[PeerId, str] = {}
-    busy_until: dict[PeerId, float] = {}
-    give_up = trio.current_time() + context.limits.busy_seconds
-    while True:
-        known = donors() if callable(donors) else donors
-        candidates = [donor for donor in known if donor not in failed]
-        if not candidates:
-            if failed and too_large == failed.keys():
-                raise DiskFullError(next(iter(failed.values())))
-            reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in failed.items())
-            raise NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
-        donor = min(candidates, key=lambda donor: busy_until.get(donor, 0.0))  # the first of equals: the best
-        await trio.sleep_until(min(busy_until.get(donor, 0.0), give_up))
+    race = _Race(context, dial, into, size, blame)
+    try:
+        async with trio.open_nursery() as nursery:
+            outcome = await race.run(nursery, donors)
+            nursery.cancel_scope.cancel()
+        if isinstance(outcome, NolocodError):
+            raise outcome
+        await context.aside(_finish, outcome.path, into)
+        return replace(outcome, path=into)
+    finally:
+        for partial in race.partials:
+            partial.unlink(missing_ok=True)
+
+
+class _Race:
+    """Downloads beside each other, of which the first that is whole is taken.
+
+    A donor that gives at `Limits.pace` is left alone. As long as none does, one more is asked at each look, and of those
+    that gave from one look to the next only that goes on which would be whole first.
+    """
+
+    def __init__(
+        self, context: Context, dial: Dial, into: Path, size: int | None, blame: Callable[[PeerId, RemoteError], None]
+    ) -> None:
+        self._context, self._dial, self._into, self._size, self._blame = context, dial, into, size, blame
+        self.partials: list[Path] = []
+        self._lanes: dict[PeerId, _Download] = {}
+        self._failed: dict[PeerId, str] = {}
+        self._too_large: set[PeerId] = set()
+        self._slower: set[PeerId] = set()  # than another, which goes on
+        self._busy_until: dict[PeerId, float] = {}
+        self._give_up = trio.current_time() + context.limits.busy_seconds
+        self._tell: trio.MemorySendChannel[tuple[PeerId, Fetched | NolocodError]]
+        self._told: trio.MemoryReceiveChannel[tuple[PeerId, Fetched | NolocodError]]
+        self._tell, self._told = trio.open_memory_channel(math.inf)
+
+    async def run(
+        self, nursery: trio.Nursery, donors: Sequence[PeerId] | Callable[[], Sequence[PeerId]]
+    ) -> Fetched | NolocodError:
+        """The first that is whole, at its partial file's place, or why there is none."""
+        look, another = trio.current_time() + _LOOK, False
+        while True:
+            known = donors() if callable(donors) else donors
+            idle = [donor for donor in known if donor not in self._failed and donor not in self._lanes]
+            if not idle and not self._lanes:
+                return self._nobody()
+            fresh = [donor for donor in idle if donor not in self._slower]
+            donor = min(fresh if self._lanes else fresh or idle, key=self._due, default=None)  # the first of equals: the best
+            wake = look
+            if donor is not None and (another or not self._lanes):
+                wake = min(look, self._due(donor))
+                if self._due(donor) <= trio.current_time():
+                    self._start(nursery, donor)
+                    wake, another = look, False
+            with trio.move_on_at(wake):
+                outcome = self._ended(*await self._told.receive())
+                if outcome is not None:
+                    return outcome
+                another = True
+            if trio.current_time() >= look:
+                look, another = trio.current_time() + _LOOK, self._compare()
+
+    def _due(self, donor: PeerId) -> float:
+        return min(self._busy_until.get(donor, 0.0), self._give_up)
+
+    def _start(self, nursery: trio.Nursery, donor: PeerId) -> None:
+        partial = self._into.with_name(f"{self._into.name}.{len(self.partials)}.partial")
+        self.partials.append(partial)
+        self._slower.discard(donor)
+        self._lanes[donor] = _Download(self._context, self._dial, donor, partial, self._size)
+        nursery.start_soon(self._download, donor, self._lanes[donor])
+
+    async def _download(self, donor: PeerId, lane: _Download) -> None:
+        outcome: Fetched | NolocodError
         try:
-            fetched = await _Download(context, dial, donor, into).run()
-        except PeerBusyError as error:
-            if trio.current_time() >= give_up:
-                failed[donor] = error.cause
-            busy_until[donor] = trio.current_time() + max(error.retry_after, _SOONEST)
-        except DiskFullError as error:  # the size is that donor's word: it must not stop us alone
-            failed[donor] = error.cause
-            too_large.add(donor)
-        except RemoteError as error:
-            failed[donor] = error.cause
-            blame(donor, error)
-        else:
-            emit(WeightsFetched(donor, fetched.standing.round, fetched.size, fetched.seconds))
-            return fetched
+            outcome = await lane.run()
+        except NolocodError as error:
+            outcome = error
+        self._tell.send_nowait((donor, outcome))
+
+    def _ended(self, donor: PeerId, outcome: Fetched | NolocodError) -> Fetched | NolocodError | None:
+        """Take note of how a download ended; returns what ends all of them."""
+        self._lanes.pop(donor)
+        now = trio.current_time()
+        if isinstance(outcome, PeerBusyError):
+            if now >= self._give_up:
+                self._failed[donor] = outcome.cause
+            self._busy_until[donor] = now + max(outcome.retry_after, _SOONEST)
+        elif isinstance(outcome, DiskFullError):  # the size is that donor's word: it must not stop us alone
+            self._failed[donor] = outcome.cause
+            self._too_large.add(donor)
+        elif not isinstance(outcome, RemoteError):
+            return outcome
+        elif donor not in self._slower:
+            self._failed[donor] = outcome.cause
+            self._blame(donor, outcome)
+        return None
+
+    def _compare(self) -> bool:
+        """Stop those that are slower than another; whether one more is to be asked."""
+        for lane in self._lanes.values():
+            lane.look()
+        well = [donor for donor, lane in self._lanes.items() if lane.well]
+        giving = {donor: lane.left for donor, lane in self._lanes.items() if lane.left is not None}
+        best = min(well or giving, key=lambda donor: giving.get(donor, math.inf), default=None)
+        for donor in (self._lanes if well else giving).keys() - {best}:
+            self._slower.add(donor)
+            self._lanes[donor].scope.cancel()
+        return not well and len(self._lanes) < _AT_ONCE
+
+    def _nobody(self) -> NolocodError:
+        if self._failed and self._too_large == self._failed.keys():
+            return DiskFullError(next(iter(self._failed.values())))
+        reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in self._failed.items())
+        return NoDonorError(f"none of {len(self._failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
 
 
 class _Download:
     """One donor's snapshot, over as many streams as it takes."""
 
-    def __init__(self, context: Context, dial: Dial, donor: PeerId, into: Path) -> None:
+    def __init__(self, context: Context, dial: Dial, donor: PeerId, partial: Path, size: int | None) -> None:
         self._context = context
         self._limits = context.limits
         self._dial = dial
         self._donor = donor
-        self._into = into
-        self._partial = into.with_name(into.name + ".partial")
+        self._partial = partial
+        self._size = size
         self._offer: tuple[Standing, Description] | None = None
         self._next = 0
-        self._scope = trio.CancelScope()  # has a deadline once the size is known
+        self._stream: DonorStream | None = None
+        self._seen = 0.0, 0  # when somebody looked last, or the offer came, and what had come until then
+        self.well = False
+        """At the last look it gave at the pace that is due."""
+        self.left: float | None = None
+        """Seconds that the rest would take from then on; None if it has not given for long enough to tell."""
+        self.scope = trio.CancelScope()  # has a deadline once the size is known
+
+    def look(self) -> None:
+        """Take note of the rate since the last look."""
+        if self._stream is None or self._offer is None:
+            return
+        (since, before), now, description = self._seen, trio.current_time(), self._offer[1]
+        rate = (self._stream.came - before) / max(now - since, 1e-3)
+        self.well = rate >= self._limits.pace(description.size)
+        if now - since >= _LOOK / 2:
+            self.left = (description.size - self._next * description.chunk_size) / rate if rate else math.inf
+        self._seen = now, self._stream.came
 
     async def run(self) -> Fetched:
         started = trio.current_time()
@@ -223,17 +339,16 @@ class _Download:
             self._partial.parent.mkdir(parents=True, exist_ok=True)
             file = FileIO(self._partial, "w", opener=_private)
         try:
-            with self._scope:
+            with self.scope:
                 standing, description = await self._download(file)
-            if self._scope.cancelled_caught:
+            if self.scope.cancelled_caught:
                 raise PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
-            await self._context.aside(self._finish, file)
         except BaseException:
             self._partial.unlink(missing_ok=True)
             raise
         finally:
             file.close()
-        return Fetched(self._into, standing, self._donor, description.size, trio.current_time() - started)
+        return Fetched(self._partial, standing, self._donor, description.size, trio.current_time() - started)
 
     async def _download(self, file: FileIO) -> tuple[Standing, Description]:
         tries, pauses = 0, redial_pauses()
@@ -241,27 +356,26 @@ class _Download:
             before = self._next
             try:
                 return await self._one_stream(file)
-            except (PeerUnavailableError, PeerTooSlowError, GoneError) as error:
+            except (PeerUnavailableError, PeerTooSlowError, PeerBusyError, GoneError) as error:
                 if self._next > before:
                     tries, pauses = 0, redial_pauses()
                 tries += 1
+                busy = isinstance(error, PeerBusyError)
                 # with nothing gained yet, another donor may be the quicker way
-                if tries > (self._limits.resumes if self._next else 1):
+                if tries > (self._limits.resumes if self._next else 1 - busy):
                     raise
                 if isinstance(error, GoneError):
                     self._offer, self._next = None, 0
-                await trio.sleep(next(pauses))
-            except PeerBusyError as error:
-                # our slot went to another newcomer while our stream was broken: the part is worth the wait
-                tries += 1
-                if self._offer is None or tries > self._limits.resumes:
-                    raise
-                await trio.sleep(error.retry_after)
+                # busy: our slot went to another newcomer while our stream was broken; the part is worth the wait
+                await trio.sleep(error.retry_after if isinstance(error, PeerBusyError) else next(pauses))
 
     async def _one_stream(self, file: FileIO) -> tuple[Standing, Description]:
         async with open_donor_stream(self._context, self._dial, self._donor) as stream:
+            stream.came = self._stream.came if self._stream else 0
+            self._stream = stream
             if self._offer is None:
-                self._offer = await stream.describe()
+                self._offer = await stream.describe(self._size)
+                self._seen = trio.current_time(), stream.came
                 self._check_room(self._offer[1].size)
             _, description = self._offer
             while left := len(description.hashes) - self._next:
@@ -275,14 +389,16 @@ class _Download:
             free = shutil.disk_usage(self._partial.parent).free
         if size > free:
             raise DiskFullError(f"{self._partial.parent} has {free} bytes free, the weights need {size}.")
-        self._scope.deadline = trio.current_time() + self._limits.whole(size)
+        self.scope.deadline = trio.current_time() + self._limits.whole(size)
 
-    def _finish(self, file: FileIO) -> None:
-        """On the disk first, under its name second."""
-        with disk_errors(self._into):
+
+def _finish(partial: Path, into: Path) -> None:
+    """On the disk first, under its name second."""
+    with disk_errors(into):
+        with partial.open("rb") as file:
             os.fsync(file.fileno())
-            self._partial.rename(self._into)
-            sync_folder(self._into.parent)
+        partial.rename(into)
+        sync_folder(into.parent)
 
 
 def _private(path: str, flags: int) -> int:

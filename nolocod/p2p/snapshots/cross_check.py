@@ -12,7 +12,7 @@ from io import FileIO
 from typing import TYPE_CHECKING
 
 from nolocod.disk import disk_errors
-from nolocod.errors import RefusedError, RemoteError
+from nolocod.errors import RemoteError
 from nolocod.identity import short
 from nolocod.p2p.snapshots.client import open_donor_stream
 from nolocod.p2p.transport.deadlines import deadline
@@ -30,8 +30,6 @@ CHUNKS = 8
 """Drawn of each donor, besides the first, which says what lies where: 18 MiB."""
 _TRIED = 2
 """Donors that are asked for each that is wanted, at most."""
-_ROOM = 4096
-"""Bytes by which honest snapshots of one run differ, at most: their heads name the round."""
 
 
 async def fetch_parts(
@@ -68,9 +66,7 @@ async def fetch_parts(
 async def _fetch(context: Context, dial: Dial, donor: PeerId, draw: tuple[random.Random, int], path: Path) -> SnapshotParts:
     rng, size = draw
     async with open_donor_stream(context, dial, donor) as stream:
-        _, description = await stream.describe()
-        if abs(description.size - size) > _ROOM:
-            raise RefusedError(f"{short(donor)} has weights of {description.size} bytes where {size} are due.")
+        _, description = await stream.describe(size)
         chunks = len(description.hashes)
         drawn = sorted({0, *rng.sample(range(chunks), min(CHUNKS, chunks))})
         with disk_errors(path), FileIO(path, "w") as file:
