@@ -29,6 +29,7 @@ from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.nat.autonat import AutoNatLimits
 from nolocod.p2p.nat.circuit_relay import RelayLimits
 from nolocod.p2p.settings import Relaying
+from nolocod.p2p.snapshots.client import ROOM
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.buffers import Unread
 from nolocod.p2p.transport.yamux import MuxLimits
@@ -326,9 +327,9 @@ def bounds() -> list[Bound]:
         Bound(
             "disk",
             "a snapshot that is fetched",
-            _bytes(wire.snapshot_bytes),
-            "`Limits`",
-            "a_snapshot_above_the_limit_is_not_begun",
+            f"the run's, and {_bytes(ROOM)}",
+            "`snapshots/client.py`",
+            "weights_of_another_size_than_the_runs_are_not_begun",
         ),
         Bound(
             "disk",

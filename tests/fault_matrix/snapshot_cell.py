@@ -116,7 +116,8 @@ class SnapshotCell(Cell):
         context, donors = node.exchange_service._context, [self.nodes[0].peer_id, self.nodes[1].peer_id]
         while True:
             try:
-                self._adopt(node, await fetch_snapshot(context, node.dial, donors, self.folder / "weights"))
+                size = struct.calcsize(f"<{len(node.replica.phi)}d")
+                self._adopt(node, await fetch_snapshot(context, node.dial, donors, self.folder / "weights", size))
                 return
             except NoDonorError:
                 await trio.sleep(_ASK_AGAIN)

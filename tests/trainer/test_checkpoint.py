@@ -180,6 +180,7 @@ def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path) -> None:
     description = donor.dump(tmp_path / "w")
     assert description == describe(memoryview((tmp_path / "w").read_bytes()))
     newcomer = make_replica(sealed_run(), tmp_path, "bob")
+    assert newcomer.snapshot_size == donor.snapshot_size == description.size, "known before any donor tells it"
     newcomer.adopt(tmp_path / "w", Standing(2, 1000, 2.5))
     assert torch.equal(newcomer.phi, donor.phi)
     assert torch.equal(newcomer.theta, donor.phi)

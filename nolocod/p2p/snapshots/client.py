@@ -57,7 +57,7 @@ _AT_ONCE = 4
 """Donors that are asked at the same time, at most. Two give: the others have not begun yet."""
 _SLICE = 64 << 10
 """Bytes after which what came of a chunk is counted."""
-_ROOM = 4096
+ROOM = 4096
 """Bytes by which honest snapshots of one run differ, at most: their heads name the round."""
 
 
@@ -87,7 +87,7 @@ class DonorStream:
         self.came = 0
         """Bytes of chunks, checked or not."""
 
-    async def describe(self, size: int | None) -> tuple[Standing, Description]:
+    async def describe(self, size: int) -> tuple[Standing, Description]:
         """What the donor has and signs for. Raises PeerBusyError or RefusedError if it gives nothing of `size` bytes."""
         limits = self._context.limits
         await self._ask("snapshot_request", pb.Body(snapshot_request=pb.SnapshotRequest()))
@@ -100,7 +100,7 @@ class DonorStream:
         description = describe_from_wire(offer.content, limits)
         if offer.id != description.root:
             raise ProtocolError("a snapshot is not named by its content.")
-        if size is not None and abs(description.size - size) > _ROOM:
+        if abs(description.size - size) > ROOM:
             raise RefusedError(f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due.")
         return standing_from_wire(offer.standing), description
 
@@ -175,113 +175,97 @@ def _declined(body: pb.Body, refused: type[RefusedError]) -> RemoteError:
 async def fetch_snapshot(
     context: Context,
     dial: Dial,
-    donors: Sequence[PeerId] | Callable[[], Sequence[PeerId]],
+    donors: Sequence[PeerId],
     into: Path,
-    size: int | None = None,
+    size: int,
     blame: Callable[[PeerId, RemoteError], None] = lambda _, __: None,
 ) -> Fetched:
     """Fetch the snapshot of one of `donors`, best first, whole into the file `into`; `size` is that of the run's weights.
 
-    A callable is asked for the present donors before each choice; `blame` is told why one was left.
-    Raises NoDonorError with every donor's reason, DiskFullError if the weights of all of them are too large, or DataDirError.
+    `blame` is told why one was left. Raises NoDonorError with every donor's reason, DiskFullError or DataDirError.
     """
-    race = _Race(context, dial, into, size, blame)
+    with disk_errors(into):
+        into.parent.mkdir(parents=True, exist_ok=True)
+        if size > (free := shutil.disk_usage(into.parent).free):
+            raise DiskFullError(f"{into.parent} has {free} bytes free, the weights need {size}.")
+    race = _Race(lambda donor, number: _Download(context, dial, donor, (into.with_name(f"{into.name}.{number}.partial"), size)))
     try:
         async with trio.open_nursery() as nursery:
-            outcome = await race.run(nursery, donors)
+            outcome = await race.run(nursery, donors, trio.current_time() + context.limits.busy_seconds, blame)
             nursery.cancel_scope.cancel()
         if isinstance(outcome, NolocodError):
             raise outcome
         await context.aside(_finish, outcome.path, into)
         return replace(outcome, path=into)
     finally:
-        for partial in race.partials:
-            partial.unlink(missing_ok=True)
+        for download in race.begun:
+            download.partial.unlink(missing_ok=True)
 
 
 class _Race:
     """Downloads beside each other, of which the first that is whole is taken.
 
     A donor that gives at `Limits.pace` is left alone. As long as none does, one more is asked at each look, and of those
-    that gave from one look to the next only that goes on which would be whole first.
+    that gave for long enough to tell only that goes on which would be whole first.
     """
 
-    def __init__(
-        self, context: Context, dial: Dial, into: Path, size: int | None, blame: Callable[[PeerId, RemoteError], None]
-    ) -> None:
-        self._context, self._dial, self._into, self._size, self._blame = context, dial, into, size, blame
-        self.partials: list[Path] = []
+    def __init__(self, download: Callable[[PeerId, int], _Download]) -> None:
+        self._download = download
+        self.begun: list[_Download] = []
         self._lanes: dict[PeerId, _Download] = {}
-        self._failed: dict[PeerId, str] = {}
-        self._too_large: set[PeerId] = set()
         self._slower: set[PeerId] = set()  # than another, which goes on
-        self._busy_until: dict[PeerId, float] = {}
-        self._give_up = trio.current_time() + context.limits.busy_seconds
         self._tell: trio.MemorySendChannel[tuple[PeerId, Fetched | NolocodError]]
         self._told: trio.MemoryReceiveChannel[tuple[PeerId, Fetched | NolocodError]]
         self._tell, self._told = trio.open_memory_channel(math.inf)
 
     async def run(
-        self, nursery: trio.Nursery, donors: Sequence[PeerId] | Callable[[], Sequence[PeerId]]
+        self, nursery: trio.Nursery, donors: Sequence[PeerId], give_up: float, blame: Callable[[PeerId, RemoteError], None]
     ) -> Fetched | NolocodError:
-        """The first that is whole, at its partial file's place, or why there is none."""
+        """The first that is whole, in its partial file, or why there is none. Who is busy at `give_up` has failed."""
+        failed: dict[PeerId, str] = {}
+        due = dict.fromkeys(donors, 0.0)  # when each may be asked
         look, another = trio.current_time() + _LOOK, False
-        while True:
-            known = donors() if callable(donors) else donors
-            idle = [donor for donor in known if donor not in self._failed and donor not in self._lanes]
-            if not idle and not self._lanes:
-                return self._nobody()
+        while len(failed) < len(due):
+            idle = [donor for donor in due if donor not in failed and donor not in self._lanes]
             fresh = [donor for donor in idle if donor not in self._slower]
-            donor = min(fresh if self._lanes else fresh or idle, key=self._due, default=None)  # the first of equals: the best
+            donor = min(fresh if self._lanes else fresh or idle, key=lambda one: due[one], default=None)  # of equals the first
             wake = look
             if donor is not None and (another or not self._lanes):
-                wake = min(look, self._due(donor))
-                if self._due(donor) <= trio.current_time():
+                if due[donor] <= trio.current_time():
                     self._start(nursery, donor)
-                    wake, another = look, False
+                    another = False
+                else:
+                    wake = min(look, due[donor])
             with trio.move_on_at(wake):
-                outcome = self._ended(*await self._told.receive())
-                if outcome is not None:
-                    return outcome
+                donor, outcome = await self._told.receive()
                 another = True
+                self._lanes.pop(donor)
+                if not isinstance(outcome, RemoteError):
+                    return outcome
+                if isinstance(outcome, PeerBusyError) and trio.current_time() < give_up:
+                    due[donor] = min(trio.current_time() + max(outcome.retry_after, _SOONEST), give_up)
+                elif donor not in self._slower:
+                    failed[donor] = outcome.cause
+                    blame(donor, outcome)
             if trio.current_time() >= look:
                 look, another = trio.current_time() + _LOOK, self._compare()
-
-    def _due(self, donor: PeerId) -> float:
-        return min(self._busy_until.get(donor, 0.0), self._give_up)
+        reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in failed.items())
+        return NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
 
     def _start(self, nursery: trio.Nursery, donor: PeerId) -> None:
-        partial = self._into.with_name(f"{self._into.name}.{len(self.partials)}.partial")
-        self.partials.append(partial)
+        download = self._lanes[donor] = self._download(donor, len(self.begun))
+        self.begun.append(download)
         self._slower.discard(donor)
-        self._lanes[donor] = _Download(self._context, self._dial, donor, partial, self._size)
-        nursery.start_soon(self._download, donor, self._lanes[donor])
 
-    async def _download(self, donor: PeerId, lane: _Download) -> None:
-        outcome: Fetched | NolocodError
-        try:
-            outcome = await lane.run()
-        except NolocodError as error:
-            outcome = error
-        self._tell.send_nowait((donor, outcome))
+        async def run() -> None:
+            outcome: Fetched | NolocodError
+            try:
+                outcome = await download.run()
+            except NolocodError as error:
+                outcome = error
+            self._tell.send_nowait((donor, outcome))
 
-    def _ended(self, donor: PeerId, outcome: Fetched | NolocodError) -> Fetched | NolocodError | None:
-        """Take note of how a download ended; returns what ends all of them."""
-        self._lanes.pop(donor)
-        now = trio.current_time()
-        if isinstance(outcome, PeerBusyError):
-            if now >= self._give_up:
-                self._failed[donor] = outcome.cause
-            self._busy_until[donor] = now + max(outcome.retry_after, _SOONEST)
-        elif isinstance(outcome, DiskFullError):  # the size is that donor's word: it must not stop us alone
-            self._failed[donor] = outcome.cause
-            self._too_large.add(donor)
-        elif not isinstance(outcome, RemoteError):
-            return outcome
-        elif donor not in self._slower:
-            self._failed[donor] = outcome.cause
-            self._blame(donor, outcome)
-        return None
+        nursery.start_soon(run)
 
     def _compare(self) -> bool:
         """Stop those that are slower than another; whether one more is to be asked."""
@@ -295,23 +279,16 @@ class _Race:
             self._lanes[donor].scope.cancel()
         return not well and len(self._lanes) < _AT_ONCE
 
-    def _nobody(self) -> NolocodError:
-        if self._failed and self._too_large == self._failed.keys():
-            return DiskFullError(next(iter(self._failed.values())))
-        reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in self._failed.items())
-        return NoDonorError(f"none of {len(self._failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
-
 
 class _Download:
     """One donor's snapshot, over as many streams as it takes."""
 
-    def __init__(self, context: Context, dial: Dial, donor: PeerId, partial: Path, size: int | None) -> None:
+    def __init__(self, context: Context, dial: Dial, donor: PeerId, wanted: tuple[Path, int]) -> None:
         self._context = context
         self._limits = context.limits
         self._dial = dial
         self._donor = donor
-        self._partial = partial
-        self._size = size
+        self.partial, self._size = wanted
         self._offer: tuple[Standing, Description] | None = None
         self._next = 0
         self._stream: DonorStream | None = None
@@ -326,29 +303,28 @@ class _Download:
         """Take note of the rate since the last look."""
         if self._stream is None or self._offer is None:
             return
-        (since, before), now, description = self._seen, trio.current_time(), self._offer[1]
+        (since, before), now = self._seen, trio.current_time()
         rate = (self._stream.came - before) / max(now - since, 1e-3)
-        self.well = rate >= self._limits.pace(description.size)
+        self.well = rate >= self._limits.pace(self._size)
         if now - since >= _LOOK / 2:
-            self.left = (description.size - self._next * description.chunk_size) / rate if rate else math.inf
+            self.left = (self._size - self._next * self._offer[1].chunk_size) / max(rate, 1e-3)
         self._seen = now, self._stream.came
 
     async def run(self) -> Fetched:
         started = trio.current_time()
-        with disk_errors(self._partial):
-            self._partial.parent.mkdir(parents=True, exist_ok=True)
-            file = FileIO(self._partial, "w", opener=_private)
+        with disk_errors(self.partial):
+            file = FileIO(self.partial, "w", opener=_private)
         try:
             with self.scope:
                 standing, description = await self._download(file)
             if self.scope.cancelled_caught:
                 raise PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
         except BaseException:
-            self._partial.unlink(missing_ok=True)
+            self.partial.unlink(missing_ok=True)
             raise
         finally:
             file.close()
-        return Fetched(self._partial, standing, self._donor, description.size, trio.current_time() - started)
+        return Fetched(self.partial, standing, self._donor, description.size, trio.current_time() - started)
 
     async def _download(self, file: FileIO) -> tuple[Standing, Description]:
         tries, pauses = 0, redial_pauses()
@@ -376,20 +352,13 @@ class _Download:
             if self._offer is None:
                 self._offer = await stream.describe(self._size)
                 self._seen = trio.current_time(), stream.came
-                self._check_room(self._offer[1].size)
+                self.scope.deadline = trio.current_time() + self._limits.whole(self._size)
             _, description = self._offer
             while left := len(description.hashes) - self._next:
                 count = min(self._limits.chunks_per_request, left)
                 async for index in stream.fetch(description, self._next, count, file):
                     self._next = index + 1
         return self._offer
-
-    def _check_room(self, size: int) -> None:
-        with disk_errors(self._partial):
-            free = shutil.disk_usage(self._partial.parent).free
-        if size > free:
-            raise DiskFullError(f"{self._partial.parent} has {free} bytes free, the weights need {size}.")
-        self.scope.deadline = trio.current_time() + self._limits.whole(size)
 
 
 def _finish(partial: Path, into: Path) -> None:

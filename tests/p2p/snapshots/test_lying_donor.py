@@ -116,7 +116,8 @@ class Trainer:
 
     async def load(self, _setup: Setup) -> Loaded:
         await trio.lowlevel.checkpoint()
-        return Loaded(self.standing, self.replica.layout.size, self.replica.snapshot_size, 1, "seed", outbox_offset=0, phase=4, trouble=())
+        sizes = self.replica.layout.size, self.replica.snapshot_size, 1
+        return Loaded(self.standing, *sizes, "seed", outbox_offset=0, phase=4, trouble=())
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         await trio.lowlevel.checkpoint()

@@ -76,7 +76,7 @@ def is_over(line: Line) -> bool:
     return line.ends["out"]._broken
 
 
-async def fetch(net: Net, nodes: list[Node], into: Path, size: int | None = SIZE) -> Fetched:
+async def fetch(net: Net, nodes: list[Node], into: Path, size: int = SIZE) -> Fetched:
     context = Context(NEWCOMER, "run", limits=LIMITS, rng=random.Random(0))
     dial = net.dial(NEWCOMER.peer_id)
     return await fetch_snapshot(context, dial, [node.peer_id for node in nodes], into, size)
