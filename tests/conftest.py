@@ -1,7 +1,8 @@
 """How the tests share the processes of `./test`, and which are the unit suite.
 
-A module of tests/e2e stays in one process, since its tests share daemons; all others run wherever there is room. Torch has
-one thread in each process: on tensors as small as here a second one only spins, on the core that another process needs.
+A module of tests/e2e or tests/lab stays in one process, since its tests share daemons; all others run wherever there is
+room. Torch has one thread in each process: on tensors as small as here a second one only spins, on the core that another
+process needs.
 
 `-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import.
 """
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         modules.setdefault(item.module, is_system(item.module))
         if modules[item.module]:
             item.add_marker(pytest.mark.system)
-        if item.path.parent.name == "e2e":
+        if item.path.parent.name in ("e2e", "lab"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 

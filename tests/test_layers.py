@@ -44,7 +44,6 @@ doctor
 studies.daemons studies.pages
 studies.sim
 studies.lab studies.testnet
-studies.benchmarks
 commands
 cli
 __main__

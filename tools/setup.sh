@@ -48,4 +48,7 @@ pip install -c "$root/constraints.txt" ${NOLOCOD_TORCH_INDEX:+--index-url "$NOLO
     fail "torch cannot be installed; see pip's message above."
 echo "setup: torch is there; now the other packages" >&2
 pip install -c "$root/constraints.txt" -e "$root[test,dashboards]" || fail "the packages cannot be installed; see pip's message above."
+# The oldest transformers that is allowed, beside the tested one: a test reads run files with it.
+pip install --no-deps --target "$venv/oldest" transformers==4.56.2 tokenizers==0.22.0 huggingface-hub==0.36.2 ||
+    fail "the oldest transformers cannot be installed; see pip's message above."
 echo "$stamp" >"$venv/nolocod-setup"

@@ -88,6 +88,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--http-open-metrics", action="store_true", help="let everybody read /metrics without a token")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of the trainer (0: torch decides)")
+    add("--nice", type=int, default=0, metavar="N", help="priority of the trainer: 19 lets all other programs go first (0)")
     add("--max-uploads", type=int, default=2, metavar="N", help="newcomers that get weights at the same time (%(default)s)")
     add("--max-connections", type=int, default=256, metavar="N", help="connections to peers at the same time (%(default)s)")
     add("--max-per-address", type=int, default=64, metavar="N", help="connections from one /24 or /48 (%(default)s)")
@@ -119,6 +120,8 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
     for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0)):
         if not getattr(options, name) >= least:  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
+    if not 0 <= options.nice <= 19:
+        raise UsageError(f"--nice cannot be {options.nice}. It is a number from 0 to 19.")
     return NodeConfig(
         mesh=_mesh_settings(options, options.max_connections, options.max_per_address, _relaying(options)),
         http=Address.parse(options.http, "--http"),
@@ -127,6 +130,7 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         data=options.data,
         device=options.device,
         threads=options.threads,
+        nice=options.nice,
         max_uploads=options.max_uploads,
         checkpoint_every=options.checkpoint_every,
         linger=options.linger,

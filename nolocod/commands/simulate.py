@@ -33,14 +33,11 @@ def add_to(commands: Commands) -> None:
     add("--rounds", type=int, default=20, metavar="N", help="outer steps until a node has finished (%(default)s)")
     add("--seed", type=int, default=0, help="decides all that happens (%(default)s)")
     add("--probation", type=int, default=0, metavar="N", help="like trust.probation in a run file (%(default)s)")
-    add("--train", action="store_true", help="train a tiny model on real text in every node")
-    add("--receipts", type=Path, nargs="+", default=[], metavar="FILE", help="repeat the exchanges of these receipts")
     add("--log", type=Path, metavar="FILE", help="write all events here, one JSON object per line")
     add("--json", action="store_true", help="print one JSON object")
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from nolocod.studies.sim import recorded
     from nolocod.studies.sim.scenarios import SCENARIOS, Plan, paced
     from nolocod.studies.sim.swarm import simulate
 
@@ -51,19 +48,10 @@ def _simulate(options: argparse.Namespace) -> None:
         raise UsageError("--nodes must be at least 2, and --rounds at least 1.")
     if options.probation < 0:
         raise UsageError("--probation cannot be negative.")
-    if options.train and options.receipts:
-        raise UsageError("--train and --receipts exclude each other.")
     with ExitStack() as stack:
         log = stack.enter_context(_opened(options.log)) if options.log is not None else None
-        if options.receipts:
-            written = recorded.read(options.receipts)
-            report, missing = recorded.replay(written, paced(settings, written.nodes), options.seed, log)
-            if missing:
-                raise SimulationError(f"{len(missing)} of {len(written.pairs)} exchanges did not come about: {missing[0]}.")
-        else:
-            made = (options.scenario, options.nodes, options.rounds, options.seed, options.probation)
-            plan = Plan(*made, train=options.train)
-            report = simulate(plan, paced(settings, options.nodes), log)
+        plan = Plan(options.scenario, options.nodes, options.rounds, options.seed, options.probation)
+        report = simulate(plan, paced(settings, options.nodes), log)
     print(msgspec.json.encode(asdict(report)).decode() if options.json else _text(report))
     if report.broken:
         cause = f"{report.broken} things do not hold, the first: {report.violations[0]}."
@@ -88,7 +76,6 @@ def _text(report: Report) -> str:
         f"  exchanges      {outcomes}; median {seconds}",
         f"  checked        {report.checked} paired steps against the paper's form; {report.half_applied} in doubt on one side",
         f"  spread         {report.spread:.4f}",
-        *([] if report.loss is None else [f"  held-out loss  {report.loss:.4f} nats per token, mean of the nodes"]),
         f"  partitions     {report.healed} told as healed; {report.bans} bans",
         f"  log            {report.events} events, {report.digest}",
         f"  took           {report.took:.1f} s ({1000 * report.busy / max(1, steps):.1f} ms of one core per outer step)",

@@ -1,4 +1,4 @@
-"""Commands that study the program itself: a testnet to look at, evidence, measurements."""
+"""Commands that study the program itself: a testnet to look at, evidence."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from nolocod.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from nolocod.commands import Commands
     from nolocod.studies import pages
-    from nolocod.studies.benchmarks.node import NodeResult
-    from nolocod.studies.benchmarks.training import TrainingResult
 
 _INTO = "Name the folder of the page with --into."
 
 
 def add_to(commands: Commands) -> None:
-    """testnet, lab, bench."""
+    """testnet, lab."""
     testnet = commands.add("testnet", _testnet, "Train on a testnet of real daemons on this machine, and show it.")
     testnet.add_argument("--nodes", type=int, default=4, metavar="N", help="how many nodes (%(default)s)")
     testnet.add_argument("--outer-steps", type=int, default=40, metavar="N", help="outer steps per node (%(default)s)")
@@ -50,9 +47,7 @@ def add_to(commands: Commands) -> None:
         "--workers", type=int, default=0, metavar="N", help="trials at the same time, each on one thread (0: one per core)"
     )
     lab.add_argument("--kept", type=Path, metavar="FILE", help="keep results in this file; no trial runs twice (in docs/)")
-    lab.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     lab.add_argument("--into", type=Path, metavar="DIR", help="write tables and figures into the page in this folder (docs)")
-    _bench_options(commands.add("bench", _bench, "Measure the program on this machine, beside a baseline."))
 
 
 def _testnet(options: argparse.Namespace) -> None:
@@ -66,29 +61,6 @@ def _testnet(options: argparse.Namespace) -> None:
     if options.report is not None:
         write_whole(options.report, summary.to_json().encode())
     terminal.show(terminal.summary_table(summary))
-
-
-def _bench_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("what", choices=["training", "node"])
-    add("--model", default="small", metavar="NAME|FILE", help="tiny, small, 10m, or a config.json (%(default)s)")
-    add("--seconds", type=float, default=10.0, metavar="SECONDS", help="length of each measurement (%(default)s)")
-    add("--pairs", type=int, default=5, metavar="N", help="how often training is measured (%(default)s)")
-    add("--codec", default="float32", help="the codec of the exchanges in training (%(default)s)")
-    add("--json", action="store_true", help="print one JSON object")
-
-
-def _bench(options: argparse.Namespace) -> None:
-    from nolocod.studies.benchmarks import base, node, training
-
-    _end_as_on_ctrl_c()
-    if options.pairs < 1 or not options.seconds > 0:
-        raise UsageError("--pairs and --seconds must be positive.")
-    asked = base.Options(options.model, options.seconds, options.pairs, options.codec)
-    say: Callable[[str], None] = (lambda _: None) if options.json else print
-    result: TrainingResult | NodeResult
-    result = training.training(asked, say) if options.what == "training" else node.node(asked, say)
-    print(result.to_json() if options.json else result.to_text())
 
 
 def _lab(options: argparse.Namespace) -> None:
@@ -113,7 +85,7 @@ def _compare(options: argparse.Namespace, workers: int) -> None:
     if place is not None:
         result.draw(options.into / f"evidence-{name}.svg")
         place.fill(result.to_text())
-    print(result.to_json() if options.json else result.to_text())
+    print(result.to_text())
 
 
 def _require_device(name: str) -> None:
@@ -131,10 +103,10 @@ def _choices(options: argparse.Namespace, workers: int) -> None:
 
     place = _place(options, "choices")
     tables = choices.reduced() if options.reduced else choices.full()
-    result = choices.choices(tables, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
+    text = choices.choices(tables, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
     if place is not None:
-        place.fill(result.to_text())
-    print(result.to_json() if options.json else result.to_text())
+        place.fill(text)
+    print(text)
 
 
 def _attacks(options: argparse.Namespace, workers: int) -> None:

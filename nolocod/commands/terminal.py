@@ -14,7 +14,7 @@ from rich.table import Table
 from nolocod.identity import short
 from nolocod.node import data_directory
 from nolocod.observe.status import client
-from nolocod.observe.status.terminal_table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.observe.status.terminal_table import SwarmRow, Watched, loss_text, node_table, swarm_lines, swarm_table
 from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
@@ -104,22 +104,18 @@ def summary_table(summary: Summary) -> RenderableType:
             str(node.outer_paired),
             str(node.outer_solo),
             f"{node.tokens:,}",
-            _loss(node.val_loss_first),
-            _loss(node.val_loss_last),
+            loss_text(node.val_loss_first),
+            loss_text(node.val_loss_last),
             amount(node.bytes_sent),
             amount(node.bytes_received),
         )
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("validation loss of the averaged model", _loss(summary.averaged_val_loss))
-    facts.add_row("of one node trained alone on as many tokens", _loss(summary.alone_val_loss))
+    facts.add_row("validation loss of the averaged model", loss_text(summary.averaged_val_loss))
+    facts.add_row("of one node trained alone on as many tokens", loss_text(summary.alone_val_loss))
     spread = "-" if summary.weight_std is None else f"{summary.weight_std:.2e}"
     facts.add_row("standard deviation of weights across nodes", spread)
     facts.add_row("took", f"{summary.seconds:.0f} s" + (", interrupted" if summary.interrupted else ""))
     return Group("", table, "", facts)
-
-
-def _loss(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.4f}"
 
 
 def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, rate: int) -> Table:

@@ -26,7 +26,6 @@ from nolocod.errors import (
     UsageError,
     VersionError,
 )
-from nolocod.identity import PeerId
 from nolocod.node.data_directory import find_running
 from nolocod.observe.status import client
 from nolocod.observe.status.access import is_loopback
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nolocod.identity import Identity
+    from nolocod.identity import Identity, PeerId
     from nolocod.node.data_directory import Running
     from nolocod.observe.status.report import StatusReport
     from nolocod.p2p.settings import MeshSettings
@@ -253,9 +252,7 @@ def _admitted(paths: DataDir, own: PeerId | None, sealed: Sealed, now: float) ->
     admission = credentials.stored_admission(paths)
     if own is None or not admission:
         raise NotInvitedError(f"run {sealed.manifest.name} is for invited nodes only, and this node is not invited.")
-    credentials.check_own(admission, own, sealed)
-    invitation = invitations.open_admission(admission, own, PeerId(sealed.manifest.owner), sealed.run_id)
-    return f"an admission {_until(invitation, now)}"
+    return f"an admission {_until(credentials.check_own(admission, own, sealed), now)}"
 
 
 def _until(invitation: Invitation, now: float) -> str:

@@ -33,6 +33,8 @@ class NodeConfig:
     device: str = "auto"
     threads: int = 0
     """CPU threads of the trainer; 0 leaves the choice to torch."""
+    nice: int = 0
+    """Priority of the trainer: from 0, as the daemon itself, to 19, which lets all others on the machine go first."""
     max_uploads: int = 2
     """Newcomers served weights at once."""
     checkpoint_every: float = 60.0

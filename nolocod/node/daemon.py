@@ -267,6 +267,7 @@ class Node:
             data=config.data,
             device=config.device,
             threads=config.threads,
+            nice=config.nice,
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
         )

@@ -67,10 +67,6 @@ class Trainer(Protocol):
         """What the next outer step that we offer should be about."""
         ...
 
-    def dense_due(self, fragment: int) -> bool:
-        """Whether the slow weights of `fragment` must travel in its next outer step."""
-        ...
-
     async def wait_boundary(self) -> None:
         """Return once enough inner steps were done since the last outer step."""
         ...
@@ -289,7 +285,7 @@ class OuterLoop:
         if missing > 0:
             return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
         self._engage(offer.partner, initiator=False)
-        return Accept(own, self._trainer.dense_due(offer.subject.fragment))
+        return Accept(own)
 
     @property
     def local_side(self) -> TrainerSide:

@@ -218,7 +218,8 @@ class Connections:
         relay, relay_address = found
         if relay in (self.own, peer):
             raise PeerUnavailableError(f"{address} leads through one of the two ends.")
-        with deadline(2 * self.patience, f"dialling {short(peer)} through {short(relay)}"):
+        doing = f"dialling through {short(relay)}"
+        with map_exceptions(peer, doing), deadline(2 * self.patience, f"{doing} {short(peer)}"):
             await self.connect(relay, [relay_address])
             if not self.straight(relay):
                 raise PeerUnavailableError(f"relay {short(relay)} is itself reached only through a relay.")

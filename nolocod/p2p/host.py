@@ -1,7 +1,7 @@
 """A node's host: the only `new_host` call, the streams that it opens and answers, and the addresses that it tells.
 
-The rule: above this module nobody sees libp2p. Handlers of inbound streams run in this host's nursery: a RemoteError there
-costs the peer its stream, anything else is ours and stops the node.
+The rule: above this module nobody sees libp2p. Handlers of inbound streams run in this host's nursery: a LocalError there
+stops the node, anything else costs the peer its stream.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ async def open_host(
     Raises PortTakenError, or UsageError for an address that this machine does not have or that nobody could dial.
     """
     libp2p_patches.quiet_libraries()
+    libp2p_patches.bound_lines()
     for address in announce:
         if not dialable(address):
             raise UsageError(f"--announce {address!r} cannot be dialled.", remedy="Write it like /ip4/203.0.113.7/tcp/4001.")
@@ -156,8 +157,22 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
     muxer = YamuxMultistream(MuxLimits(streams=limits.streams_per_connection))
     libp2p_patches.offer_only(cast("Swarm", basic.get_network()), muxer)
     libp2p_patches.never_identify(basic)
-    libp2p_patches.let_handlers_go(basic)
+    libp2p_patches.contain_streams(basic, _contained)
     return cast("BasicHost", basic)
+
+
+def _contained(handle: RawHandler) -> RawHandler:
+    """`handle`, whose failures end the stream alone."""
+
+    async def handle_stream(raw: INetStream) -> None:
+        try:
+            with map_exceptions(PeerId(str(raw.muxed_conn.peer_id)), "answering"):
+                await handle(raw)
+        except RemoteError as error:
+            logger.debug("a stream ended: %s", error)
+            await raw.reset()
+
+    return handle_stream
 
 
 class Host(Connections):
@@ -267,8 +282,9 @@ class Host(Connections):
     async def _handle(self, handler: Handler, stream: LibStream, done: trio.Event) -> None:
         with self._counted(stream.remote):
             try:
-                await handler(stream)
-                await stream.finish(self.limits.linger)
+                with map_exceptions(stream.remote, "answering"):
+                    await handler(stream)
+                    await stream.finish(self.limits.linger)
             except RemoteError as error:
                 self.faults += 1
                 self.judge(stream.remote, error)

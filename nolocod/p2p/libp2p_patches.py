@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from libp2p.exceptions import ParseError
 from libp2p.identity.identify_push.identify_push import ID_PUSH
-from libp2p.protocol_muxer.exceptions import MultiselectError
-from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.io.exceptions import IOException
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from nolocod.p2p.limits.newest import Newest
@@ -19,13 +22,17 @@ from nolocod.p2p.limits.newest import Newest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from libp2p.abc import INetConn
+    from libp2p.abc import INetConn, INetStream
     from libp2p.host.basic_host import BasicHost
     from libp2p.kad_dht.kad_dht import KadDHT
     from libp2p.network.swarm import Swarm
     from libp2p.peer.id import ID
     from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
+    Handle = Callable[[INetStream], Awaitable[None]]
+
+_MOST_LINE = 1024
+"""Bytes of a line of multistream-select, as in js-libp2p: names of protocols."""
 _MOST_KEYS = 512
 """Keys of others for which we keep the DHT's records."""
 _MOST_RECORDS = 20
@@ -103,21 +110,26 @@ def never_identify(host: BasicHost) -> None:
     host.remove_stream_handler(ID_PUSH)
 
 
-def let_handlers_go(host: BasicHost) -> None:
-    """A handler that is removed while a peer asks for it, as the DHT's is behind a NAT, raises KeyError in libp2p's nursery."""
-    host.multiselect = Negotiation(host.multiselect.handlers)
+def contain_streams(host: BasicHost, contained: Callable[[Handle], Handle]) -> None:
+    """Whatever a negotiation or a handler of libp2p's raises ends the host: KeyError for one that is removed meanwhile, as the
+    DHT's is behind a NAT, or what the peer's bytes bring about."""
+    swarm = host.get_network()
+    swarm.set_stream_handler(contained(swarm.common_stream_handler))
 
 
-class Negotiation(Multiselect):  # type: ignore[misc]  # libp2p has no types
-    """Multiselect whose failures are all its own."""
+def bound_lines() -> None:
+    """libp2p believes the length in front of a line of multistream-select, up to 2^64 bytes, and that the line is text."""
+    MultiselectCommunicator.read = _read_line
 
-    async def negotiate(self, communicator: Any, *arguments: int) -> tuple[object, object]:  # noqa: ANN401 - as Multiselect's
-        """As Multiselect's; MultiselectError for a protocol that is no longer served."""
-        try:
-            protocol, handler = await super().negotiate(communicator, *arguments)
-        except KeyError as error:
-            raise MultiselectError(f"{error} is no longer served.") from error
-        return protocol, handler
+
+async def _read_line(self: MultiselectCommunicator) -> str:
+    try:
+        line = str(await read_varint_prefixed_bytes_limited(self.read_writer, _MOST_LINE), "utf-8")
+    except (ParseError, IOException, UnicodeDecodeError) as error:
+        raise MultiselectCommunicatorError("what came is no line of multistream-select") from error
+    if not line.endswith("\n"):
+        raise MultiselectCommunicatorError("a line without an end")
+    return line[:-1]
 
 
 # --- the DHT ------------------------------------------------------------------------------------------

@@ -127,15 +127,13 @@ class Exchange:
             codec=self._setting.codec,
             size=self._setting.size,
             fragment=subject.fragment,
-            dense=subject.dense,
         )
         return self._seal(offer=offer)
 
-    def accept(self, standing: Standing, *, dense: bool) -> bytes:
+    def accept(self, standing: Standing) -> bytes:
         self._step(">accept")
-        self.subject = Subject(self.subject.fragment, self.subject.dense or dense)
         self._own.standing = standing_to_wire(standing)
-        return self._seal(accept=pb.Accept(standing=self._own.standing, dense=dense))
+        return self._seal(accept=pb.Accept(standing=self._own.standing))
 
     def busy(self, retry_after: float, reason: str) -> bytes:
         self._step(">busy")
@@ -304,7 +302,7 @@ class Exchange:
         if len(self.session) != SESSION_SIZE:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
         standing_from_wire(offer.standing)  # raises for numbers beyond all measure
-        self.subject = Subject(offer.fragment, offer.dense)
+        self.subject = Subject(offer.fragment)
         self._other.standing = offer.standing
 
     def _take_accept(self, accept: pb.Accept) -> None:
@@ -312,7 +310,6 @@ class Exchange:
         staleness = self._setting.staleness
         if own is not None and staleness is not None and abs(own.round - other.round) > staleness:
             raise ProtocolError(f"the partner accepted from round {other.round} an offer from round {own.round}.")
-        self.subject = Subject(self.subject.fragment, self.subject.dense or accept.dense)
         self._other.standing = accept.standing
 
     def _take_describe(self, wire: pb.Describe) -> None:

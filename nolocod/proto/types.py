@@ -94,12 +94,10 @@ class SnapshotParts:
 
 @dataclass(frozen=True)
 class Subject:
-    """What one exchange is about. The offerer names the fragment; either side may ask for `dense`."""
+    """What one exchange is about. The offerer names it."""
 
     fragment: int = 0
     """Which of the run's `outer.fragments` parts of the model."""
-    dense: bool = True
-    """The slow weights travel too; only a codec of differences ever leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +126,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class Accept:
-    """Yes; `standing` is the answerer's own, and goes into the receipt. `dense`: see Subject."""
+    """Yes; `standing` is the answerer's own, and goes into the receipt."""
 
     standing: Standing
-    dense: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError,
 from nolocod.identity import Identity, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from nolocod.paths import DataDir
 
 RunId = NewType("RunId", str)
-Codec = Literal["float32", "bfloat16", "modulo8", "delta4"]
+Codec = Literal["float32", "bfloat16", "modulo8"]
 
 FORMAT = 1
 """The manifest format that this release reads."""
@@ -32,6 +33,8 @@ MAX_MANIFEST_BYTES = 16 << 20
 """A sealed manifest above this size is refused before it is parsed (a tokenizer file is the large part)."""
 
 _DOMAIN = b"nolocod manifest 1\0"
+_PLAIN_WORD = re.compile(r"[\w.-]{0,64}", re.ASCII)
+"""What text in a model's configuration may be: no path, no address, no repository."""
 
 Positive = Annotated[int, Meta(gt=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -40,10 +43,10 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
-_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1, "delta4": 1}
+_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1}
 
 
-CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "delta4": 0.6}
+CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0}
 """Per parameter on the wire, about (docs/codecs.md)."""
 
 
@@ -136,7 +139,7 @@ class Outer(Section, frozen=True):
     """Parts of the model, whole tensors of about equal size in layer order. An outer step is about one of them,
     in turn, so that each is merged every `fragments` times `inner.steps` inner steps."""
     refresh: Positive = 8
-    """Codec "delta4" only: the slow weights travel too at least every so many paired outer steps of a fragment."""
+    """Retired, see RETIRED: it belonged to the codec "delta4"."""
 
     def __post_init__(self) -> None:
         bound = 2 * (1 - self.alpha**2)
@@ -153,8 +156,10 @@ class Evaluation(Section, frozen=True):
     batches: Positive = 16
 
 
-RETIRED = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
-"""Keys of `[trust]` that must be 0. They stay in what is signed, so that equal run files keep their run ids."""
+_OFF = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
+"""Keys of `[trust]` that must be 0."""
+RETIRED = frozenset(_OFF) | {"refresh"}
+"""Keys without an effect. They stay in what is signed, so that equal run files keep their run ids."""
 
 
 class Trust(Section, frozen=True):
@@ -182,7 +187,7 @@ class Trust(Section, frozen=True):
     far from samples of as many other donors' weights, before it takes the best of them; 1 switches both looks off."""
 
     def __post_init__(self) -> None:
-        for key, what in RETIRED.items():
+        for key, what in _OFF.items():
             if value := getattr(self, key):
                 cause = f"`trust.{key}` is {value:g}, and {what} removed."
                 raise RunFileError(cause, remedy=f"Found the run without `trust.{key}`, or use release 0.1.")
@@ -207,16 +212,29 @@ class Manifest(Section, frozen=True):
     evaluation: Evaluation = Evaluation()
     trust: Trust = Trust()
     codec: Codec = "modulo8"
-    """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or about 0.5 bytes per parameter."""
+    """How weights become bytes for a partner, see docs/codecs.md: 4, 2 or 1 bytes per parameter."""
     access: Literal["open", "invited"] = "open"
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("model_type"), str):
             raise ValueError('`model.model_type` must name a transformers architecture, for example "llama"')
-        hidden = [key for key in ("auto_map", "trust_remote_code", "_name_or_path") if key in self.model]
-        if hidden:
-            raise ValueError(f"`model.{hidden[0]}` is not allowed: no code or weights are fetched by name")
+        for key, value in self.model.items():
+            if named := next((text for text in _texts(value) if not _PLAIN_WORD.fullmatch(text)), None):
+                raise ValueError(f"`model.{key}` holds {named[:60]!r}: a model is made of numbers and plain words")
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All text in a value of JSON, keys of tables too."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str(text):
+                yield text
+            case dict(table):
+                left += [*table, *table.values()]
+            case list(items):
+                left += items
 
 
 @dataclass(frozen=True)
@@ -266,7 +284,7 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
         format = told if isinstance(told, int) and 0 <= told < 1 << 31 else "unknown"
         raise VersionError(f"the manifest has format {format}, this release reads {FORMAT}.")
     try:
-        manifest = msgspec.convert(head, Manifest)
+        manifest = _checked(head)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{error}") from error
     except RunFileError as error:
@@ -275,6 +293,14 @@ def unseal(raw: bytes, *, run_id: RunId | None = None) -> Sealed:
     if run_id is not None and sealed.run_id != run_id:
         raise ManifestError(f"its hash is {sealed.run_id[:12]}, not {run_id[:12]} as asked for.")
     return sealed
+
+
+def _checked(table: dict[str, Any]) -> Manifest:
+    """Raises msgspec.ValidationError or RunFileError."""
+    if table.get("codec") == "delta4":
+        remedy = 'Found the run with `codec = "modulo8"`, or use release 0.1.'
+        raise RunFileError("`codec` is delta4, and that codec was removed.", remedy=remedy)
+    return msgspec.convert(table, Manifest)
 
 
 def read_run_file(path: Path) -> Manifest:
@@ -290,7 +316,7 @@ def read_run_file(path: Path) -> Manifest:
         raise RunFileError(f"{path} is not TOML: {error}.") from error
     _inline_tokenizer(table, path)
     try:
-        return msgspec.convert(table, Manifest)
+        return _checked(table)
     except msgspec.ValidationError as error:
         raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
     except RunFileError as error:
@@ -313,7 +339,7 @@ def _where(text: str, error: Exception) -> str:
     if isinstance(error, UnstableError):
         keys = ["outer", "gamma"]
     elif isinstance(error, RunFileError):  # a retired key
-        keys = ["trust", *re.findall(r"`trust\.(\w+)`", error.cause)]
+        keys = error.cause.split("`")[1].split(".")
     else:
         keys = re.findall(r"\.(\w+)", "".join(re.findall(r"at `\$((?:\.\w+)*)", str(error))))
         keys += re.findall(r"field `(\w+)`", str(error))[:1]

@@ -79,7 +79,9 @@ def to_toml(manifest: Manifest) -> str:
     table = msgspec.to_builtins(manifest)
     for key in ("owner", "format", "protocol"):
         del table[key]
-    table["trust"] = {key: value for key, value in table["trust"].items() if key not in RETIRED}
+    for section in (table["outer"], table["trust"]):
+        for key in RETIRED & section.keys():
+            del section[key]
     scalars = {key: value for key, value in table.items() if not isinstance(value, dict)}
     sections = {key: value for key, value in table.items() if isinstance(value, dict)}
     lines = [_toml_line(key, value) for key, value in scalars.items()]

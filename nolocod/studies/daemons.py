@@ -1,7 +1,7 @@
 """Real daemons for studies: started as users start them, ended by real signals, watched by their status.
 
-The rule: a daemon keeps its directory and its log over all its lives. Each life leads a session of its own: Ctrl-C reaches
-the study alone, which then ends its daemons, and what is sent to a daemon's session reaches its trainer too.
+The rule: a daemon keeps its directory and its log over all its lives. Each life leads a process group of its own: Ctrl-C
+reaches the study alone, which then ends its daemons, and what is sent to a daemon's group reaches its trainer too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Daemon:
                 stderr=out,
                 cwd=self.source,
                 env=environment,
-                start_new_session=True,
+                process_group=0,
             )
 
     @property
@@ -106,14 +106,14 @@ class Daemon:
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else "(no log)"
         return "\n".join(text.splitlines()[-lines:])
 
-    def signal_session(self, number: signal.Signals) -> None:
+    def signal_group(self, number: signal.Signals) -> None:
         """To the daemon and its trainer."""
         with suppress(ProcessLookupError):
             os.killpg(self.running.pid, number)
 
     def kill(self) -> None:
         """At once, with its trainer."""
-        self.signal_session(signal.SIGKILL)
+        self.signal_group(signal.SIGKILL)
         self.running.wait()
 
 

@@ -41,33 +41,27 @@ _CHANGE = 0
 
 @dataclass(frozen=True)
 class Weights:
-    """The replica's own tensors, flat: theta on the device, all others in main memory, float32 but for the
-    residual (bfloat16; empty unless the codec has one). `distance`: per block of all fragments."""
+    """The replica's own tensors, flat, float32: theta on the device, all others in main memory. `distance`: per block of
+    all fragments."""
 
     theta: Tensor
     phi: Tensor
     delta: Tensor
-    residual: Tensor
     distance: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, tensors: tuple[Tensor, Tensor, Tensor], codec: Codec, fragments: tuple[Fragment, ...]) -> Weights:
-        """With what `codec` needs beside theta, phi and delta (`tensors`)."""
-        theta, phi, delta = tensors
-        residual = torch.zeros(phi.numel() if codec == "delta4" else 0, dtype=torch.bfloat16)
-        unknown = tuple(torch.full((len(fragment.blocks),), math.nan) for fragment in fragments)
-        return cls(theta, phi, delta, residual, unknown)
+    def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...]) -> Weights:
+        """With distances that are not known yet."""
+        return cls(theta, phi, delta, tuple(torch.full((len(fragment.blocks),), math.nan) for fragment in fragments))
 
     def forget(self) -> None:
         """Other weights were taken over: what was known about our own is void."""
-        self.residual.zero_()
         for distances in self.distance:
             distances.fill_(math.nan)
 
     def codec_state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold of the codec's state, by name."""
-        named = {f"distance.{index}": distances for index, distances in enumerate(self.distance)}
-        return named | ({"residual": self.residual} if self.residual.numel() else {})
+        return {f"distance.{index}": distances for index, distances in enumerate(self.distance)}
 
 
 @dataclass(frozen=True)
@@ -118,8 +112,7 @@ class Capture:
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        residual = weights.residual[self.fragment.span] if weights.residual.numel() else weights.residual
-        shared = Shared(plan.settings, self.fragment, subject.dense, self._noise, weights.distance[subject.fragment], residual)
+        shared = Shared(plan.settings, self.fragment, self._noise, weights.distance[subject.fragment])
         self._coder = coder_for(plan.codec, shared)
         self._kept: Tensor | None = None  # the change in bfloat16, or theta in float32; see the module's rule
         if plan.writes_aside:
@@ -214,7 +207,6 @@ class Capture:
                 total, n = self._coder.exact(phi, change), 1
             else:
                 total, n = self._sum(self._own(block, phi, change, outbox), other), 2
-                self._coder.settle(block, change)
             self._coder.learn(block, None if apart is None else self.weight * apart)
             step.step(phi, self._weights.delta[block.span], total, n, settings)
 

@@ -46,9 +46,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     standing: Standing
     ages: tuple[int, ...]
-    """Of each fragment: inner steps since its last outer step, ..."""
-    sparse: tuple[int, ...]
-    """... and paired outer steps since its slow weights travelled."""
+    """Of each fragment: inner steps since its last outer step."""
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()

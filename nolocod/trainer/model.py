@@ -4,11 +4,13 @@ The rule: every node of a run builds the same architecture and, without a donor,
 they are drawn on the CPU in float32 from the run's seed, whatever the device and the thread count. The flat
 order is that of `named_parameters` sorted by name, numbers by value so that layers lie in their order, tied
 weights once; it is what travels between peers.
-No code and no weights are fetched by name.
+No code and no weights are fetched by name: a run's configuration has no key for it (`_own_keys`), and its text is plain
+words (run/manifest.py).
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
@@ -33,6 +35,8 @@ BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
+_COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
+"""Of every architecture; some releases of transformers take them in its stead."""
 _LOGIT_COPIES = 3
 """The logits, their log-softmax and their gradient: the largest activations of a small model."""
 
@@ -94,7 +98,7 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     size = keys.setdefault("vocab_size", vocabulary)
     if not isinstance(size, int) or size < vocabulary:
         raise RunFileError(f"`model.vocab_size` = {size!r} is less than the tokenizer's {vocabulary}.")
-    unknown = sorted(keys.keys() - known.to_dict().keys() - known.attribute_map.keys() - {"attn_implementation"})
+    unknown = sorted(keys.keys() - _own_keys(known))
     if unknown:
         raise RunFileError(f"`model.{unknown[0]}` is not a key of the {kind} architecture.")
     # Defaults that are ids of some other tokenizer would end texts early, or leave an embedding untrained.
@@ -106,6 +110,13 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     config.dtype = "float32"
     config.use_cache = False
     return config
+
+
+def _own_keys(known: PretrainedConfig) -> set[str]:
+    """The keys that a run's `[model]` may have: what this architecture is made of. What transformers takes of any model is not
+    among them: it names kernels, files and repositories, or is each node's own choice, as the attention's kernel is."""
+    own, base = (inspect.signature(one.__init__).parameters.keys() for one in (type(known), PretrainedConfig))
+    return set(own - base) | set(known.attribute_map) | _COMMON
 
 
 def _from_config(config: Any) -> torch.nn.Module:  # noqa: ANN401 - as above

@@ -36,6 +36,8 @@ class Setup(Message, frozen=True, kw_only=True):
     device: str
     threads: int
     """CPU threads; 0 leaves the choice to torch."""
+    nice: int = 0
+    """Priority among the machine's programs, from 0 to 19 (the lowest); 0 leaves it as it is."""
     checkpoints: Path
     cache: Path
 
@@ -126,8 +128,6 @@ class Progress(msgspec.Struct, frozen=True):
     inner_steps: int
     ages: tuple[int, ...]
     """For each fragment, the inner steps since its last outer step."""
-    dense_due: tuple[bool, ...]
-    """For each fragment, whether the slow weights must travel at its next paired outer step."""
 
 
 class Loaded(msgspec.Struct, frozen=True):

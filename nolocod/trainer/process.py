@@ -56,7 +56,7 @@ class TrainerProcess:
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         self.parameters = 0
-        self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,), (True,))
+        self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,))
         self._stream = stream
         self._memory = memory
         self._emit = emit
@@ -85,12 +85,7 @@ class TrainerProcess:
     def subject(self) -> Subject:
         """What the next outer step that we offer is about: the fragment that has waited longest."""
         ages = self._progress.ages
-        fragment = ages.index(max(ages))
-        return Subject(fragment, self.dense_due(fragment))
-
-    def dense_due(self, fragment: int) -> bool:
-        """Whether the slow weights must travel at the next paired outer step of `fragment`."""
-        return self._progress.dense_due[fragment]
+        return Subject(ages.index(max(ages)))
 
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.

@@ -66,13 +66,11 @@ class Replica:
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
-        self.weights = Weights.of((self.theta, self.phi, self.delta), manifest.codec, fragments)
+        self.weights = Weights.of(self.theta, self.phi, self.delta, fragments)
         self.inner = Inner(self.model, manifest, self.device)
         self.source = source
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(fragments)
-        self.sparse = [0] * len(fragments)
-        """Paired outer steps of each fragment since its slow weights travelled."""
         self.inner_steps = 0
         self.rate = 0.0
         self._run_id = sealed.run_id
@@ -97,12 +95,6 @@ class Replica:
     @property
     def capture_is_out(self) -> bool:
         return self._capture is not None
-
-    def dense_due(self) -> tuple[bool, ...]:
-        """For each fragment, whether the slow weights must travel at its next paired outer step."""
-        if self.manifest.codec != "delta4":
-            return (True,) * len(self.sparse)
-        return tuple(count + 1 >= self.manifest.outer.refresh for count in self.sparse)
 
     # --- inner
 
@@ -189,7 +181,6 @@ class Replica:
         capture.merge(outbox, trained_on=since > 0)
         subject = capture.subject
         self.clipping.accept(subject.fragment, capture.norms, self._capture_rate)
-        self.sparse[subject.fragment] = 0 if subject.dense else self.sparse[subject.fragment] + 1
         round_number = self.clipping.next_round(self.standing.round, partner_round)
         applied = self._stepped(subject.fragment, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
@@ -244,7 +235,6 @@ class Replica:
             peer_id=peer_id,
             standing=self.standing,
             ages=tuple(self.ages),
-            sparse=tuple(self.sparse),
             inner_steps=self.inner_steps,
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
@@ -273,7 +263,7 @@ class Replica:
             raise CheckpointError(f"{path} is not of this model ({error}).") from error
         self.inner.restore(tensors, state.optimizer_steps)
         self.standing = state.standing
-        self.ages, self.sparse = list(state.ages), list(state.sparse)
+        self.ages = list(state.ages)
         self.inner_steps = state.inner_steps
         self.source.seek(state.position)
         self.clipping.restore(state.partners)
@@ -300,7 +290,6 @@ class Replica:
         self.weights.forget()
         self.discard()
         self.ages = [0] * len(self.ages)
-        self.sparse = [0] * len(self.sparse)
         self.standing = standing
 
     def compare(self, samples: Sequence[SnapshotParts]) -> str:

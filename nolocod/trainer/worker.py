@@ -178,7 +178,7 @@ class Worker:
         replica = self._replica
         if replica is None:
             return None
-        return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages), replica.dense_due())
+        return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages))
 
     def _loaded(self) -> Replica:
         if self._replica is None:
@@ -250,6 +250,8 @@ class Worker:
         self._replica, self._boxes, self._training = None, None, False
         if setup.threads:
             torch.set_num_threads(setup.threads)
+        if setup.nice:  # of this thread, and of those that it will start
+            os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
         sealed = unseal(setup.manifest)
         replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device)
         replica.draw_as(setup.peer_id)

@@ -9,19 +9,21 @@ import argparse
 import json
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import NolocodError
-from nolocod.studies.benchmarks.base import Options
-from nolocod.studies.benchmarks.training import training
 from tests.bench import contest, exchange_run, report, transport, utilisation, wan
+from tests.bench.base import Options
+from tests.bench.node import node
+from tests.bench.training import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-_PARTS = ("exchange", "transport", "relay", "training", "wan", "utilisation")
+_PARTS = ("exchange", "transport", "relay", "training", "node", "wan", "utilisation")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,7 +73,10 @@ def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None])
             return transport.relay(rounds, say).to_table()
         case "training":
             result = training(Options(pairs=rounds), say)
-            return {"text": result.to_text(), "figures": json.loads(result.to_json())}
+            return {"text": result.to_text(), "figures": result.to_figures()}
+        case "node":
+            joined = node(Options(model="10m"), say)
+            return {"text": joined.to_text(), "figures": asdict(joined)}
         case "wan":
             return wan.measure(rounds, say).to_table()
         case _:

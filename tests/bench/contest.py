@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.benchmarks.base import BenchError
 from tests.bench import exchange_run, probe, venvs
+from tests.bench.base import BenchError
 from tests.bench.parties import Pair, pair
 
 if TYPE_CHECKING:

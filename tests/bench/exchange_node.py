@@ -24,10 +24,10 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.paths import DataDir
 from nolocod.proto.types import Accept, Description, Ended, Offer, Subject
 from nolocod.run.manifest import stored_manifest
-from nolocod.studies.benchmarks.base import BenchError
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 from nolocod.units import Address
 from tests.bench import talk
+from tests.bench.base import BenchError
 
 if TYPE_CHECKING:
     from nolocod.observe.events import Event
@@ -71,7 +71,7 @@ class _Reception:
         self.how: Ended | None = None
 
     def decide(self, offer: Offer) -> Accept:
-        return Accept(self._trainer.standing, self._trainer.dense_due(offer.subject.fragment))
+        return Accept(self._trainer.standing)
 
     async def ended(self, ended: Ended) -> None:
         self.how = ended

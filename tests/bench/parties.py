@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from nolocod.studies.benchmarks.base import BenchError
 from tests.bench import probe
+from tests.bench.base import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from nolocod.studies.benchmarks.base import BenchError
+from tests.bench.base import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

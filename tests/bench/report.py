@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from nolocod.studies.benchmarks.base import spread
+from tests.bench.base import spread
 from tests.bench.contest import CONTESTANTS, parts_of
 
 Table = dict[str, Any]
@@ -79,7 +79,8 @@ def to_markdown(table: Table) -> str:
     for name, title, command in (
         ("transport", "One stream, in bulk", "python -m tests.bench transport"),
         ("relay", "Through a relay", "python -m tests.bench relay"),
-        ("training", "What it costs training", "nolocod bench training"),
+        ("training", "What it costs training", "python -m tests.bench training"),
+        ("node", "What a joining node costs", "python -m tests.bench node"),
         ("wan", "A long way", "python -m tests.bench wan"),
         ("utilisation", "Utilisation over a long way", "python -m tests.bench utilisation"),
     ):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from nolocod.studies.benchmarks.base import BenchError
 from tests.bench import contest, probe, report, venvs, wan
 from tests.bench.__main__ import main, size
+from tests.bench.base import BenchError, spread
 from tests.bench.exchange_run import model_of
 from tests.bench.parties import Pair, pair, started
+from tests.bench.training import TrainingResult, bound_to
 from tests.bench.transport import CARRIERS, RelayResult, TransportResult, relay, transport
 
 if TYPE_CHECKING:
@@ -286,3 +288,27 @@ def test_a_long_way_has_its_rate_and_its_delay() -> None:
     (rate,) = result.rates[str(way)]["raw"]
     seconds = MB / 1e6 / rate
     assert seconds >= 0.02 + MB * 8 / 100e6
+
+
+# --- what is concluded from figures
+
+
+def test_what_exchanges_cost_is_told_beside_the_same_daemon_without_them() -> None:
+    result = TrainingResult(True, [100.0, 200.0], [90.0, 200.0], [97.0, 188.0], [97.0, 141.0], [1.0, 0.9])
+    assert result.over_bare(result.apart) == [0.97, 0.94]
+    assert result.kept == [1.0, 0.75]
+    assert "0.837 (0.705-0.970)   (an exchange under way 95% of the time)" in result.to_text()
+    assert "with exchanges over without: 0.875 (0.750-1.000)" in result.to_text()
+
+
+def test_what_is_started_in_the_block_is_bound_to_its_cores() -> None:
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    with bound_to(frozenset([core])):
+        told = subprocess.check_output([sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], text=True)
+    assert told.strip() == f"{{{core}}}"
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_spread_is_median_least_and_greatest() -> None:
+    assert spread([3.0, 1.0, 2.0], digits=1) == "2.0 (1.0-3.0)"

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.benchmarks.base import spread
+from tests.bench.base import spread
 from tests.bench.parties import Pair, pair, python
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from nolocod.studies.benchmarks.base import BenchError
 from tests.bench import talk
+from tests.bench.base import BenchError
 from tests.bench.carriers import open_end
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nolocod.run import presets
-from nolocod.studies.benchmarks.base import Options, spread
-from nolocod.studies.benchmarks.training import INNER_STEPS, Cores, bound_to, parameters_of, run_of
 from tests.bench import wan
+from tests.bench.base import Options, spread
 from tests.bench.parties import enter, python, started
+from tests.bench.training import INNER_STEPS, Cores, bound_to, parameters_of, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

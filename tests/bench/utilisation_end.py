@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nolocod.run.manifest import read_run_file
-from nolocod.studies.benchmarks.training import Cores, founder, rate, started
 from nolocod.studies.daemons import Daemon
+from tests.bench.training import Cores, founder, rate, started
 from tests.bench.workers.talk import Talk
 
 _OPTIONS = ("--threads", "1", "--log-level", "error", "--checkpoint-every", "3600")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nolocod.studies.benchmarks.base import BenchError
+from tests.bench.base import BenchError
 
 TORCH = "torch==2.13.0"
 NEIGHBOURS = {

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.benchmarks.base import BenchError, spread
 from tests.bench import venvs
+from tests.bench.base import BenchError, spread
 from tests.bench.parties import Pair, enter, private_network, started
 from tests.bench.transport import connect, end_command, rate
 

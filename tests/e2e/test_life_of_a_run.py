@@ -84,6 +84,7 @@ def test_commands_beside_a_running_daemon(pair: Pair) -> None:
     assert report["exchanges_by_outcome"]["committed"] >= 2
     assert report["peers"][0]["reach"] in ("direct", "inbound")
     assert nolocod("id", home=home)[0].strip() == report["peer_id"]
+    assert trainer_of(pair.first).nice() == 10, "as --nice says"
 
 
 def test_what_keeps_a_second_daemon_from_starting_is_named(pair: Pair, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def exchange(raw: bytes) -> None:
         theirs = Exchange(Setting(BOB, RUN, "float32/1", 250, LIMITS), ALICE.peer_id, bytes(16), offerer=not offerer)
         one, other = (ours, theirs) if offerer else (theirs, ours)
         other.receive(one.offer(Standing(3, 30, 2.5), Subject()))
-        one.receive(other.accept(Standing(3, 30, 2.0), dense=False))
+        one.receive(other.accept(Standing(3, 30, 2.0)))
         ours.describe(describe(memoryview(TENSOR), 100))
         with suppress(RemoteError):
             ours.receive(Dialogue(BOB, RUN, ALICE.peer_id, bytes(16), 1000).seal(body))

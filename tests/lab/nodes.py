@@ -27,6 +27,7 @@ from nolocod.observe.status import client
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.paths import DataDir
 from tests.lab.topology import LabError
+from tests.support.swarm import BACKGROUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +111,7 @@ class Node:
     def run(self, *arguments: str) -> Node:
         """`nolocod ARGUMENTS` in the background, with this node's directory."""
         line = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(self.paths.root), "--data", str(self.data)]
-        line += ["--threads", "1"]
+        line += BACKGROUND
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -118,7 +119,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,
+                process_group=0,
                 env=environment,
             )
         return self
@@ -179,15 +180,6 @@ class Node:
                 return Resources(memory, process.num_threads(), process.num_fds(), report.tasks)
         except psutil.Error:
             return None
-
-    def step_back(self) -> None:
-        """Let its trainer have only what nobody else wants: where each node has a machine of its own, twenty trainers do
-        not keep each other's networks waiting."""
-        if self.process is None:
-            return
-        with suppress(psutil.Error):
-            for trainer in psutil.Process(self.process.pid).children():
-                trainer.nice(19)
 
     def kill(self) -> None:
         """kill -9, the trainer too."""

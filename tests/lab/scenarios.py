@@ -35,6 +35,8 @@ START = 300.0
 """What a node may take from its start to a training member: torch is slow to import where many do at once."""
 PAIRING = 300.0
 """What anything that nodes do with each other may take on a busy machine: scenarios give up then."""
+CAUGHT = Load(hidden=512, steps=20)
+"""Of which an exchange takes long enough to be caught in its middle."""
 
 
 def pairs(node: Node, other: Node) -> list[ExchangeRow]:
@@ -105,12 +107,13 @@ def meetings(
         nodes.wait("the first node behind a router trains", lambda: training(host), START)
         for _ in range(trials):
             guest = nodes.join(homes[1].hosts[0], helpers)
-            found.append(_meet(nodes, host, guest, straight=stack != "4" or "symmetric" not in kinds))
+            found.append(meet(nodes, host, guest, straight=stack != "4" or "symmetric" not in kinds))
             nodes.drop(guest)
     return found
 
 
-def _meet(nodes: Swarm, host: Node, guest: Node, straight: bool) -> Meeting:
+def meet(nodes: Swarm, host: Node, guest: Node, *, straight: bool) -> Meeting:
+    """What becomes of two nodes that start to know of each other; whether they are to have a `straight` connection."""
     both = ((host, guest), (guest, host))
     nodes.wait("the two nodes meet", lambda: any(reach(*pair) is not None for pair in both), START)
     seconds = None
@@ -148,36 +151,41 @@ class RelayKilled:
     """Whether an exchange was under way when the relay died."""
 
 
-def relay_killed(root: Path, load: Load | None = None) -> RelayKilled:
+def relay_killed(root: Path) -> RelayKilled:
     """Kill the relay of two nodes behind symmetric routers with -9 in the middle of their exchange."""
-    with internet() as net, swarm(root, load or Load(hidden=512, steps=20)) as nodes:
+    with internet() as net, swarm(root, CAUGHT) as nodes:
         relays = publics(net, nodes, 3)
-        ends = [nodes.join(net.home("symmetric").hosts[0], relays) for _ in range(2)]
-        one, other = ends
-        nodes.wait("both nodes hold two reservations", lambda: all(len(_held(end)) >= 2 for end in ends), START)
+        one, other = (nodes.join(net.home("symmetric").hosts[0], relays) for _ in range(2))
+        return kill_relay(nodes, relays, one, other)
 
-        def carrying() -> Node | None:
-            if not any((report := a.report) and report.exchanging_with == b.peer_id for a, b in (ends, ends[::-1])):
-                return None
-            busy = [relay for relay in relays if (report := relay.report) and report.reach.carried.open]
-            return busy[0] if busy else None
 
-        victim: list[Node] = []
+def kill_relay(nodes: Swarm, relays: Sequence[Node], one: Node, other: Node) -> RelayKilled:
+    """Kill that of `relays` which carries the next exchange of two nodes that reach each other by relays only."""
+    ends = (one, other)
+    nodes.wait("both nodes hold two reservations", lambda: all(len(_held(end)) >= 2 for end in ends), START)
 
-        def caught() -> bool:
-            relay = carrying()
-            if relay is not None:
-                victim.append(relay)
-            return relay is not None
+    def carrying() -> Node | None:
+        if not any((report := a.report) and report.exchanging_with == b.peer_id for a, b in (ends, ends[::-1])):
+            return None
+        busy = [relay for relay in relays if (report := relay.report) and report.reach.carried.open]
+        return busy[0] if busy else None
 
-        during = nodes.within(caught, PAIRING) is not None
-        dead = victim[0] if victim else relays[1]
-        before = len(one.receipts(other))
-        dead.kill()
-        elsewhere = nodes.within(lambda: all(len(_held(end)) >= 2 and dead.peer_id not in _held(end) for end in ends), PAIRING)
-        paired = nodes.within(lambda: len(one.receipts(other)) > before, PAIRING)
-        agreed = nodes.within(lambda: _agree(one, other), PAIRING) is not None
-        return RelayKilled(elsewhere, paired, agreed, during)
+    victim: list[Node] = []
+
+    def caught() -> bool:
+        relay = carrying()
+        if relay is not None:
+            victim.append(relay)
+        return relay is not None
+
+    during = nodes.within(caught, PAIRING) is not None
+    dead = victim[0] if victim else relays[1]
+    before = len(one.receipts(other))
+    dead.kill()
+    elsewhere = nodes.within(lambda: all(len(_held(end)) >= 2 and dead.peer_id not in _held(end) for end in ends), PAIRING)
+    paired = nodes.within(lambda: len(one.receipts(other)) > before, PAIRING)
+    agreed = nodes.within(lambda: _agree(one, other), PAIRING) is not None
+    return RelayKilled(elsewhere, paired, agreed, during)
 
 
 def _held(node: Node) -> set[str]:
@@ -206,19 +214,17 @@ class Recovery:
 
 def recoveries(root: Path, accidents: tuple[Accident, ...], down: float = 60.0) -> list[Recovery]:
     """Let accidents befall the router of one node, one after the other, and see when it pairs again."""
-    found = []
     with internet() as net, swarm(root) as nodes:
         helpers = publics(net, nodes, 2)
         home, far = net.home("cone"), net.home("cone")
         node, other = (nodes.join(where.hosts[0], helpers) for where in (home, far))
-        for accident in accidents:
-            nodes.wait("the nodes behind routers have paired", lambda: all(_committed(n) for n in (node, other)), START)
-            _befall(home, accident, down)
-            found.append(_recovery(nodes, accident, node, helpers))
-    return found
+        nodes.wait("the nodes behind routers have paired", lambda: all(_committed(n) for n in (node, other)), START)
+        return [recover(nodes, home, node, helpers, accident, down) for accident in accidents]
 
 
-def _recovery(nodes: Swarm, accident: Accident, node: Node, helpers: Sequence[Node]) -> Recovery:
+def recover(nodes: Swarm, home: Home, node: Node, helpers: Sequence[Node], accident: Accident, down: float = 0.0) -> Recovery:
+    """Let an accident befall the router of `home`, where `node` is, and see when it is heard and pairs again."""
+    _befall(home, accident, down)
     returned = time.monotonic()
 
     def heard(other: Node) -> bool:
@@ -295,17 +301,13 @@ def churn(
         for number in range(nodes_in_all - len(first)):
             live.append(nodes.join(hosts[number % homes].host(), first))
             time.sleep(1.0)  # or they all import torch at once
-            for node in live:
-                node.step_back()
-        _let_start(nodes, live)
+        nodes.wait("all nodes train", lambda: training(*live), START)
         stayed = set(live)
         began = time.monotonic()
         joined: dict[Node, float] = {}
         turns = int(minutes * 60 / every)
         samples: dict[Node, list[tuple[float, Resources]]] = {node: [] for node in live}
         for turn in range(1, turns + 1):
-            for node in live:
-                node.step_back()
             time.sleep(max(0.0, began + turn * every - time.monotonic()))
             for node in stayed:
                 if found := node.resources():
@@ -338,16 +340,6 @@ def churn(
             {what: _medians(lines) for what, lines in of.items()},
             {what: [slope(line, minutes / 3) for line in lines] for what, lines in of.items()},
         )
-
-
-def _let_start(nodes: Swarm, live: Sequence[Node]) -> None:
-    """Wait until all train. One that trains already and has not stepped back would keep the others from starting."""
-    for _ in range(10):
-        if nodes.within(lambda: training(*live), 45.0) is not None:
-            return
-        for node in live:
-            node.step_back()
-    nodes.wait("all nodes train", lambda: training(*live), START)
 
 
 def _medians(lines: Sequence[Sequence[tuple[float, float]]]) -> list[float]:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.studies.benchmarks.base import BenchError
+from tests.bench.base import BenchError
 from tests.bench.parties import enter, private_network
 
 if TYPE_CHECKING:

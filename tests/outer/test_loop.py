@@ -52,9 +52,6 @@ class ClockTrainer:
     def subject(self) -> Subject:
         return Subject()
 
-    def dense_due(self, fragment: int) -> bool:
-        return fragment == 0
-
     async def capture(self, subject: Subject) -> Description:
         await trio.sleep(self.step_seconds)
         self.calls["capture"] += 1

@@ -133,7 +133,7 @@ class Scene:
             session=self.sessions.randbytes(16),
             sequence=1,
             receiver=self.alice.peer_id,
-            offer=pb.Offer(standing=standing_to_wire(STANDING), codec=codec, size=SIZE, dense=True),
+            offer=pb.Offer(standing=standing_to_wire(STANDING), codec=codec, size=SIZE),
         )
         for name, value in changes.items():
             setattr(body, name, value)

@@ -18,6 +18,7 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from nolocod.errors import (
+    DiskFullError,
     PeerTooSlowError,
     PeerUnavailableError,
     PortTakenError,
@@ -284,10 +285,10 @@ async def test_a_faulty_peer_loses_its_stream_and_nothing_else() -> None:
 
 async def test_a_fault_of_our_own_stops_the_host() -> None:
     async def broken(stream: Stream) -> None:
-        raise ZeroDivisionError
+        raise DiskFullError("full.")
 
     async with hosts(1) as (ann,):
-        with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        with pytest.RaisesGroup(DiskFullError, flatten_subgroups=True):
             async with open_host(Identity.generate(), (LOOPBACK,), (), lambda event: None, SHORT) as bob:
                 bob.serve("/test/broken", broken)
                 await ann.open_stream(bob.own, "/test/broken", bob.announced)

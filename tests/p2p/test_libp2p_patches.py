@@ -20,6 +20,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.identity.identify.identify import _prefer_circuit_addr
 from libp2p.identity.identify_push.identify_push import ID_PUSH
+from libp2p.io.exceptions import IncompleteReadError
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.network.config import ConnectionConfig
@@ -28,17 +29,16 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
-from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux
 from libp2p.tools.anyio_service import background_trio_service
+from libp2p.utils import read_delim
 from multiaddr import Multiaddr
 
 from nolocod.identity import Identity
 from nolocod.p2p import libp2p_patches
 from nolocod.p2p.connections import best
 from nolocod.p2p.host import HostLimits, open_host
-from nolocod.p2p.libp2p_patches import Negotiation
 from nolocod.p2p.transport.connection import Origin
 from nolocod.p2p.transport.listen_addresses import announced
 from nolocod.units import Address
@@ -283,11 +283,25 @@ class Asker:
 
 async def test_a_handler_that_is_taken_away_in_a_negotiation_is_a_key_error() -> None:
     """The DHT's is, when a node finds out that it is behind a NAT; the error came out in the host's own nursery."""
-    for kind, error in ((Multiselect, KeyError), (Negotiation, MultiselectError)):
-        muxer = kind({"/taken/away": None})
-        asker = Asker(lambda muxer=muxer: muxer.remove_handler("/taken/away"))
-        with pytest.raises(error):
-            await muxer.negotiate(asker)
+    muxer = Multiselect({"/taken/away": None})
+    with pytest.raises(KeyError):
+        await muxer.negotiate(Asker(lambda: muxer.remove_handler("/taken/away")))
+    # ours: tests/p2p/transport/test_exceptions.py
+
+
+async def test_a_reader_of_lines_asks_for_as_many_bytes_as_it_is_told() -> None:
+    asked = []
+
+    class Reader:
+        async def read(self, count: int) -> bytes:
+            await trio.lowlevel.checkpoint()
+            asked.append(count)
+            return bytes([*b"\x80" * 5, 1][len(asked) - 1 :][:1]) if count == 1 else b""
+
+    with pytest.raises(IncompleteReadError):
+        await read_delim(Reader())
+    assert max(asked) == 1 << 35
+    # ours: tests/p2p/transport/test_exceptions.py
 
 
 def test_libp2p_logs_a_peers_failure_with_the_root_logger(

@@ -43,7 +43,7 @@ class Pair:
 
     def accept(self) -> Pair:
         self.bob.receive(self.alice.offer(Standing(3, 30, 2.5), Subject()))
-        self.alice.receive(self.bob.accept(Standing(4, 40, 2.0), dense=False))
+        self.alice.receive(self.bob.accept(Standing(4, 40, 2.0)))
         return self
 
     def describe(self) -> Pair:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
 from nolocod.identity import Identity
 from nolocod.run.manifest import MAX_MANIFEST_BYTES, Codec, Manifest, Sealed, read_run_file, seal, unseal, wire_name
+from nolocod.run.presets import to_toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_run_file_gives_a_manifest_with_defaults(tmp_path: Path) -> None:
 
 def test_every_codec_has_a_name_with_its_version() -> None:
     names = {wire_name(codec) for codec in get_args(Codec)}
-    assert len(names) == 4
+    assert len(names) == 3
     assert all(re.fullmatch(r"[a-z0-9]{1,13}/\d", name) for name in names), "a message's header holds sixteen bytes of it"
 
 
@@ -77,7 +78,6 @@ def test_every_codec_has_a_name_with_its_version() -> None:
         ('name = "demo"', 'name = "demo"\ncodec = "int1"', "line 2, key `codec`"),
         ('name = "demo"', 'name = "demo"\nflavour = 1', "line 2, key `flavour`"),
         ("gamma = 0.75", "fragments = 65", "line 11, key `outer.fragments`"),
-        ("gamma = 0.75", "refresh = 0", "line 11, key `outer.refresh`"),
         ("[inner]", "[innner]", "line 6"),
     ],
 )
@@ -129,10 +129,28 @@ def test_gamma_just_inside_the_bound_is_allowed(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, text)).outer.gamma == 1.4999
 
 
-@pytest.mark.parametrize("key", ["auto_map", "trust_remote_code", "_name_or_path"])
-def test_a_model_that_would_fetch_code_or_weights_is_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(RunFileError, match=f"`model.{key}` is not allowed"):
-        read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f'{key} = "evil/repo"\n\n[inner]')))
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"org/repo@rev"',
+        '"org/repo"',
+        '"https://evil.example"',
+        '"a\\\\b"',
+        '["silu", "../x"]',
+        '{type = {name = "org/x"}}',
+        '{"a/b" = 1}',
+    ],
+)
+def test_a_model_that_names_what_could_be_fetched_is_refused(tmp_path: Path, value: str) -> None:
+    """Where there is no transformers to ask, as in the network process."""
+    with pytest.raises(RunFileError, match=r"`model\.hidden_act` holds '.+': a model is made of numbers and plain words"):
+        read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f"hidden_act = {value}\n\n[inner]")))
+
+
+def test_plain_words_in_a_model_are_allowed(tmp_path: Path) -> None:
+    value = '{rope_type = "yarn", factor = 2.5}\nlayer_types = ["full_attention", "sliding_attention"]'
+    run = read_run_file(written(tmp_path, RUN_FILE.replace("[inner]", f"rope_parameters = {value}\n\n[inner]")))
+    assert run.model["layer_types"] == ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize("key", ["path", "paths", "file", "files", "data_dir", "root", "url"])
@@ -184,6 +202,23 @@ def test_retired_keys_switched_on_are_refused_with_a_way_out(tmp_path: Path, key
         read_run_file(path)
     assert "release 0.1" in caught.value.remedy == altered.value.remedy
     assert read_run_file(written(tmp_path, RUN_FILE + f"\n[trust]\n{key} = 0\n")) == read_run_file(written(tmp_path, RUN_FILE))
+
+
+def test_the_codec_that_was_removed_is_refused_with_what_to_use(tmp_path: Path) -> None:
+    content = {"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1, "codec": "delta4"}
+    with pytest.raises(ManifestError, match="delta4, and that codec was removed") as altered:
+        unseal(signed(content))
+    with pytest.raises(RunFileError, match=r"line 2, key `codec`: .*delta4, and that codec was removed") as caught:
+        read_run_file(written(tmp_path, RUN_FILE.replace('name = "demo"', 'name = "demo"\ncodec = "delta4"')))
+    assert 'codec = "modulo8"' in caught.value.remedy == altered.value.remedy
+
+
+def test_how_often_its_slow_weights_travelled_has_no_effect_and_stays_in_the_run_id(tmp_path: Path) -> None:
+    """With the other codecs it never had one: runs that name it go on."""
+    text = RUN_FILE.replace("gamma = 0.75", "gamma = 0.75\nrefresh = 5")
+    manifest = read_run_file(written(tmp_path, text))
+    assert unseal(seal(manifest, OWNER).to_bytes()).manifest.outer.refresh == 5
+    assert "refresh" not in to_toml(manifest)
 
 
 # --- signed manifests ------------------------------------------------------------------------------

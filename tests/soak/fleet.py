@@ -53,10 +53,10 @@ class Node(Daemon):
 
     def freeze(self) -> None:
         self.away = True
-        self.signal_session(signal.SIGSTOP)
+        self.signal_group(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self.signal_session(signal.SIGCONT)
+        self.signal_group(signal.SIGCONT)
         self.away = False
 
     def sample(self, at: float) -> Sample | None:

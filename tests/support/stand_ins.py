@@ -124,9 +124,6 @@ class StandInTrainer:
     def subject(self) -> Subject:
         return Subject()
 
-    def dense_due(self, fragment: int) -> bool:
-        return fragment == 0
-
     async def capture(self, subject: Subject) -> Description:
         self.note("snapshot")
         return Description(0, 1, ())

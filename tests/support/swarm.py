@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
+BACKGROUND = ("--threads", "1", "--nice", "10")
+"""How trainers of tests run: what a daemon, a browser or a command beside a dozen of them does goes first, as on machines
+that they have for themselves. It works among processes of one session: Linux shares the processor among sessions first."""
 RUN_FILE = """
 name = "e2e"
 codec = "modulo8"
@@ -52,7 +55,7 @@ class Daemon(daemons.Daemon):
     """One daemon process, or its remains."""
 
     def __init__(self, root: Path, data: Path) -> None:
-        super().__init__(root, "--data", str(data), "--threads", "1", "--checkpoint-every", "0")
+        super().__init__(root, "--data", str(data), "--checkpoint-every", "0", *BACKGROUND)
 
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""

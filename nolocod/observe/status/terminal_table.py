@@ -89,7 +89,7 @@ def _peers(peers: Iterable[PeerRow]) -> Table:
             peer.state or "connected",
             "-" if peer.round is None else str(peer.round),
             _count(peer.tokens),
-            _loss(peer.loss or None),  # a newcomer has none yet
+            loss_text(peer.loss or None),  # a newcomer has none yet
             peer.reach or "-",
             peer.nat or "-",
             _trust(peer),
@@ -139,7 +139,7 @@ def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> Ren
         "state": f"{report.state}{waiting} ({duration(report.since)})",
         "training": f"round {report.round}, {report.inner_steps} inner steps, {_count(report.tokens)} tokens, "
         f"{_count(report.tokens_per_second)} tokens/s",
-        "loss": f"{_loss(report.loss)}, validation {_loss(report.validation_loss)}{first}",
+        "loss": f"{loss_text(report.loss)}, validation {loss_text(report.validation_loss)}{first}",
         **_course(report.curve),
         "outer": f"{report.outer_paired} paired, {report.outer_solo} solo",
         "exchanges": (outcomes or "none yet")
@@ -231,8 +231,8 @@ def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
         str(report.round),
         _count(report.inner_steps),
         _count(report.tokens_per_second),
-        _loss(report.loss),
-        _loss(report.validation_loss),
+        loss_text(report.loss),
+        loss_text(report.validation_loss),
         str(report.outer_paired),
         str(report.outer_solo),
         _partner(report),
@@ -289,5 +289,5 @@ def _count(number: float | None) -> str:
     return f"{number:.3g}P"
 
 
-def _loss(loss: float | None) -> str:
+def loss_text(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"

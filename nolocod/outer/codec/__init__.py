@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nolocod.outer.codec.base import HEADER, Coder, Shared
-from nolocod.outer.codec.difference import Delta4
 from nolocod.outer.codec.modulo import Modulo8
 from nolocod.outer.codec.plain import BFloat16, Float32
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from nolocod.outer.codec.blocks import Fragment
     from nolocod.run.manifest import Codec
 
-_KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8, "delta4": Delta4}
+_KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8}
 
 
 def coder_for(codec: Codec, shared: Shared) -> Coder:

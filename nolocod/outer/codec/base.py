@@ -1,7 +1,7 @@
 """What all codecs share: the header, the scratch memory, the seeded noise, the shape of a coder.
 
-The rule: a coder lives for one capture. Its state that outlives the exchange (distances, residuals) belongs
-to the replica and changes only when the exchange is applied.
+The rule: a coder lives for one capture. Its state that outlives the exchange (distances) belongs to the replica and
+changes only when the exchange is applied.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ SCRATCH = BLOCK + 128
 
 _HEAD = struct.Struct("<8s16sQQHB")
 _MAGIC = b"nolocod\1"
+_WHOLE = 1
+"""What the header ends with; release 0.1 had a codec of differences, whose messages had a 0 here."""
 
 
 def padded(size: int) -> int:
@@ -47,25 +49,24 @@ class Head:
     elements: int
     size: int
     fragment: int
-    dense: bool
 
     @classmethod
     def of(cls, codec: Codec, fragment: Fragment, subject: Subject, size: int) -> Head:
-        return cls(wire_name(codec), fragment.size, size, subject.fragment, subject.dense)
+        return cls(wire_name(codec), fragment.size, size, subject.fragment)
 
 
 def write_head(head: Head, out: Tensor) -> None:
     """Write `head` into the first HEADER bytes of `out`."""
-    packed = _HEAD.pack(_MAGIC, head.codec.encode(), head.elements, head.size, head.fragment, head.dense)
+    packed = _HEAD.pack(_MAGIC, head.codec.encode(), head.elements, head.size, head.fragment, _WHOLE)
     bytes_of(out)[:HEADER] = packed.ljust(HEADER, b"\0")
 
 
 def read_head(box: Tensor) -> Head:
     """Read the header of the message in `box`; RejectedTensorError if there is none."""
-    magic, codec, elements, size, fragment, dense = _HEAD.unpack(bytes_of(box[:HEADER])[: _HEAD.size])
+    magic, codec, elements, size, fragment, _ = _HEAD.unpack(bytes_of(box[:HEADER])[: _HEAD.size])
     if magic != _MAGIC:
         raise RejectedTensorError("it does not begin like a message of weights.")
-    return Head(codec.rstrip(b"\0").decode("ascii", "replace"), elements, size, fragment, bool(dense))
+    return Head(codec.rstrip(b"\0").decode("ascii", "replace"), elements, size, fragment)
 
 
 class Noise:
@@ -89,15 +90,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a coder is made with. `distance` (per block) and `residual` (bfloat16) are the replica's own, for the
-    fragment; empty where the codec has none."""
+    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment."""
 
     settings: Outer
     fragment: Fragment
-    dense: bool
     noise: Noise
     distance: Tensor
-    residual: Tensor
 
 
 class Coder(ABC):
@@ -142,9 +140,6 @@ class Coder(ABC):
 
     def learn(self, block: Block, apart: float | None) -> None:  # noqa: B027 - most codecs learn nothing
         """The exchange is applied: `apart` is the largest |s_i - s_j| in `block`; None if it was skipped."""
-
-    def settle(self, block: Block, change: Tensor) -> None:  # noqa: B027 - most codecs leave nothing out
-        """The exchange is applied, and not skipped in `block`: keep what our message left out."""
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
         """s = beta change + gamma phi before any rounding to the wire (scratch of `own`)."""

@@ -233,7 +233,7 @@ class ExchangeService:
         session = Session(self._context, machine, self._answerer.local_side, self._receipts, self._dial)
         try:
             try:
-                await channel.send_envelope(machine.accept(accept.standing, dense=accept.dense))
+                await channel.send_envelope(machine.accept(accept.standing))
             except RemoteError as error:
                 machine.abort(error.code, error.cause)
                 await channel.reset()

@@ -1,22 +1,22 @@
 """Frames over a stream: what every driver of the protocol shares.
 
-The rule: one frame at a time on a stream; a frame that was cut short makes the stream useless, and
-then it is reset, never closed as if all had been said. A chunk goes from its place to its place.
+The rule: one frame at a time on a stream; who cancels one waits a moment for its end. One that was cut short makes the stream
+useless, and then it is reset, never closed as if all had been said. A chunk goes from its place to its place.
 """
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from nolocod.errors import PeerUnavailableError, ProtocolError, RemoteError
-from nolocod.p2p.transport.deadlines import shielded
+from nolocod.p2p.transport.deadlines import shielded, to_the_end
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from nolocod.identity import PeerId
     from nolocod.p2p.transport.stream import Stream
@@ -39,13 +39,10 @@ class Channel:
         return self._stream.remote
 
     async def send_envelope(self, raw: bytes) -> None:
-        async with self._frame():
-            await self._stream.write(envelope_head(len(raw)) + raw)
+        await self._send(envelope_head(len(raw)) + raw)
 
     async def send_chunk(self, index: int, content: memoryview) -> None:
-        async with self._frame():
-            await self._stream.write(chunk_head(index, len(content)))
-            await self._stream.write(content)
+        await self._send(chunk_head(index, len(content)), content)
 
     async def receive(self) -> bytes | ChunkHead:
         """Wait for a frame: an envelope is returned whole, of a chunk the head; the caller reads its content."""
@@ -83,15 +80,18 @@ class Channel:
         """For what is still to be done when all else is cancelled."""
         return shielded(self._limits.abort_seconds)
 
-    @asynccontextmanager
-    async def _frame(self) -> AsyncIterator[None]:
+    async def _send(self, *parts: bytes | memoryview) -> None:
+        async def write() -> None:
+            self._torn = True
+            for part in parts:
+                await self._stream.write(part)
+            self._torn = False
+            self.spoke_at = trio.current_time()
+
         async with self._lock:
             if self._torn:
                 raise PeerUnavailableError("the stream was given up in the middle of a frame.")
-            self._torn = True
-            yield
-            self._torn = False
-            self.spoke_at = trio.current_time()
+            await to_the_end(write, self._limits.abort_seconds)
 
 
 async def send_working(channel: Channel, working: Callable[[], bytes], every: float) -> None:

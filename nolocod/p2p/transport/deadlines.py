@@ -30,6 +30,30 @@ def shielded(seconds: float) -> trio.CancelScope:
     return trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)
 
 
+async def to_the_end(work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Await `work`. Who cancels this waits until it is done, for `seconds` at most."""
+    scope, over = trio.CancelScope(shield=True), trio.Event()
+    failures: list[NolocodError] = []
+
+    async def run() -> None:
+        with scope:
+            try:
+                await work()
+            except NolocodError as error:
+                failures.append(error)
+        over.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        try:
+            await over.wait()
+        except trio.Cancelled:
+            scope.deadline = trio.current_time() + seconds
+            raise
+    if failures:
+        raise failures[0]
+
+
 async def together(main: Callable[[], Awaitable[None]], *helpers: Callable[[], Awaitable[None]]) -> None:
     """Run all at once until `main` returns, and cancel the rest; the first NolocodError of any ends all.
 

@@ -108,7 +108,7 @@ class Dialer:
     async def dial(self, peer: PeerId, address: str, *, fresh: bool = False) -> None:
         """Have a straight connection to `peer` at a TCP multiaddr, from a `fresh` port or the listening one.
 
-        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
+        Raises what libp2p and the system raise (FOREIGN).
         """
         await _one_of(await resolve(address), partial(self._dial, peer, fresh))
 
@@ -164,7 +164,7 @@ class Dialer:
     async def probe(self, peer: PeerId, address: str) -> None:
         """Dial a TCP multiaddr from a fresh port beside all connections, make sure that `peer` answers, and hang up.
 
-        Raises what libp2p and the system raise (FOREIGN), or trio.TooSlowError.
+        Raises what libp2p and the system raise (FOREIGN).
         """
         await _one_of(await resolve(address), partial(self._probe, peer))
 
@@ -254,7 +254,7 @@ class Dialer:
                 muxed = await self._swarm.upgrade_inbound_raw_conn(link, address)
             self.connection_manager.half_open.pop(admitted, None)
             await muxed.event_closed.wait()
-        except (trio.TooSlowError, *FOREIGN) as error:
+        except FOREIGN as error:
             logger.debug("an inbound connection failed: %s", error)
         finally:
             self.connection_manager.half_open.pop(admitted, None)
@@ -303,7 +303,7 @@ async def _one_of(targets: Sequence[Endpoint], attempt: Callable[[Endpoint], Awa
         try:
             with trio.fail_after(left / (len(targets) - number)):
                 return await attempt(target)
-        except (trio.TooSlowError, *FOREIGN) as error:
+        except FOREIGN as error:
             failure = error
     raise failure
 

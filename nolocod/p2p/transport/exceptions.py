@@ -1,12 +1,14 @@
-"""Where libp2p's exceptions become ours: the one list of those that it lets through, and what each means to a user.
+"""The seam where other libraries' exceptions become ours: what each means to a user.
 
-The rule: a failure of the other side is a RemoteError above this room; Cancelled passes through.
+The rule: whatever fails in a dial, a handshake, a negotiation or a stream is a RemoteError above this room, for the other
+side chose the bytes. Cancelled, and what we raise ourselves, pass through.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 from libp2p.exceptions import BaseLibp2pError, MultiError
@@ -17,12 +19,16 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.tools.anyio_service import LifecycleError
 
 from nolocod.errors import (
+    LocalError,
+    NolocodError,
     PeerNetworkKeyError,
     PeerNotAllowedError,
     PeerTooSlowError,
     PeerUnavailableError,
     RefusedError,
     RemoteError,
+    first_error,
+    on_one_line,
 )
 from nolocod.identity import short
 
@@ -31,31 +37,34 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
 
-FOREIGN = (
-    BaseLibp2pError,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    OSError,
-    EOFError,
-    ValueError,
-    LifecycleError,
-)
-"""What libp2p lets through for a failure of the other side (ValueError: a frame that makes no sense), or because our own host
-is closing meanwhile (LifecycleError)."""
+logger = logging.getLogger(__name__)
+
+FOREIGN = (Exception,)
+"""What libp2p and the libraries below it let through for bytes that make no sense, or because our host is closing: anything."""
+_USUAL = (BaseLibp2pError, OSError, EOFError, ValueError, LifecycleError, ExceptionGroup)
+_MOST_WORDS = 200
+_USUAL_OF_TRIO = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @contextmanager
 def map_exceptions(peer: PeerId, doing: str, *, unverified: bool = False) -> Iterator[None]:
-    """Turn libp2p's failures into ours; Cancelled and our own errors pass through.
+    """Turn every failure into a RemoteError; Cancelled and our own errors pass through.
 
     `unverified`: there is no connection yet, and what answers may be no libp2p node.
     """
     try:
         yield
-    except RemoteError:
+    except NolocodError:
         raise
-    except (trio.TooSlowError, *FOREIGN) as error:
+    except Exception as error:  # the one place: see the rule
+        for kind in (LocalError, NolocodError) if isinstance(error, ExceptionGroup) else ():
+            if (ours := cast("ExceptionGroup[NolocodError]", error).subgroup(kind)) is not None:
+                raise first_error(ours) from error
+        if not isinstance(error, (*_USUAL, *_USUAL_OF_TRIO)):  # it may be a fault of ours
+            logger.warning("%s with %s: %s", doing, short(peer), type(error).__name__, exc_info=error)
         raise _translate(peer, doing, error, unverified) from error
+    except BaseExceptionGroup as group:  # some tasks failed as all were cancelled: only that goes on
+        raise group.split(Exception)[1] or group from None
 
 
 def _translate(peer: PeerId, doing: str, error: BaseException, unverified: bool) -> RemoteError:
@@ -79,7 +88,7 @@ def _translate(peer: PeerId, doing: str, error: BaseException, unverified: bool)
                 return PeerUnavailableError(f"{doing}: {text}.")
             case HandshakeFailure() | MultiselectError() | MultiselectCommunicatorError() if unverified:
                 return PeerUnavailableError(f"{doing}: the program that answers there is not a libp2p node.")
-    return PeerUnavailableError(f"{doing} with {short(peer)}: {str(error) or type(error).__name__}.")
+    return PeerUnavailableError(f"{doing} with {short(peer)}: {on_one_line(error, _MOST_WORDS) or type(error).__name__}.")
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

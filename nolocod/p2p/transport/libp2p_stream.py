@@ -49,9 +49,10 @@ class LibStream:
         return multiaddr_of(Address(*found)) if found else None
 
     async def read_exactly(self, count: int) -> bytes:
-        content = bytearray(count)
-        await self.read_into(memoryview(content))
-        return bytes(content)
+        with map_exceptions(self.remote, "reading"):
+            content = bytearray(count)
+            await self.muxed.read_into(memoryview(content), self._progress)
+            return bytes(content)
 
     async def read_into(self, view: memoryview) -> None:
         with map_exceptions(self.remote, "reading"):

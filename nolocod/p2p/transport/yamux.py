@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, cast
 import trio
 from libp2p.abc import IMuxedConn
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
 from nolocod.p2p.transport.buffers import BATCH, Unread
 from nolocod.p2p.transport.deadlines import shielded
-from nolocod.p2p.transport.exceptions import without_frames
+from nolocod.p2p.transport.exceptions import FOREIGN, without_frames
 from nolocod.p2p.transport.noise_records import sealed_size
 from nolocod.p2p.transport.yamux_frames import (
     FIRST_WINDOW,
@@ -53,7 +52,6 @@ _MOST_CONTROL = 32 << 10
 _GOODBYE = 0.5
 """Seconds to get a last frame out."""
 _NOTHING = memoryview(b"")
-_LOST = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, OSError)
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,10 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             return
         self._shutting = True
         try:
-            with shielded(_GOODBYE), suppress(*_LOST):
+            with shielded(_GOODBYE), suppress(*FOREIGN):
                 await self._say_goodbye()
         finally:
-            with shielded(_GOODBYE), suppress(*_LOST):
+            with shielded(_GOODBYE), suppress(*FOREIGN):
                 await self._channel.close()
             self.event_closed.set()
 
@@ -250,7 +248,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
                 await self._channel.flush()
             except MuxedStreamError:
                 raise  # found out before anything was sealed
-            except _LOST as error:
+            except FOREIGN as error:
                 self._fail(error)
                 raise MuxedConnUnavailable(f"the connection was lost: {error}") from error
             finally:
@@ -281,7 +279,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
                 self._channel.release()
                 await trio.lowlevel.checkpoint()
                 await self._channel.fill(due=self._deframer.inside)
-        except _LOST as error:
+        except FOREIGN as error:
             self._fail(error)
 
     async def _read_records(self) -> None:

@@ -7,8 +7,7 @@ compare` does not tell. The outer step's settings were tried last, in runs twice
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nolocod.studies.lab.compare import RATES, TUNING_SEED
@@ -60,25 +59,6 @@ class Table:
                 "|---" * (1 + len(columns)) + "|",
                 *(f"| {row} | {' | '.join(cell(row, column) for column in columns)} |" for row in rows),
             )
-        )
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Every table with its losses."""
-
-    tables: tuple[Table, ...]
-    book: Book
-
-    def to_text(self) -> str:
-        """Tables in Markdown."""
-        return "\n".join(table.to_text(self.book) for table in self.tables)
-
-    def to_json(self) -> str:
-        rows = [(table.text, *key, trial) for table in self.tables for key, trial in table.cells.items()]
-        names = ("question", "row", "column", "loss", "trial")
-        return json.dumps(
-            [dict(zip(names, (*cell, self.book[trial][-1].mean, asdict(trial)), strict=True)) for *cell, trial in rows]
         )
 
 
@@ -175,7 +155,7 @@ def _late(like: Trial, late: int, *, slower: bool) -> Trial:
     return replace(like, late=late or None, learning_rate=like.learning_rate / (2 if slower else 1))
 
 
-def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[[str], None]) -> Choices:
-    """Do what is not done yet, and show it."""
+def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[[str], None]) -> str:
+    """Do what is not done yet; every table with its losses, in Markdown."""
     perform_all((trial for table in tables for trial in table.cells.values()), book, workers, tell)
-    return Choices(tables, book)
+    return "\n".join(table.to_text(book) for table in tables)

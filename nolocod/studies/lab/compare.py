@@ -7,10 +7,9 @@ seed, and what is told of two methods are differences on the same seed.
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nolocod.errors import UsageError
 from nolocod.studies.lab.methods import BY_NAME, METHODS, VARIANTS, Method
@@ -191,17 +190,6 @@ class Comparison:
             axes.set(yticks=range(len(names)), yticklabels=names, xlabel="nats per token", title=f"{count} replicas")
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
-
-    def to_json(self) -> str:
-        return json.dumps(self._facts())
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "rates": self.rates,
-            "ends": {f"{name}, {count}": [vars(end) for end in ends] for (name, count), ends in self.ends.items()},
-            "claims": [vars(claim) for claim in self.claims()],
-            "beside": None if self.beside is None else self.beside._facts(),
-        }
 
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:

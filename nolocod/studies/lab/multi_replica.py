@@ -135,9 +135,8 @@ class MultiReplica:
         for pair in pairs:
             ages = self._replicas[pair[0]].ages
             fragment = ages.index(max(ages))
-            dense = any(self._replicas[index].dense_due()[fragment] for index in pair)
             for index in pair:
-                self._replicas[index].prepare(self._boxes[index], Subject(fragment, dense))
+                self._replicas[index].prepare(self._boxes[index], Subject(fragment))
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:

@@ -4,5 +4,5 @@ Not here: replicas that are compared for their loss (studies.lab).
 
 The rule: what decides is the product's own, unchanged: rounds, the exchange's machine and its drivers, envelopes and
 receipts, membership and gossip, the choice of partners. Only three things are made up: time, the network between two
-nodes, and (unless the real one is asked for) the replica. One seed gives one log, byte for byte.
+nodes, and the replica. One seed gives one log, byte for byte.
 """

@@ -17,7 +17,6 @@ from nolocod.p2p.membership.peer_scoring import Reputation
 from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
-from nolocod.proto.types import Busy
 from nolocod.studies.sim.clock import sleep
 from nolocod.studies.sim.member import SimMember
 
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.member import World
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.replica import SimReplica, State
-
-    Script = dict[int, tuple[PeerId, bool]]
-    """For each round with an exchange the partner, and whether this node offers."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -66,7 +62,6 @@ class SimNode(SimMember):
         self.receipts = receipts or SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
         self.table.committed = self.reputation.committed
-        self._script: Script | None = None
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
@@ -81,11 +76,6 @@ class SimNode(SimMember):
     @property
     def standing(self) -> Standing:
         return self.replica.standing
-
-    def follow(self, script: Script) -> None:
-        """Exchange as `script` has it, and with nobody else. At a boundary at which the partner offers, wait for it."""
-        self._script = script
-        self.replica.waits = lambda: not script.get(self.replica.round, (None, True))[1]
 
     async def aside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """wire.Aside without a thread: the virtual clock does not wait for one."""
@@ -110,9 +100,6 @@ class SimNode(SimMember):
     # --- outer.loop.Mesh ------------------------------------------------------------------------------------
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
-        if self._script is not None:
-            peer, offers = self._script.get(own.round, (None, False))
-            return peer if offers and peer not in avoid else None
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self.table.suspected(now), *self.reputation.shunned(self.wall())}
         carried = {member.peer_id for member in members if needs_relay(member, self.port.nat, ())}
@@ -138,8 +125,6 @@ class SimNode(SimMember):
     # --- types.Answerer: rounds answers, and the oracle hears of every snapshot and step -----------------
 
     def decide(self, offer: Offer) -> Answer:
-        if self._script is not None and self._script.get(self.replica.round) != (offer.partner, False):
-            return Busy(1.0, "another exchange comes first")
         return self.loop.decide(offer)
 
     @property

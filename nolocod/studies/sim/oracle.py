@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nolocod.observe.events import ExchangeEnded
     from nolocod.studies.sim.replica import OuterSettings, State
 
+_ROOM = 1e-9
+"""By how much a number may differ, absolutely or relatively."""
 _NOTED = 20
 """Violations that are told in words; the rest is counted."""
 
@@ -33,8 +35,7 @@ class Exchange:
 class Oracle:
     """Told by all nodes; `violations` are sentences about what should not be."""
 
-    def __init__(self, outer: OuterSettings, room: float = 1e-9) -> None:
-        """`room`: by how much a number may differ, absolutely or relatively."""
+    def __init__(self, outer: OuterSettings) -> None:
         self.violations: list[str] = []
         self.broken = 0
         self.checked = 0
@@ -42,7 +43,6 @@ class Oracle:
         self.half = 0
         """Exchanges that one side applied, and the other is in doubt about or was killed in."""
         self._outer = outer
-        self._room = room
         self._open: dict[str, Exchange] = {}
         self._ended: set[PeerId] = set()
 
@@ -87,7 +87,7 @@ class Oracle:
                 ("momentum", after.delta[index], momentum),
                 ("slow weights", after.phi[index], phi + momentum),
             ):
-                if not math.isclose(found, expected, rel_tol=self._room, abs_tol=self._room):
+                if not math.isclose(found, expected, rel_tol=_ROOM, abs_tol=_ROOM):
                     self.blame(f"{what}: {name} {index} are {found!r}, not {expected!r}")
                     return
 

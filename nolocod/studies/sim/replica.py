@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import trio
@@ -86,8 +86,6 @@ class SimReplica:
         self.tokens = 0
         self.outbox, self.inbox = MemoryBox(8 * size), MemoryBox(8 * size)
         self.applied: Callable[[State, State, bool], None] = lambda _before, _after, _paired: None
-        self.waits: Callable[[], bool] = lambda: False
-        """Whether a boundary waits for another node to offer."""
         self.captured: State | None = None
         self._chunk = chunk
         self._rng = rng
@@ -109,20 +107,17 @@ class SimReplica:
 
     async def wait_boundary(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self.steps_since_outer < self.outer.inner_steps or self.waits():
+        while self.steps_since_outer < self.outer.inner_steps:
             await sleep_until(max(self._began + self.outer.inner_steps * self.speed, trio.current_time() + self.speed))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
-        steps = self.steps_since_outer
-        if steps > self._trained:
-            self._advance(steps - self._trained)
-            self._trained = steps
-
-    def _advance(self, steps: int) -> None:
-        spread = 0.01 * math.sqrt(steps)
-        self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
-        self.tokens += 512 * steps
+        steps = self.steps_since_outer - self._trained
+        if steps > 0:
+            spread = 0.01 * math.sqrt(steps)
+            self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
+            self.tokens += 512 * steps
+            self._trained += steps
 
     @property
     def state(self) -> State:
@@ -143,9 +138,6 @@ class SimReplica:
     def subject(self) -> Subject:
         return Subject()
 
-    def dense_due(self, fragment: int) -> bool:
-        return True
-
     async def capture(self, subject: Subject) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
         async with self._commands:
@@ -153,11 +145,7 @@ class SimReplica:
         self._train()
         self.captured = self.state
         self._captured_steps = self._trained
-        return self._write(self.captured, subject)
-
-    def _write(self, state: State, subject: Subject) -> Description:
-        """Our message about `state` into the outbox."""
-        message = self._message(state)
+        message = self._message(self.captured)
         self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
         with memoryview(self.outbox.content) as content:
             return describe(content, self._chunk)
@@ -171,43 +159,30 @@ class SimReplica:
             await sleep(self.speed / 4)
         if self.captured is None:
             raise AssertionError("inspected without a capture")
-        return self._look(self.captured, probation=probation)
-
-    def _look(self, state: State, *, probation: bool) -> Inspection:
-        """At the inbox. RejectedTensorError."""
         found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
         self._inspected = found
-        return Inspection(math.dist(self._message(state), found) / self.outer.gamma)
+        return Inspection(math.dist(self._message(self.captured), found) / self.outer.gamma)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        before = self.captured
-        if before is None:
-            raise AssertionError("applied without a capture")
+        before, message = self.captured, self._inspected
+        if before is None or message is None:
+            raise AssertionError("applied without an inspected message")
         self._train()
-        return self._stepped(before, self._pair(before, partner_round, skipped), paired=True)
+        own = self._message(before)
+        self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
+        self.round = max(self.round + 1, partner_round)
+        return self._stepped(before, math.dist(own, message) / self.outer.gamma)
 
     async def solo(self) -> Applied:
         await trio.lowlevel.checkpoint()
         self._train()
         before = self.state
         self._captured_steps = self._trained
-        return self._stepped(before, self._alone(before), paired=False)
-
-    def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
-        """The outer step with the message in the inbox."""
-        own, message = self._message(before), self._inspected
-        if message is None:
-            raise AssertionError("applied without an inspected message")
-        self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
-        self.round = max(self.round + 1, partner_round)
-        return Applied(self.round, 0, math.dist(own, message) / self.outer.gamma, 0.0)
-
-    def _alone(self, before: State) -> Applied:
         self._step(before, list(self._message(before)))
         self.round += 1
-        return Applied(self.round, 0, None, 0.0)
+        return self._stepped(before, None)
 
     def _step(self, before: State, mean: list[float]) -> None:
         outer = self.outer
@@ -216,13 +191,14 @@ class SimReplica:
         since = [now - then for now, then in zip(self.theta, before.theta, strict=True)]
         self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]
 
-    def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
+    def _stepped(self, before: State, spread: float | None) -> Applied:
+        """The outer step is taken; `spread` is None for a solo step."""
         taken = self._captured_steps
         self._began += taken * self.speed
         self._trained -= taken
-        self.applied(before, self.state, paired)
+        self.applied(before, self.state, spread is not None)
         self._forget()
-        return replace(applied, inner_steps=taken)
+        return Applied(self.round, taken, spread, 0.0)
 
     async def discard(self) -> None:
         await trio.lowlevel.checkpoint()

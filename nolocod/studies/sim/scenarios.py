@@ -39,7 +39,7 @@ class Scenario:
 @dataclass(frozen=True)
 class Plan:
     """All that decides what happens. `probation`: manifest.Trust. `cheap`: signatures (signing.py); None lets
-    the number of nodes decide. `train`: replicas really learn (learner.py)."""
+    the number of nodes decide."""
 
     scenario: str = "calm"
     nodes: int = 16
@@ -47,7 +47,6 @@ class Plan:
     seed: int = 0
     probation: int = 0
     cheap: bool | None = None
-    train: bool = False
 
 
 def paced(scenario: Scenario, nodes: int) -> Scenario:

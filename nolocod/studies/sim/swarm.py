@@ -11,10 +11,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING
 
 import trio
@@ -25,14 +22,12 @@ from nolocod.studies.sim import clock
 from nolocod.studies.sim.journal import Journal
 from nolocod.studies.sim.member import World
 from nolocod.studies.sim.node import SimNode
-from nolocod.studies.sim.oracle import Oracle
 from nolocod.studies.sim.replica import SimReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nolocod.observe.events import Event, NatClass
-    from nolocod.studies.sim.learner import LearningSetup
     from nolocod.studies.sim.member import SimMember
     from nolocod.studies.sim.scenarios import Partition, Plan, Scenario
 
@@ -65,29 +60,21 @@ class Report:
     busy: float
     violations: tuple[str, ...] = ()
     broken: int = 0
-    loss: float | None = None
-    """Mean held-out loss of the fast weights at the end, in nats per token, where replicas learn."""
 
     @property
     def replay(self) -> str:
         """The command that does it again."""
         plan = self.plan
         extra = f" --probation {plan.probation}" if plan.probation else ""
-        extra += " --train" if plan.train else ""
         return f"nolocod simulate {plan.scenario} --nodes {plan.nodes} --rounds {plan.rounds} --seed {plan.seed}{extra}"
 
 
 class Swarm(World):
-    """Nodes that train; what happens to them is counted. `learning`: of replicas that really learn."""
+    """Nodes that train; what happens to them is counted."""
 
-    def __init__(
-        self, plan: Plan, scenario: Scenario, nursery: trio.Nursery, journal: Journal, learning: LearningSetup | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, scenario: Scenario, nursery: trio.Nursery, journal: Journal) -> None:
         super().__init__(plan, scenario, nursery)
         self.journal = journal
-        if learning is not None:
-            self.oracle = Oracle(scenario.outer, learning.room)
-        self._learning = learning
         self.nodes: list[SimNode] = []
         self.outcomes: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
@@ -104,10 +91,7 @@ class Swarm(World):
         speed = scenario.outer.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
         nat = "public" if number == 0 else self.rng.choices(_NATS, scenario.nats)[0]
         port = self.network.add(self.signing.identity(number).peer_id, nat)
-        if self._learning is not None:
-            replica: SimReplica = self._learning.learner(number, speed, rng)
-        else:
-            replica = SimReplica(scenario.outer, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
+        replica = SimReplica(scenario.outer, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
         if donor is not None:
             replica.take_over(donor.replica)
         node = SimNode(self, number, port, replica, self.plan.rounds)
@@ -206,7 +190,6 @@ class Swarm(World):
             busy=busy,
             violations=tuple(self.oracle.violations),
             broken=self.oracle.broken,
-            loss=None if self._learning is None else self._learning.loss([node.replica for node in self.live()]),
         )
 
 
@@ -220,15 +203,8 @@ def simulate(
 async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: Callable[[Swarm], None]) -> Report:
     began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
-        with ExitStack() as stack:
-            setup = None
-            if plan.train:
-                from nolocod.studies.sim.learner import LearningSetup  # torch: a simulation without learners does without it
-
-                cache = stack.enter_context(TemporaryDirectory(prefix="nolocod-sim-"))
-                setup = LearningSetup(scenario.outer, plan.rounds, plan.seed, Path(cache))
-            swarm = Swarm(plan, scenario, nursery, journal, setup)
-            stack.enter_context(swarm.signing.checked())
+        swarm = Swarm(plan, scenario, nursery, journal)
+        with swarm.signing.checked():
             for _ in range(plan.nodes):
                 swarm.add()
             prepare(swarm)

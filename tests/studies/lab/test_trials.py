@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,9 +60,10 @@ def test_the_best_of_a_column_and_of_a_row_is_told(tmp_path: Path) -> None:
     cells = {(f"{phase}", f"{rate:g}"): replace(TINY, method=OURS.name, phase=phase, learning_rate=rate)
              for phase in (8, 24) for rate in (1e-3, 1e-2)}  # fmt: skip
     asked = choices.Table("How often", "inner steps", cells)
-    found = choices.choices((asked, replace(asked, by_row=True)), book(tmp_path / "kept.jsonl"), 1, lambda _: None)
-    losses = {(one["row"], one["column"]): one["loss"] for one in json.loads(found.to_json())[:4]}
-    columns, rows = found.to_text().strip().split("\n\nHow often:\n\n")
+    kept = book(tmp_path / "kept.jsonl")
+    text = choices.choices((asked, replace(asked, by_row=True)), kept, 1, lambda _: None)
+    losses = {key: kept[trial][-1].mean for key, trial in cells.items()}
+    columns, rows = text.strip().split("\n\nHow often:\n\n")
     assert columns.startswith("How often:\n\n| inner steps | 0.001 | 0.01 |\n|---|---|---|\n| 8 | ")
     for table, axis in ((columns, 1), (rows, 0)):
         assert table.count("**") == 4
@@ -101,7 +101,7 @@ def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path
     claim = next(one for one in found.claims() if one.text == "NoLoCo, ours is below pair averaging")
     assert claim.holds == (mine < theirs)
     assert claim.seen.startswith(f"{100 * (mine / theirs - 1):+.2f} to"), "of 2 replicas alone"
-    assert json.loads(found.to_json())["beside"]["rates"] == dict.fromkeys(few, 1e-3)
+    assert found.beside.rates == dict.fromkeys(few, 1e-3)
 
 
 def test_the_figure_of_a_comparison_comes_out_the_same_each_time(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
-from nolocod.studies.sim import recorded
 from nolocod.studies.sim.clock import Wakeup, run, sleep, sleep_until
 from nolocod.studies.sim.network import PROGRESS, End, LineModel, Network
 from nolocod.studies.sim.oracle import Oracle
@@ -103,28 +102,6 @@ def test_a_mesh_that_fell_in_two_finds_together() -> None:
     report = simulate(replace(SMALL, scenario="partition", nodes=12, rounds=16), SCENARIOS["partition"])
     assert report.outcomes["unreachable"] > 0
     assert report.violations == ()
-
-
-def test_a_run_is_done_again_from_its_receipts() -> None:
-    swarms: list[Swarm] = []
-    simulate(replace(SMALL, scenario="churn"), SCENARIOS["churn"], prepare=swarms.append)
-    receipts = {receipt.session: receipt for node in swarms[0].nodes for receipt in node.receipts.kept.values()}
-    written = recorded.schedule(receipts.values())
-    report, missing = recorded.replay(written, SCENARIOS["wan"], seed=1)
-    assert missing == ()
-    assert report.outcomes["committed"] == len(receipts) == len(written.pairs)
-
-
-def test_replicas_that_really_learn_do_so_and_again() -> None:
-    plan = Plan("churn", nodes=4, rounds=4, train=True)
-    scenario = replace(SCENARIOS["churn"], churn=0.25, outer=OuterSettings(inner_steps=10))
-    one, again = (simulate(plan, scenario) for _ in range(2))
-    assert (one.digest, one.loss) == (again.digest, again.loss)
-    assert one.violations == ()
-    assert one.checked > 5, "the paper's form holds for the product's own replicas"
-    assert one.loss is not None
-    assert one.loss < 5, "of 5.5 where nothing is learnt"
-    assert one.replay.endswith("--train")
 
 
 def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,20 @@
-"""`nolocod bench node`: two daemons; the way of the second one from its start to its first inner step, and what its
+"""`python -m tests.bench node`: two daemons; the way of the second one from its start to its first inner step, and what its
 network process takes of memory and processor after paired outer steps.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from nolocod.studies.benchmarks.base import BenchError, Options
 from nolocod.studies.daemons import Daemon, folder
 from nolocod.studies.testnet import Options as TestnetOptions
 from nolocod.studies.testnet import Testnet
+from tests.bench.base import BenchError, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,13 +35,11 @@ class NodeResult:
     idle_cpu: float
     paired: int
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     def to_text(self) -> str:
         return (
             f"network process: {self.resident / 1e6:.0f} MB resident, {self.resident_peak / 1e6:.0f} MB at most; "
-            f"{self.idle_cpu:.1%} of a core between exchanges, after {self.paired} paired outer steps"
+            f"{self.idle_cpu:.1%} of a core between exchanges, after {self.paired} paired outer steps; "
+            f"first inner step {self.join_seconds:.1f} s after the start of `nolocod join`"
         )
 
 
@@ -58,7 +55,7 @@ def node(options: Options, say: Callable[[str], None]) -> NodeResult:
             joined = pair.join()
             joined.wait("its first inner step", _PAIR_SECONDS, lambda report: report.inner_steps > 0)
             joining = time.monotonic() - began
-            say(f"first inner step {joining:.1f} s after the start of `nolocod join`")
+            say(f"joined in {joining:.1f} s")
             joined.wait("its second exchange", _PAIR_SECONDS, lambda report: report.outer_paired >= 2)
             return _footprint(joined, options.seconds, joining)
         finally:

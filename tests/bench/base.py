@@ -1,7 +1,7 @@
-"""`nolocod bench`: what all measurements share.
+"""What all measurements share.
 
 The rule: a figure is a ratio beside a baseline of the same run, pair by pair and in turn, so that a slow
-minute of the machine hits both. Nothing here is imported by the daemon.
+minute of the machine hits both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from nolocod.errors import LocalError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nolocod.run.manifest import Codec
+
 
 class BenchError(LocalError):
     """What is measured did not run."""
@@ -27,7 +29,7 @@ class Options:
     model: str = "small"
     seconds: float = 10.0
     pairs: int = 5
-    codec: str = "float32"
+    codec: Codec = "float32"
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

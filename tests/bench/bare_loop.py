@@ -1,6 +1,6 @@
 """A plain PyTorch loop on a run's model and data: what the daemon's overhead is measured against.
 
-The rule: nothing of ours in the loop but the batches; `python -m nolocod.studies.benchmarks.bare_loop RUN_FILE --steps N
+The rule: nothing of ours in the loop but the batches; `python -m tests.bench.bare_loop RUN_FILE --steps N
 --threads T` prints tokens per second. Same model, optimizer, clipping and data order as the trainer's.
 """
 
@@ -63,7 +63,7 @@ def _finish(device: torch.device) -> None:
 
 def main() -> None:
     """Parse the command line, run, print."""
-    parser = argparse.ArgumentParser(prog="nolocod.studies.benchmarks.bare_loop", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tests.bench.bare_loop", description=__doc__)
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--steps", type=int, default=200)

@@ -1,4 +1,4 @@
-"""`nolocod bench training`: what the daemon costs its own training, alone and while it exchanges all the time.
+"""`python -m tests.bench training`: what the daemon costs its own training, alone and while it exchanges all the time.
 
 A bare PyTorch loop, a whole daemon without peers (solo outer steps, checkpoints), the same with another daemon
 training beside it in a run of its own, and one that exchanges with that other all the time, run the same model, data
@@ -10,33 +10,31 @@ set such that one exchange takes about one phase of inner steps.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
-from nolocod.errors import UsageError
 from nolocod.run import presets
 from nolocod.run.manifest import CODEC_BYTES
 from nolocod.studies import daemons
-from nolocod.studies.benchmarks.base import BenchError, spread
 from nolocod.studies.daemons import Daemon
+from tests.bench.base import BenchError, spread
+from tests.bench.parties import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nolocod.observe.status.report import StatusReport
     from nolocod.run.manifest import Manifest
-    from nolocod.studies.benchmarks.base import Options
+    from tests.bench.base import Options
 
 _PHASES_SECONDS = 300.0
 _START_SECONDS = 120.0
@@ -83,8 +81,8 @@ class TrainingResult:
             )
         )
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"ratio": statistics.median(self.kept)})
+    def to_figures(self) -> dict[str, Any]:
+        return asdict(self) | {"ratio": statistics.median(self.kept)}
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,6 @@ def training(options: Options, say: Callable[[str], None]) -> TrainingResult:
 
 
 def run_of(options: Options) -> Manifest:
-    if options.codec not in CODEC_BYTES:
-        raise UsageError(f"--codec {options.codec!r} is none of {', '.join(CODEC_BYTES)}.")
     model = presets.model(options.model, Path())
     run = presets.local_run(model, rounds=0, inner_steps=INNER_STEPS, seed=0, own_text=False)
     return msgspec.structs.replace(
@@ -152,8 +148,7 @@ def _bare(run: Manifest, cores: Cores, folder: Path, seconds: float, expected: f
     run_file = folder / "bare.toml"
     run_file.write_text(presets.to_toml(run), encoding="utf-8")
     steps = max(10, round(expected * seconds / run.inner.tokens_per_step))
-    loop = "nolocod.studies.benchmarks.bare_loop"
-    command = [sys.executable, "-m", loop, str(run_file), "--steps", str(steps), "--threads", "1"]
+    command = python("tests.bench.bare_loop", str(run_file), "--steps", str(steps), "--threads", "1")
     with bound_to(cores.own if cores.pinned else None):
         done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS + 4 * seconds, check=False)
     if done.returncode != 0:
