@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
-BACKGROUND = ("--threads", "1", "--nice", "10")
+NICE = ("--nice", "10")
+BACKGROUND = ("--threads", "1", *NICE)
 """How trainers of tests run: what a daemon, a browser or a command beside a dozen of them does goes first, as on machines
-that they have for themselves. It works among processes of one session: Linux shares the processor among sessions first."""
+that they have for themselves. It works among processes of one session: Linux shares the processor among sessions first.
+The release before has no `NICE`."""
 RUN_FILE = """
 name = "e2e"
 codec = "modulo8"
@@ -55,11 +57,11 @@ class Daemon(daemons.Daemon):
     """One daemon process, or its remains."""
 
     def __init__(self, root: Path, data: Path) -> None:
-        super().__init__(root, "--data", str(data), "--checkpoint-every", "0", *BACKGROUND)
+        super().__init__(root, "--data", str(data), "--checkpoint-every", "0", "--threads", "1")
 
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
-        self.start(*arguments)
+        self.start(*arguments, *(() if self.source else NICE))
         return self
 
     @property
