@@ -83,9 +83,6 @@ class _Doctor:
         self._run_settled = trio.Event()
         """Set once it is known which run, or that none is."""
         self._parameters: int | None = None
-        self._exchange: int | None = None
-        self._measured = trio.Event()
-        """Set once the child is done."""
         self._kind: NatClass | None = None
         self._members: list[Member] = []
 
@@ -151,7 +148,6 @@ class _Doctor:
             else:  # torch itself is there
                 text = f"no result within {_CHILD:.0f} s: this machine is slow or busy."
                 self.findings.put(code, warn(code, text, "Run the doctor again when the machine is less busy."))
-        self._measured.set()
         await self._check_here("D05", partial(local.disk, self._config.paths, self._parameters))
 
     async def _child(self) -> str:
@@ -195,7 +191,6 @@ class _Doctor:
         if line.finding is not None:
             self.findings.put(line.finding.code, line.finding)
         self._parameters = line.parameters or self._parameters
-        self._exchange = line.exchange or self._exchange
 
     # --- peers --------------------------------------------------------------------------------------
 
@@ -268,9 +263,6 @@ class _Doctor:
             relays = [peer for peer in peers if host.straight(peer)]
             await self._check("D28", partial(reach.relay, host, client, relays, self._kind))
             await self._check("D29", partial(reach.punch, host, self._members, events, self._kind))
-        with trio.move_on_after(CHECKS["D30"].seconds / 2):
-            await self._measured.wait()  # a busy processor would make the line look slow
-        await self._check("D30", partial(network.throughput, host, peers[0], self._exchange))
 
     async def _visits(self, host: Host, identity: Identity) -> list[Visit]:
         """All bootstrap addresses at once; the visits in the order of the addresses."""

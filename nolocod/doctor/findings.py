@@ -1,6 +1,6 @@
 """The catalogue of the doctor's checks, with their stable codes, and what they found.
 
-The rule: a code never changes its meaning, and every finding that is not ok says what to do.
+The rule: a code never changes its meaning (D30 was the line's throughput), and every finding that is not ok says what to do.
 docs/doctor.md is made from `CHECKS`.
 """
 
@@ -172,13 +172,6 @@ _ALL = (
         "A node that is not public gets a direct connection to a peer behind a relay, by hole punching.",
         "Forward a port, or use a router with endpoint-independent mapping. Until then relays carry the traffic.",
         15.0,
-    ),
-    Check(
-        "D30",
-        "throughput",
-        "A sample of at most 3 MB to and from a bootstrap is faster than the slowest rate for training.",
-        "Find out what else uses the line. Partners give up if --max-upload is below 256kbit.",
-        14.0,
     ),
 )
 CHECKS = {check.code: check for check in _ALL}

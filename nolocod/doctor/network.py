@@ -1,4 +1,4 @@
-"""The checks that need peers: each bootstrap address, the clock, the DHT and the line's throughput.
+"""The checks that need peers: each bootstrap address, the clock and the DHT.
 
 The rule: the doctor does not become a member; it announces, provides and keeps nothing.
 """
@@ -20,7 +20,6 @@ from nolocod.errors import (
     ClockError,
     ManifestError,
     OtherRunError,
-    PeerBusyError,
     PeerNotAllowedError,
     PeerTooSlowError,
     PeerVersionError,
@@ -36,10 +35,8 @@ from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.transport.multiaddrs import split, tcp_parts, via
 from nolocod.p2p.transport.requests import Terms, ask
 from nolocod.p2p.transport.stream import GOSSIP
-from nolocod.p2p.transport.throughput import measure
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAJOR
-from nolocod.units import SLOWEST_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -268,26 +265,3 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
         else:
             return ok("D25", f"{short(server)} answers and names {len(found.keys() - {server})} more members of the run.")
     return warn("D25", " ".join(causes))
-
-
-# --- the line -----------------------------------------------------------------------------------------
-
-
-async def throughput(host: Host, peer: PeerId, exchange: int | None) -> Finding:
-    """D30, after all others, which would slow it down. `exchange`: bytes of one, each way, if known."""
-    try:
-        down, up = [await measure(host.open_stream, peer, way) for way in ("down", "up")]
-    except PeerBusyError:
-        return skipped("D30", f"{short(peer)} sends no sample now: it serves others, or served us a moment ago.")
-    except RefusedError:
-        return skipped("D30", f"{short(peer)} runs a release that sends no samples.")
-    except RemoteError as error:
-        return warn("D30", error.cause)
-    text = f"{_rate(down)} down, {_rate(up)} up, with {short(peer)}"
-    if exchange:
-        text += f"; an exchange of {exchange / 1e6:.1f} MB takes {exchange / min(down, up):.1f} s"
-    return ok("D30", f"{text}.") if min(down, up) >= SLOWEST_RATE else warn("D30", f"{text}.")
-
-
-def _rate(count: float) -> str:
-    return f"{count * 8 / 1e6:.1f} Mbit/s"

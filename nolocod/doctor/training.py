@@ -40,11 +40,10 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of output: a finding, or the model's size in parameters, and that of an exchange in bytes each way."""
+    """One line of output: a finding, or the model's size in parameters."""
 
     finding: Finding | None = None
     parameters: int | None = None
-    exchange: int | None = None
 
 
 def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
@@ -118,7 +117,6 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
         # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
         check_memory(layout.size, config.vocab_size, manifest, 0, where)
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
-    tell(Line(exchange=plan.box_size))
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size:,} parameters already.")
     check_memory(layout.size, config.vocab_size, manifest, plan.boxes_size, where)

@@ -37,7 +37,6 @@ from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
-from nolocod.p2p.transport.throughput import THROUGHPUT, ThroughputProbes
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
@@ -247,7 +246,6 @@ class Node:
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
-        mesh.serve(THROUGHPUT, self._pausing.pausable(ThroughputProbes().handle))
         return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:

@@ -38,7 +38,6 @@ from nolocod.node import data_directory
 from nolocod.observe.status.report import ReachReport, RelayRow
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.settings import Access, MeshSettings
-from nolocod.p2p.transport.throughput import ProbeLimits, ThroughputProbes
 from nolocod.paths import DataDir
 from nolocod.run import invitations
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
@@ -514,24 +513,3 @@ def test_a_running_nodes_word() -> None:
     row = RelayRow(peer_id=OWNER.peer_id, seconds=60.0)
     kept = said(ReachReport(kind="cone", why="x.", relays=(row,), punches=3, punched=1))
     assert (kept["D28"], kept["D29"]) == ("ok", "ok")
-
-
-# --- what nodes give away -----------------------------------------------------------------------------
-
-
-def test_what_a_node_gives_is_bounded_by_peer_and_in_all() -> None:
-    now = 0.0
-    sampler = ThroughputProbes(ProbeLimits(per_peer=100_000, total=250_000, span=600.0, least=1000), lambda: now)
-    ann, bob, cyd = (Identity.generate().peer_id for _ in range(3))
-    assert sampler.grant(ann, 60_000) == 60_000
-    assert sampler.grant(ann, 60_000) == 40_000
-    assert sampler.grant(ann, 60_000) == 0
-    assert sampler.grant(bob, 2**32 - 1) == 100_000
-    assert sampler.grant(cyd, 60_000) == 50_000, "what is left of all peers' share"
-    assert sampler.grant(bob, 999) == 0
-    now = 600.0
-    assert sampler.grant(ann, 60_000) == 60_000, "it was ten minutes ago"
-
-
-def test_the_largest_look_is_within_what_a_peer_gets() -> None:
-    assert ProbeLimits().per_peer <= 4 << 20

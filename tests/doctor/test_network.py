@@ -14,7 +14,6 @@ import trio
 
 from nolocod.doctor import examine, network, reach
 from nolocod.doctor.findings import CHECKS
-from nolocod.errors import PeerBusyError, PeerUnavailableError
 from nolocod.identity import Identity
 from nolocod.p2p.discovery.kademlia import look_up
 from nolocod.p2p.host import Host, HostLimits, open_host
@@ -24,9 +23,8 @@ from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.hole_punching import HolePuncher
 from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.transport import requests, throughput
+from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.multiaddrs import through
-from nolocod.p2p.transport.throughput import THROUGHPUT, ProbeLimits, ThroughputProbes
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
@@ -64,7 +62,6 @@ async def a_member(folder: Path, sealed: Sealed | None, identity: Identity | Non
     async with open_mesh(config, identity, lambda _: None, rng=random.Random(7), timing=Timing(search=0.5)) as mesh:
         if sealed is not None:
             await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
-            mesh.serve(THROUGHPUT, ThroughputProbes().handle)
         yield mesh
 
 
@@ -259,56 +256,6 @@ async def test_a_relays_place_and_a_punch() -> None:
         assert host.straight(helper.own)
 
 
-# --- the line -----------------------------------------------------------------------------------------
-
-
-async def test_throughput() -> None:
-    async with a_host() as server, a_host(OWN) as host:
-        assert (await network.throughput(host, server.own, None)).status == "warn", "not connected"
-        await host.connect(server.own, server.announced)
-        assert "no samples" in (await network.throughput(host, server.own, None)).found
-        server.serve(THROUGHPUT, ThroughputProbes().handle)
-        finding = await network.throughput(host, server.own, 3_000_000)
-        assert finding.status == "ok", finding
-        assert "an exchange of 3.0 MB takes" in finding.found
-        assert server.faults == 0
-        server.serve(THROUGHPUT, ThroughputProbes(ProbeLimits(total=0)).handle)
-        assert (await network.throughput(host, server.own, None)).status == "skipped"
-
-
-async def test_samples_are_given_one_at_a_time_and_within_a_peers_share() -> None:
-    async with a_host() as server, a_host(OWN) as host:
-        server.serve(THROUGHPUT, ThroughputProbes(ProbeLimits(per_peer=200_000)).handle)
-        await host.connect(server.own, server.announced)
-        for way in ("down", "up"):
-            assert await throughput.measure(host.open_stream, server.own, way) > 0
-            server.serve(THROUGHPUT, ThroughputProbes(ProbeLimits(per_peer=200_000)).handle)
-        assert await throughput.measure(host.open_stream, server.own, "down") > 0
-        with pytest.raises(PeerBusyError):
-            await throughput.measure(host.open_stream, server.own, "down")
-        held = await host.open_stream(server.own, THROUGHPUT)
-        server.serve(THROUGHPUT, ThroughputProbes().handle)
-        await held.reset()
-        held = await host.open_stream(server.own, THROUGHPUT)
-        await held.write(b"\x01\x00\x10\x00\x00")  # asked to send, and silent
-        assert await held.read_exactly(4) == b"\x00\x10\x00\x00"
-        with pytest.raises(PeerBusyError):
-            await throughput.measure(host.open_stream, server.own, "up")
-        await held.reset()
-
-
-async def test_nonsense_costs_its_sender_the_stream() -> None:
-    async with a_host() as server, a_host(OWN) as host:
-        server.serve(THROUGHPUT, ThroughputProbes().handle)
-        await host.connect(server.own, server.announced)
-        stream = await host.open_stream(server.own, THROUGHPUT)
-        await stream.write(b"\x07\x00\x10\x00\x00")
-        with pytest.raises(PeerUnavailableError):
-            await stream.read_exactly(4)
-        assert server.faults == 1
-        assert await throughput.measure(host.open_stream, server.own, "down") > 0
-
-
 # --- all together -------------------------------------------------------------------------------------
 
 
@@ -324,7 +271,7 @@ async def test_a_whole_look_at_a_good_run(tmp_path: Path, monkeypatch: pytest.Mo
         config = MeshSettings(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
         found = listed(await examine.examine(config, lambda _: None))
         beside = {code: (found[code].status, found[code].found) for code in CHECKS if code > "D20"}
-        for code in ("D21", "D22", "D23", "D24", "D25", "D26", "D30"):
+        for code in ("D21", "D22", "D23", "D24", "D25", "D26"):
             assert beside[code][0] == "ok", beside
         for code in ("D27", "D28", "D29"):
             assert beside[code][0] == "skipped", beside
@@ -340,5 +287,5 @@ async def test_a_look_at_a_run_that_one_must_be_invited_to(tmp_path: Path, monke
     async with a_member(tmp_path, sealed, owner) as mesh:
         config = MeshSettings(tmp_path / "b", bootstrap=mesh.addresses[:1], listen=LOOPBACK, upnp=False)
         found = listed(await examine.examine(config, lambda _: None))
-    assert [found[code].status for code in ("D21", "D22", "D23", "D25", "D30")] == ["ok"] * 5, found
+    assert [found[code].status for code in ("D21", "D22", "D23", "D25")] == ["ok"] * 4, found
     assert (found["D24"].status, "members only" in found["D24"].found) == ("skipped", True), found["D24"]
