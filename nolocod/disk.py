@@ -44,12 +44,20 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Make `folder`, and those above it, durable too."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 @contextmanager
 def written_whole(target: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears as `target` only if the block ends without an error."""
     partial = target.with_name(f"{target.name}.{os.getpid()}{PARTIAL}")
     with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         try:
             with partial.open("wb") as handle:
                 yield handle
@@ -76,7 +84,8 @@ def folder_written_whole(target: Path) -> Iterator[Path]:
     try:
         with disk_errors(target):
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            make_folder(target.parent)
+            partial.mkdir()
             yield partial
             sync_folder(partial)
             if target.exists():  # moved away, not removed: the gap without it is one rename

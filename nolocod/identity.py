@@ -15,6 +15,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from nolocod.disk import sync_folder
 from nolocod.errors import IdentityError, SignatureError
 
 if TYPE_CHECKING:
@@ -120,4 +121,5 @@ def _create(path: Path) -> Identity:
     finally:
         os.close(handle)
     partial.rename(path)
+    sync_folder(path.parent)
     return identity

@@ -23,7 +23,8 @@ MOST_LINES = 400
 
 FLOORS = """
 errors
-units identity disk paths
+units disk paths
+identity
 observe.events
 proto
 run

@@ -152,7 +152,7 @@ class Node:
             nursery.start_soon(check_host, self._config.paths.root, mesh.clock_offset, self.emit)
             nursery.start_soon(self._give_way, mesh, nursery.cancel_scope)
             try:
-                while await self._run_trainer(mesh, http):
+                while await self._run_trainer(mesh, http, nursery):
                     pass
                 nursery.cancel_scope.cancel()
             finally:
@@ -170,13 +170,13 @@ class Node:
 
     # --- trainers, one after another ----------------------------------------------------------------
 
-    async def _run_trainer(self, mesh: Mesh, http: str) -> bool:
-        """Run one trainer process to its end; True if another is to follow."""
+    async def _run_trainer(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> bool:
+        """Run one trainer process to its end; True if another is to follow. What outlives it runs in `nursery`."""
         again = False
         try:
             async with open_trainer(self.emit) as self._trainer:
                 if self._joined is None:
-                    self._joined = await self._join(mesh, http)
+                    self._joined = await self._join(mesh, http, nursery)
                 await self._train(*self._joined, self._trainer)
         except* TrainerError as errors:
             self._failures += 1
@@ -226,7 +226,7 @@ class Node:
 
     # --- joining ------------------------------------------------------------------------------------
 
-    async def _join(self, mesh: Mesh, http: str) -> tuple[SessionSettings, Peers]:
+    async def _join(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> tuple[SessionSettings, Peers]:
         """Find the run's manifest and its members, and open this node's services to them."""
         paths = self._config.paths
         sealed = stored_manifest(paths)
@@ -243,6 +243,7 @@ class Node:
             raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
+        nursery.start_soon(exchanges.doubts.run)
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit)
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))

@@ -17,7 +17,7 @@ from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_w
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
 from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, following
 from nolocod.proto.limits import Limits
-from nolocod.proto.receipt import Receipt, check_signature, commit_message, content_of, sign
+from nolocod.proto.receipt import Receipt, Skipped, check_signature, commit_message, content_of, sign, skipped_of
 from nolocod.proto.types import CHUNK_SIZE, Subject
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Exchange:
         self.verdict = ("", "")
         """The code and reason of a Busy, Refuse or Abort, whoever gave it."""
         self.receipt: Receipt | None = None
+        """With both signatures; on the answerer's side without the partner's while it is in doubt."""
         self.subject = Subject()
         """What the exchange is about; final once it is accepted."""
         self.partner_skipped = b""
@@ -121,7 +122,7 @@ class Exchange:
     def offer(self, standing: Standing, subject: Subject) -> bytes:
         self._step(">offer")
         self.subject = subject
-        self._own.standing = standing_to_wire(standing)
+        self._tell_standing(standing)
         offer = pb.Offer(
             standing=self._own.standing,
             codec=self._setting.codec,
@@ -132,7 +133,7 @@ class Exchange:
 
     def accept(self, standing: Standing) -> bytes:
         self._step(">accept")
-        self._own.standing = standing_to_wire(standing)
+        self._tell_standing(standing)
         return self._seal(accept=pb.Accept(standing=self._own.standing))
 
     def busy(self, retry_after: float, reason: str) -> bytes:
@@ -162,15 +163,23 @@ class Exchange:
     def working(self) -> bytes:
         return self._seal(working=pb.Working())
 
-    def confirm(self, skipped: bytes) -> bytes:
-        """The answerer holds all bytes, inspected: from here on it is in doubt."""
+    def vote(self, skipped: bytes) -> Receipt:
+        """The answerer holds all bytes, inspected: what it signs, to be stored before `confirm`."""
+        content, identity = self._content(), self._setting.identity
+        own = Skipped.signed(identity, content, skipped)
+        self.receipt = Receipt(content, b"", sign(identity, content), answerer_skipped=own)
+        return self.receipt
+
+    def confirm(self) -> bytes:
+        """Tell the vote: from here on the answerer is in doubt."""
         self._step(">confirm")
-        content = self._content()
-        signature = sign(self._setting.identity, content)
-        return self._seal(confirm=pb.Confirm(receipt=content, signature=signature, skipped=skipped))
+        vote = self.signed()
+        own, signature = vote.answerer_skipped, vote.answerer_signature
+        content = {"receipt": vote.content, "signature": signature}
+        return self._seal(confirm=pb.Confirm(**content, skipped=own.blocks, skipped_signature=own.signature))
 
     def signed(self) -> Receipt:
-        """The receipt, once both signatures are here."""
+        """The receipt, as far as it is signed."""
         if self.receipt is None:
             raise AssertionError("no receipt before the confirmation")
         return self.receipt
@@ -178,7 +187,9 @@ class Exchange:
     def store(self, skipped: bytes) -> Receipt:
         """The offerer goes to store this receipt; `decide` or `fail` follows."""
         self._step(">store")
-        self.receipt = replace(self.signed(), skipped=skipped)
+        vote, identity = self.signed(), self._setting.identity
+        own = Skipped.signed(identity, vote.content, skipped)
+        self.receipt = replace(vote, offerer_signature=sign(identity, vote.content), skipped=own)
         return self.receipt
 
     def fail(self) -> None:
@@ -242,9 +253,11 @@ class Exchange:
             case "resume":
                 self._take_resume(body.resume)
             case "confirm":
-                self._take_signed(body.confirm)
+                self._take_confirm(body.confirm)
             case "commit":
-                self._take_signed(body.commit)
+                receipt = self.signed().committed(body.commit)
+                self._take_skipped(receipt.skipped)
+                self.receipt = receipt
         self.state = step
         return name
 
@@ -303,14 +316,19 @@ class Exchange:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
         standing_from_wire(offer.standing)  # raises for numbers beyond all measure
         self.subject = Subject(offer.fragment)
-        self._other.standing = offer.standing
+        self._take_terms(offer.standing, pb.Terms(codec=offer.codec, size=offer.size, fragment=offer.fragment))
 
     def _take_accept(self, accept: pb.Accept) -> None:
         own, other = self._own.standing, standing_from_wire(accept.standing)
         staleness = self._setting.staleness
         if own is not None and staleness is not None and abs(own.round - other.round) > staleness:
             raise ProtocolError(f"the partner accepted from round {other.round} an offer from round {own.round}.")
-        self._other.standing = accept.standing
+        self._take_terms(accept.standing, self._terms())
+
+    def _take_terms(self, standing: pb.Standing, due: pb.Terms) -> None:
+        if standing.HasField("terms") and standing.terms != due:
+            raise ProtocolError("the partner signs other terms than it offers or accepts.")
+        self._other.standing = standing
 
     def _take_describe(self, wire: pb.Describe) -> None:
         description = describe_from_wire(wire, self._setting.limits)
@@ -334,19 +352,29 @@ class Exchange:
         self._arrived = max(self._arrived, resume.next_chunk)
         self._describe_due = not resume.described
 
-    def _take_signed(self, signed: pb.Confirm | pb.Commit) -> None:
-        """Keep the receipt if the partner signed the very bytes that we come to ourselves."""
+    def _take_confirm(self, vote: pb.Confirm) -> None:
+        """Keep the answerer's vote if it signed the very bytes that we come to ourselves."""
         if not self._own.whole:
             raise ProtocolError("the partner confirms bytes that were not sent.")
         content = self._content()
-        if signed.receipt != content:
+        if vote.receipt != content:
             raise ProtocolError("the partner's receipt is not about the same bytes as ours.")
-        check_signature(self.partner, content, signed.signature)
-        if len(signed.skipped) > self._setting.limits.skipped_bytes:
-            raise ProtocolError(f"a bit map of {len(signed.skipped)} bytes is longer than any message's.")
-        self.partner_skipped = signed.skipped
-        own = sign(self._setting.identity, content)
-        self.receipt = Receipt(content, own, signed.signature) if self.offerer else Receipt(content, signed.signature, own)
+        check_signature(self.partner, content, vote.signature)
+        skipped = skipped_of(vote, self._signed_side(self.partner, self._other))
+        self._take_skipped(skipped)
+        self.receipt = Receipt(content, b"", vote.signature, answerer_skipped=skipped)
+
+    def _take_skipped(self, skipped: Skipped) -> None:
+        if len(skipped.blocks) > self._setting.limits.skipped_bytes:
+            raise ProtocolError(f"a bit map of {len(skipped.blocks)} bytes is longer than any message's.")
+        self.partner_skipped = skipped.blocks
+
+    def _terms(self) -> pb.Terms:
+        return pb.Terms(codec=self._setting.codec, size=self._setting.size, fragment=self.subject.fragment)
+
+    def _tell_standing(self, standing: Standing) -> None:
+        self._own.standing = standing_to_wire(standing)
+        self._own.standing.terms.CopyFrom(self._terms())  # so that receipts hold them, those of older partners too
 
     def _content(self) -> bytes:
         own = self._signed_side(self._setting.identity.peer_id, self._own)

@@ -170,25 +170,58 @@ class Standing(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """outer steps behind this replica"""
     tokens: _builtins.int
     loss: _builtins.float
     """last training loss, nats per token"""
+    @_builtins.property
+    def terms(self) -> Global___Terms:
+        """in an Offer and an Accept only: both partners' receipts hold it with the rest"""
+
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         tokens: _builtins.int = ...,
         loss: _builtins.float = ...,
+        terms: Global___Terms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round", "terms", b"terms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Standing: _TypeAlias = Standing  # noqa: Y015
+
+@_typing.final
+class Terms(_message.Message):
+    """What an exchange is about, as the sender agrees to it: as in Offer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODEC_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    codec: _builtins.str
+    size: _builtins.int
+    fragment: _builtins.int
+    def __init__(
+        self,
+        *,
+        codec: _builtins.str = ...,
+        size: _builtins.int = ...,
+        fragment: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "fragment", b"fragment", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Terms: _TypeAlias = Terms  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
@@ -386,19 +419,22 @@ class Confirm(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    SKIPPED_SIGNATURE_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     signature: _builtins.bytes
     skipped: _builtins.bytes
+    skipped_signature: _builtins.bytes
     def __init__(
         self,
         *,
         receipt: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
         skipped: _builtins.bytes = ...,
+        skipped_signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature", "skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature", "skipped", b"skipped", "skipped_signature", b"skipped_signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,19 +447,22 @@ class Commit(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    SKIPPED_SIGNATURE_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     signature: _builtins.bytes
     skipped: _builtins.bytes
+    skipped_signature: _builtins.bytes
     def __init__(
         self,
         *,
         receipt: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
         skipped: _builtins.bytes = ...,
+        skipped_signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature", "skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "signature", b"signature", "skipped", b"skipped", "skipped_signature", b"skipped_signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

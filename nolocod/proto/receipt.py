@@ -1,14 +1,15 @@
 """Receipts: what two partners sign about one exchange, byte for byte the same on both sides.
 
 The answerer's signature says "I hold your bytes, verified, and will apply if you commit"; the
-offerer's says "so do I, and I commit".
+offerer's says "so do I, and I commit". What is signed covers all that decides what is applied: the terms
+(in the standings), both messages, and each side's bit map of the blocks that it leaves out.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
@@ -17,19 +18,41 @@ from nolocod.identity import Identity, PeerId, verify
 from nolocod.proto import nolocod_pb2 as pb
 
 _DOMAIN = b"nolocod receipt 1\0"
+_SKIPPED_DOMAIN = b"nolocod skipped blocks 1\0"
 MAX_LINE = 256 << 10
 """Bytes; more than any receipt takes as a line of text."""
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """What one side could not decode of the other's message: a bit map of blocks, and its signature under that and
+    the receipt. A partner of release 0.1 signs nothing of the kind."""
+
+    blocks: bytes = b""
+    signature: bytes = b""
+
+    @classmethod
+    def signed(cls, identity: Identity, content: bytes, blocks: bytes) -> Skipped:
+        return cls(blocks, identity.sign(_SKIPPED_DOMAIN + content + blocks))
+
+    def check(self, peer_id: str, content: bytes) -> None:
+        """SignatureError unless `peer_id` signed this for the receipt `content`."""
+        verify(peer_id, _SKIPPED_DOMAIN + content + self.blocks, self.signature)
+
+
+@dataclass(frozen=True)
 class Receipt:
-    """One exchange as both signed it. `content` is a serialised nolocod.Receipt, `sides[0]` the offerer's."""
+    """One exchange as both signed it. `content` is a serialised nolocod.Receipt, `sides[0]` the offerer's.
+
+    Without the offerer's signature it is the answerer's vote, of which the outcome is not known.
+    """
 
     content: bytes
     offerer_signature: bytes
     answerer_signature: bytes
-    skipped: bytes = b""
-    """What the offerer's Commit says beside its signature; under the envelope's signature, not these two."""
+    skipped: Skipped = Skipped()
+    """The offerer's."""
+    answerer_skipped: Skipped = Skipped()
 
     @property
     def parsed(self) -> pb.Receipt:
@@ -56,9 +79,19 @@ class Receipt:
         return PeerId(self.parsed.sides[1].peer_id)
 
     def check(self) -> None:
-        """SignatureError unless both sides signed this content."""
+        """SignatureError unless both sides signed this content, and what is signed of skipped blocks is theirs."""
         check_signature(self.offerer, self.content, self.offerer_signature)
         check_signature(self.answerer, self.content, self.answerer_signature)
+        for peer, skipped in ((self.offerer, self.skipped), (self.answerer, self.answerer_skipped)):
+            if skipped.signature:
+                skipped.check(peer, self.content)
+
+    def committed(self, commit: pb.Commit) -> Receipt:
+        """This vote with the offerer's decision. ProtocolError, or SignatureError which is one, if it is not about this."""
+        if commit.receipt != self.content:
+            raise ProtocolError("the partner's receipt is not about the same bytes as ours.")
+        check_signature(self.offerer, self.content, commit.signature)
+        return replace(self, offerer_signature=commit.signature, skipped=skipped_of(commit, self.parsed.sides[0]))
 
 
 def to_line(receipt: Receipt) -> bytes:
@@ -68,23 +101,36 @@ def to_line(receipt: Receipt) -> bytes:
         "receipt": base64.b64encode(receipt.content).decode(),
         "offerer": base64.b64encode(receipt.offerer_signature).decode(),
         "answerer": base64.b64encode(receipt.answerer_signature).decode(),
-        "skipped": base64.b64encode(receipt.skipped).decode(),
+        "skipped": base64.b64encode(receipt.skipped.blocks).decode(),
+        "skipped_signature": base64.b64encode(receipt.skipped.signature).decode(),
+        "answerer_skipped": base64.b64encode(receipt.answerer_skipped.blocks).decode(),
+        "answerer_skipped_signature": base64.b64encode(receipt.answerer_skipped.signature).decode(),
     }
     return json.dumps(fields).encode() + b"\n"
 
 
+_OPTIONAL = ("skipped_signature", "answerer_skipped", "answerer_skipped_signature")  # not in lines of release 0.1
+
+
 def from_line(line: bytes) -> Receipt:
-    """Read `to_line` back, both signatures checked. ProtocolError, or SignatureError which is one."""
+    """Read `to_line` back, all signatures checked. ProtocolError, or SignatureError which is one."""
+    receipt = read_line(line)
+    receipt.check()
+    return receipt
+
+
+def read_line(line: bytes) -> Receipt:
+    """The same with no signature checked."""
     if len(line) > MAX_LINE:
         raise ProtocolError(f"a line of {len(line)} bytes is longer than any receipt.")
     try:
         fields = json.loads(line)
         parts = [base64.b64decode(fields[name], validate=True) for name in ("receipt", "offerer", "answerer", "skipped")]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        more = [base64.b64decode(fields.get(name, ""), validate=True) for name in _OPTIONAL]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError("a line is not a receipt.") from error
-    receipt = Receipt(*parts)
-    receipt.check()
-    return receipt
+    content, offerer, answerer, skipped = parts
+    return Receipt(content, offerer, answerer, Skipped(skipped, more[0]), Skipped(*more[1:]))
 
 
 def content_of(run_id: str, session: bytes, offerer: pb.Side, answerer: pb.Side) -> bytes:
@@ -95,7 +141,21 @@ def content_of(run_id: str, session: bytes, offerer: pb.Side, answerer: pb.Side)
 
 def commit_message(receipt: Receipt) -> pb.Commit:
     """What tells the answerer that the offerer decided."""
-    return pb.Commit(receipt=receipt.content, signature=receipt.offerer_signature, skipped=receipt.skipped)
+    skipped = receipt.skipped
+    return pb.Commit(
+        receipt=receipt.content,
+        signature=receipt.offerer_signature,
+        skipped=skipped.blocks,
+        skipped_signature=skipped.signature,
+    )
+
+
+def skipped_of(signed: pb.Confirm | pb.Commit, side: pb.Side) -> Skipped:
+    """What `side` says of skipped blocks. SignatureError unless it signed that, where its release does so."""
+    skipped = Skipped(signed.skipped, signed.skipped_signature)
+    if side.standing.HasField("terms") or skipped.signature:
+        skipped.check(side.peer_id, signed.receipt)
+    return skipped
 
 
 def sign(identity: Identity, content: bytes) -> bytes:

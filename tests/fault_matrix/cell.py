@@ -58,6 +58,7 @@ class Cell:
 
     def __init__(self, side: str, state: str, case: Case, swarm: Swarm, *, number: int, protocol: str) -> None:
         self.side, self.state, self.case, self.swarm = side, state, case, swarm
+        self.rng = random.Random(f"{swarm.plan.seed} {side} {state} {case.name}")
         self.number, self.protocol = number, protocol
         self.nodes: list[NodeUnderTest] = []
         self.lives: list[NodeUnderTest] = []
@@ -172,6 +173,10 @@ class Cell:
         node = self.own
         node.kill()
         self.swarm.nursery.start_soon(self._restart, node, restart)
+
+    async def kill_after(self, seconds: float, restart: float) -> None:
+        await trio.sleep(seconds)
+        self.kill(restart)
 
     async def _restart(self, killed: NodeUnderTest, seconds: float) -> None:
         await trio.sleep(seconds)

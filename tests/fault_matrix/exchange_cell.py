@@ -63,6 +63,8 @@ class ExchangeCell(Cell):
             return "doubt"
         if not any(life.killed for life in other):
             self.violations.append(f"{session[:8]} was applied by one side, and the other never told its end")
+        if other[-1].receipts.find(bytes.fromhex(session)) is None:
+            self.violations.append(f"{session[:8]} was applied by one side, and the other never learnt of it after its restart")
         unacknowledged = any(life.told[session].error == UnacknowledgedError.entry.code for life in one if session in life.told)
         if not (unacknowledged or any(LostStepsError.entry.code in life.troubles for life in other)):
             self.violations.append(f"{session[:8]} was applied by one side, lost by the other, and counted by neither")

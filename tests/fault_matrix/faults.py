@@ -33,6 +33,12 @@ def _kill(seconds: float, cell: Cell) -> float:
     return seconds
 
 
+def _kill_within(most: float, cell: Cell) -> float:
+    delay = cell.rng.uniform(0.0, most)
+    cell.swarm.nursery.start_soon(cell.kill_after, delay, 15.0)
+    return delay + 15.0
+
+
 def _freeze(seconds: float, cell: Cell) -> float:
     cell.own.freeze(seconds)
     return seconds
@@ -85,6 +91,7 @@ _BYTES = ("own", 0), ("own", 7), ("own", 40), ("other", 0), ("other", 7), ("othe
 
 CASES: tuple[Case, ...] = (
     *_for_seconds("killed", _kill, 15.0, 90.0),
+    *(Case("killed", f"within {most:g} s", partial(_kill_within, most)) for most in (0.1, 1.0, 10.0)),
     *_for_seconds("frozen, thawed", _freeze, 45.0, 4.0, 200.0),
     Case("reset", "at once", _break),
     *_on_streams("reset", "cut", *_BYTES),

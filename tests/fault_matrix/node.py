@@ -17,7 +17,7 @@ from nolocod.observe.events import DoubtSettled, Event, ExchangeEnded, OuterStep
 from nolocod.p2p.exchange.receipts import sessions_since
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.types import Busy, Ended
-from nolocod.studies.sim.clock import past
+from nolocod.studies.sim.clock import past, sleep
 from nolocod.studies.sim.node import SimNode, SimReceipts, T, Ts
 from nolocod.studies.sim.replica import SimReplica, State
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.swarm import Swarm
 
+_DISK_SECONDS = 0.02
+"""Of a write: a kill in its first half leaves nothing of it, one in its second half all."""
 _WRITING = ("_store", "_finish")
 """What a newcomer does to its disk (p2p/snapshots/client.py)."""
 
@@ -40,6 +42,7 @@ class Disk:
     """What of a node survives its process."""
 
     receipts: dict[bytes, Receipt] = field(default_factory=dict)
+    votes: dict[bytes, Receipt] = field(default_factory=dict)
     weights: State | None = None
     round: int = 0
     tokens: int = 0
@@ -48,14 +51,21 @@ class Disk:
 class Receipts(SimReceipts):
     """Those on a disk, which can be full."""
 
-    def __init__(self, kept: dict[bytes, Receipt]) -> None:
-        self.kept = kept
+    def __init__(self, disk: Disk) -> None:
+        self.kept, self.votes = disk.receipts, disk.votes
         self.full = False
 
     def add(self, receipt: Receipt) -> None:
+        self._check()
+        super().add(receipt)
+
+    def vote(self, vote: Receipt) -> None:
+        self._check()
+        super().vote(vote)
+
+    def _check(self) -> None:
         if self.full:
             raise DiskFullError("the simulated disk is full.")
-        super().add(receipt)
 
 
 class RejectingReplica(SimReplica):
@@ -91,7 +101,7 @@ class NodeUnderTest(SimNode):
 
     def __init__(self, swarm: Swarm, number: int, port: Port, replica: RejectingReplica, disk: Disk, life: int) -> None:
         self.receipts: Receipts
-        super().__init__(swarm, number, port, replica, goal=0, life=life, receipts=Receipts(disk.receipts))
+        super().__init__(swarm, number, port, replica, goal=0, life=life, receipts=Receipts(disk))
         port.handlers[EXCHANGE] = self.outliving(self.exchange_service.handle)
         self._swarm = swarm
         self.disk = disk
@@ -158,7 +168,7 @@ class NodeUnderTest(SimNode):
                 await self.swap(other.peer_id)
 
     def kill(self) -> None:
-        self.disk = replace(self.disk, receipts=dict(self.disk.receipts))
+        self.disk = replace(self.disk, receipts=dict(self.disk.receipts), votes=dict(self.disk.votes))
         self.killed = True
         super().kill()
 
@@ -172,7 +182,10 @@ class NodeUnderTest(SimNode):
         if self.receipts.full and getattr(work, "__name__", "") in _WRITING:
             raise DiskFullError("the simulated disk is full.")
         await past(self.port.frozen_until)
-        return await super().aside(work, *arguments)
+        await sleep(_DISK_SECONDS / 2)
+        done = await super().aside(work, *arguments)
+        await sleep(_DISK_SECONDS / 2)
+        return done
 
     def outliving(self, handle: Handler) -> Handler:
         """As daemon.Node: a failure of our own is told, and costs the stream."""
@@ -238,6 +251,7 @@ class NodeUnderTest(SimNode):
             "streams": len(self.port.ends),
             "engagements": int(not self.idle),
             "snapshots": int(self.replica.captured is not None),
+            "doubts": len(self.receipts.doubts()),
         }
 
     def _checkpoint(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from nolocod.p2p.exchange.service import ExchangeService
+from nolocod.p2p.exchange.doubts import Doubts
 from nolocod.p2p.exchange.session import Session
 from nolocod.proto.exchange_states import TABLE, State
 from nolocod.proto.snapshot_states import SERVING
@@ -15,6 +15,7 @@ from nolocod.proto.types import Ended
 from nolocod.studies.pages import Place
 from tests.fault_matrix import matrix
 from tests.fault_matrix.faults import CASES, FAULTS
+from tests.fault_matrix.node import Receipts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,24 @@ def test_a_part_of_the_matrix_holds(row: int) -> None:
             cases = [case for case in CASES if case.fault == fault]
             result = matrix.strike(side, state, cases[row % len(cases)])
             assert not result.verdict.violations, f"{result.name}: {result.verdict.violations}. Again: {result.replay}"
+
+
+@pytest.mark.parametrize("row", range(len(matrix.ROWS)), ids=lambda row: "-".join(matrix.ROWS[row]))
+def test_kills_at_random_moments_of_every_state_are_survived(row: int) -> None:
+    side, state = matrix.ROWS[row]
+    for case in CASES:
+        if case.fault == "killed" and case.name.startswith("within"):
+            result = matrix.strike(side, state, case, seed=row)
+            assert not result.verdict.violations, f"{result.name}: {result.verdict.violations}. Again: {result.replay}"
+
+
+def test_a_product_that_forgets_its_vote_fails_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restarted node would settle nothing: its partner applied, and it would never know."""
+    monkeypatch.setattr(Receipts, "vote", lambda *_: None)
+    results = [
+        matrix.strike("answerer", "IN_DOUBT", case, seed) for seed in range(8) for case in CASES if case.fault == "killed"
+    ]
+    assert any(result.verdict.violations for result in results)
 
 
 def test_the_same_seed_strikes_the_same_way() -> None:
@@ -71,11 +90,11 @@ def test_a_product_that_leaves_a_doubt_fails_the_matrix(monkeypatch: pytest.Monk
     async def indifferent(*_: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(ExchangeService, "_settle", indifferent)
+    monkeypatch.setattr(Doubts, "_settle", indifferent)
     case = next(case for case in CASES if (case.fault, case.name) == ("silence", "200 s"))
     verdict = matrix.strike("offerer", "DECIDED", case).verdict
     assert verdict.fate == "doubt"
-    assert "is in doubt still" in verdict.violations[0]
+    assert any("is in doubt still" in violation for violation in verdict.violations)
 
 
 def test_the_page_keeps_what_is_around_the_table(tmp_path: Path) -> None:

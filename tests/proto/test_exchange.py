@@ -14,12 +14,12 @@ from nolocod.errors import AlteredBytesError, LocalError, ProtocolError, RemoteE
 from nolocod.identity import Identity
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import describe_to_wire
-from nolocod.proto.envelope import Dialogue
+from nolocod.proto.envelope import Dialogue, standing_to_wire
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.exchange_states import TABLE, State
 from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
-from nolocod.proto.receipt import sign
+from nolocod.proto.receipt import Receipt, Skipped, from_line, sign, to_line
 from nolocod.proto.types import Standing, Subject, describe
 
 ALICE, BOB, EVE = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2, 3))
@@ -58,7 +58,8 @@ class Pair:
         return self
 
     def confirm(self) -> Pair:
-        self.alice.receive(self.bob.confirm(b""))
+        self.bob.vote(b"")
+        self.alice.receive(self.bob.confirm())
         return self
 
     def store(self) -> Pair:
@@ -128,18 +129,19 @@ def states(offerer: bool) -> dict[State, Pair]:
 
 def messages(peer: str, state: Exchange) -> dict[str, pb.Body]:
     """One well-formed body of every kind, as `peer` would send it to a machine in `state`."""
-    receipt, signature = b"", b""
+    receipt, signature, skipped = b"", b"", b""
     if state.receipt is not None or state.state in (State.RECEIVED, State.IN_DOUBT):
         receipt = state._content()
-        signature = sign(ALICE if peer == ALICE.peer_id else BOB, receipt)
+        one = ALICE if peer == ALICE.peer_id else BOB
+        signature, skipped = sign(one, receipt), Skipped.signed(one, receipt, b"").signature
     return {
         "offer": pb.Body(offer=pb.Offer(codec="float32", size=SIZE)),
         "accept": pb.Body(accept=pb.Accept()),
         "busy": pb.Body(busy=pb.Busy(retry_after_ms=1)),
         "refuse": pb.Body(refuse=pb.Refuse(code="NLC-206")),
         "describe": pb.Body(describe=describe_to_wire(OWN[ALICE.peer_id if peer == ALICE.peer_id else BOB.peer_id])),
-        "confirm": pb.Body(confirm=pb.Confirm(receipt=receipt, signature=signature)),
-        "commit": pb.Body(commit=pb.Commit(receipt=receipt, signature=signature)),
+        "confirm": pb.Body(confirm=pb.Confirm(receipt=receipt, signature=signature, skipped_signature=skipped)),
+        "commit": pb.Body(commit=pb.Commit(receipt=receipt, signature=signature, skipped_signature=skipped)),
         "acknowledge": pb.Body(acknowledge=pb.Acknowledge()),
         "abort": pb.Body(abort=pb.Abort(code="NLC-200")),
         "resume": pb.Body(resume=pb.Resume()),
@@ -244,8 +246,101 @@ def test_a_receipt_about_other_bytes_is_not_taken() -> None:
         with pytest.raises(kind):
             pair.alice.receive(dialogue.seal(pb.Body(confirm=signed)))
         assert pair.alice.state is State.RECEIVED
-    pair.alice.receive(dialogue.seal(pb.Body(confirm=pb.Confirm(receipt=content, signature=sign(BOB, content)))))
+    skipped = Skipped.signed(BOB, content, b"").signature
+    confirm = pb.Confirm(receipt=content, signature=sign(BOB, content), skipped_signature=skipped)
+    pair.alice.receive(dialogue.seal(pb.Body(confirm=confirm)))
     assert pair.alice.state is State.CONFIRMED
+
+
+# --- what a receipt covers ---------------------------------------------------------------------------
+
+
+def test_a_receipt_names_fragment_codec_and_the_blocks_that_each_leaves_out() -> None:
+    pair = Pair()
+    pair.bob.receive(pair.alice.offer(Standing(3, 30, 2.5), Subject(2)))
+    pair.alice.receive(pair.bob.accept(Standing(4, 40, 2.0)))
+    pair.describe().transfer()
+    pair.bob.vote(b"\x02")
+    pair.alice.receive(pair.bob.confirm())
+    pair.alice.store(b"\x05")
+    pair.decide().commit()
+    assert pair.alice.receipt == pair.bob.receipt
+    receipt = pair.bob.signed()
+    told = [side.standing.terms for side in receipt.parsed.sides]
+    assert told == [pb.Terms(codec="float32", size=SIZE, fragment=2)] * 2
+    assert (receipt.skipped.blocks, receipt.answerer_skipped.blocks) == (b"\x05", b"\x02")
+    receipt.check()
+    for other in (
+        replace(receipt, content=receipt.content.replace(b"float32", b"float16")),
+        replace(receipt, skipped=replace(receipt.skipped, blocks=b"\x04")),
+        replace(receipt, answerer_skipped=replace(receipt.answerer_skipped, blocks=b"")),
+    ):
+        with pytest.raises(SignatureError):
+            other.check()
+
+
+@pytest.mark.parametrize("side", ["offerer", "answerer"])
+def test_a_partner_that_signs_other_terms_than_it_tells_is_refused(side: str) -> None:
+    pair = Pair()
+    one = pair.alice if side == "offerer" else pair.bob
+    one._terms = lambda: pb.Terms(codec="float32", size=SIZE, fragment=1)  # type: ignore[method-assign]  # a liar
+    with pytest.raises(ProtocolError, match="other terms"):
+        pair.accept()
+
+
+@pytest.mark.parametrize("side", ["offerer", "answerer"])
+def test_blocks_that_are_left_out_are_signed_by_whoever_tells_its_terms(side: str) -> None:
+    pair = Pair().accept().describe().transfer()
+    if side == "offerer":
+        pair.confirm().store().decide()
+    else:
+        pair.bob.vote(b"")
+    one, tell, other = (
+        (pair.alice, pair.alice.commit, pair.bob) if side == "offerer" else (pair.bob, pair.bob.confirm, pair.alice)
+    )
+    name = "skipped" if side == "offerer" else "answerer_skipped"
+    one.receipt = replace(one.signed(), **{name: Skipped(b"\x01", getattr(one.signed(), name).signature)})
+    state = other.state
+    with pytest.raises(SignatureError):
+        other.receive(tell())
+    assert other.state is state
+
+
+def of_release_0_1(exchange: Exchange) -> None:
+    """It tells no terms, and signs no skipped blocks."""
+
+    def tell(standing: Standing) -> None:
+        exchange._own.standing = standing_to_wire(standing)
+
+    exchange._tell_standing = tell  # type: ignore[method-assign]
+    vote, store = exchange.vote, exchange.store
+
+    def unsigned_vote(blocks: bytes) -> Receipt:
+        exchange.receipt = replace(vote(blocks), answerer_skipped=Skipped(blocks))
+        return exchange.receipt
+
+    def unsigned_store(blocks: bytes) -> Receipt:
+        exchange.receipt = replace(store(blocks), skipped=Skipped(blocks))
+        return exchange.receipt
+
+    exchange.vote, exchange.store = unsigned_vote, unsigned_store  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("old", ["offerer", "answerer"])
+def test_a_partner_of_the_release_before_signs_our_terms_and_is_not_asked_for_more(old: str) -> None:
+    pair = Pair()
+    of_release_0_1(pair.alice if old == "offerer" else pair.bob)
+    pair.accept().describe().transfer()
+    pair.bob.vote(b"\x02")
+    pair.alice.receive(pair.bob.confirm())
+    pair.alice.store(b"\x05")
+    pair.decide().commit().acknowledge()
+    one, other = pair.alice.signed(), pair.bob.signed()
+    assert (one.content, one.skipped.blocks, one.answerer_skipped.blocks) == (other.content, b"\x05", b"\x02")
+    told = [side.standing.HasField("terms") for side in one.parsed.sides]
+    assert told == [old == "answerer", old == "offerer"]
+    for receipt in (one, other):
+        assert from_line(to_line(receipt)) == receipt
 
 
 def test_a_confirmation_of_bytes_that_were_not_sent_is_refused() -> None:
@@ -253,7 +348,7 @@ def test_a_confirmation_of_bytes_that_were_not_sent_is_refused() -> None:
     while pair.bob.next_chunk is not None:
         pass_chunk(pair.bob, pair.alice, TENSORS[BOB.peer_id])
     content = pair.alice._content()
-    confirm = pb.Confirm(receipt=content, signature=sign(BOB, content))
+    confirm = pb.Confirm(receipt=content, signature=sign(BOB, content))  # its skipped blocks are not looked at
     with pytest.raises(ProtocolError, match="not sent"):
         pair.alice.receive(Dialogue(BOB, "run", ALICE.peer_id, SESSION, 50).seal(pb.Body(confirm=confirm)))
 
@@ -388,6 +483,7 @@ def test_chunks_of_another_size_are_refused() -> None:
 
 def test_an_overlong_bit_map_is_not_taken() -> None:
     pair = Pair().accept().describe().transfer()
+    pair.bob.vote(bytes(LIMITS.skipped_bytes + 1))
     with pytest.raises(ProtocolError, match="bit map"):
-        pair.alice.receive(pair.bob.confirm(bytes(LIMITS.skipped_bytes + 1)))
+        pair.alice.receive(pair.bob.confirm())
     assert pair.alice.state is State.RECEIVED

@@ -147,6 +147,7 @@ def export(receipt: Receipt, path: Path) -> None:
 def as_fields(receipt: Receipt) -> dict[str, object]:
     """What the receipt says, for people and for JSON."""
     parsed = receipt.parsed
+    skipped = (receipt.skipped.blocks, receipt.answerer_skipped.blocks)
     return {
         "session": parsed.session.hex(),
         "run_id": parsed.run_id,
@@ -157,10 +158,16 @@ def as_fields(receipt: Receipt) -> dict[str, object]:
                 "round": side.standing.round,
                 "tokens": side.standing.tokens,
                 "root": side.root.hex(),
+                "skipped": blocks.hex(),
+                "terms": _terms(side.standing.terms) if side.standing.HasField("terms") else None,
             }
-            for role, side in zip(("offerer", "answerer"), parsed.sides, strict=True)
+            for role, side, blocks in zip(("offerer", "answerer"), parsed.sides, skipped, strict=True)
         ],
     }
+
+
+def _terms(terms: pb.Terms) -> dict[str, object]:
+    return {"codec": terms.codec, "size": terms.size, "fragment": terms.fragment}
 
 
 def summary(receipt: Receipt) -> str:

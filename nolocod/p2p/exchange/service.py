@@ -3,14 +3,14 @@
 The rule: a remote fault is an outcome, never an exception of `offer`; an accepted offer is always
 reported as ended, once. When two nodes offer to each other at once, the offer of the lower peer id
 stands. Who asks about an exchange that is over is told what was decided, or that it never will be; and this node asks
-so about its own that ended in doubt, as soon as it hears of the partner again.
+so about its own that ended in doubt (`doubts`, which is to be run).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -24,7 +24,7 @@ from nolocod.errors import (
     RefusedError,
     RemoteError,
 )
-from nolocod.observe.events import DoubtSettled
+from nolocod.p2p.exchange.doubts import AFTERWARDS, Doubts
 from nolocod.p2p.exchange.session import Session
 from nolocod.p2p.membership.peer_scoring import Conduct, conduct_in, conduct_of
 from nolocod.p2p.transport.channel import Channel
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.stream import Dial, Stream
     from nolocod.proto.types import Answerer, LocalSide, Standing, Subject
 
-T = TypeVar("T")
 _Name = tuple["PeerId", bytes]
 """Of an exchange: the partner, and the session."""
 
@@ -57,8 +56,6 @@ GLARE = "glare"
 _GLARE_SECONDS = 1.0
 _STARTING_SECONDS = 5.0
 _REMEMBERED = 1024
-_DOUBTS = 16
-_AFTERWARDS = 1 << 32  # numbers answers about a session whose own count is gone; above any count
 
 
 class ExchangeService:
@@ -81,11 +78,10 @@ class ExchangeService:
         self._answerer = answerer
         self._receipts = receipts
         self._judge = judge
-        self._emit = emit
         self._outstanding: dict[PeerId, trio.CancelScope] = {}  # our offers that are not answered
         self._running: dict[_Name, Session] = {}
         self._seen: OrderedDict[_Name, None] = OrderedDict()
-        self._doubts: OrderedDict[_Name, Session] = OrderedDict()  # ended so, until the partner tells more
+        self.doubts = Doubts(context, dial, receipts, emit, lambda *name: name in self._running)
         self._lookup = trio.CapacityLimiter(1)  # a question about an old session reads a file
 
     @property
@@ -110,7 +106,6 @@ class ExchangeService:
         """
         if partner in self._outstanding:
             raise AssertionError("two offers at once to one partner")
-        await self._settle(partner)
         machine = Exchange(self._context, partner, self._context.rng.randbytes(16), offerer=True)
         outstanding = self._outstanding[partner] = trio.CancelScope()
         try:
@@ -163,8 +158,8 @@ class ExchangeService:
                 return
             match body.WhichOneof("content"):
                 case "offer":
+                    self.doubts.heard(channel.remote)
                     await self._answer(channel, body)
-                    await self._settle(channel.remote)
                 case "resume":
                     await self._resume(channel, body)
                 case name:
@@ -225,7 +220,9 @@ class ExchangeService:
         answer = self._answerer.decide(Offer(partner, machine.session, standing, machine.subject))
         if ours is not None and isinstance(answer, Accept):
             ours.cancel()
-        _keep(self._seen, (partner, machine.session), None, _REMEMBERED)
+        self._seen[partner, machine.session] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
         return answer
 
     async def _accepted(self, channel: Channel, machine: Exchange, accept: Accept) -> None:
@@ -254,7 +251,7 @@ class ExchangeService:
 
     async def _look_up(self, partner: PeerId, session: bytes) -> bytes:
         """Commit if we decided so, or Abort: what is not kept here was not decided, and never will be."""
-        dialogue = Dialogue(self._context.identity, self._context.run_id, partner, session, _AFTERWARDS)
+        dialogue = Dialogue(self._context.identity, self._context.run_id, partner, session, AFTERWARDS)
         async with self._lookup:
             receipt = await self._context.aside(self._receipts.find, session)
         if receipt is not None and (receipt.offerer, receipt.answerer) == (self._context.identity.peer_id, partner):
@@ -271,38 +268,17 @@ class ExchangeService:
             await session.run(channel)
         finally:
             del self._running[name]
+            self.doubts.heard(name[0])
         ended, failure = session.ended(), session.failure
-        if ended.outcome == "in_doubt":
-            _keep(self._doubts, name, session, _DOUBTS)
+        if session.machine.state is State.ABORTED:
+            await self._context.aside(self._receipts.settle, name[1])  # this node may have voted for it
         found = failure if isinstance(failure, RemoteError) else None
         self._judged(session.machine.partner, conduct_in(ended, found, self._context.size))
         return ended
 
-    async def _settle(self, partner: PeerId) -> None:
-        """Ask a partner that we hear of again what it decided in exchanges that ended in doubt here.
-
-        What it applied is not applied here, the snapshot has gone; but both hold the receipt then, and the doubt is over.
-        """
-        for name in [name for name in self._doubts if name[0] == partner]:
-            session = self._doubts.pop(name)
-            try:
-                await session.ask()
-            finally:
-                if session.machine.state is State.IN_DOUBT:  # the partner may be none the wiser, or nobody wait any longer
-                    _keep(self._doubts, name, session, _DOUBTS)
-            if session.machine.state is not State.IN_DOUBT:
-                self._emit(DoubtSettled(partner, name[1].hex(), session.machine.state is State.COMMITTED))
-
     def _judged(self, partner: PeerId, conduct: Conduct | None) -> None:
         if conduct is not None:
             self._judge(partner, conduct)
-
-
-def _keep(kept: OrderedDict[_Name, T], name: _Name, value: T, most: int) -> None:
-    """Add to `kept`, and let go of the oldest if there are more than `most`."""
-    kept[name] = value
-    if len(kept) > most:
-        kept.popitem(last=False)
 
 
 def _unanswered(machine: Exchange, error: RemoteError) -> Ended:

@@ -1,7 +1,7 @@
 """Drives one exchange over as many streams as it takes.
 
 The rule: the machine (proto.exchange) knows what is allowed, this module only moves its bytes and
-waits. The node's own work (snapshot, inspection, the decision with its receipt on disk) outlives a
+waits. The node's own work (snapshot, inspection, vote and decision, each on the disk) outlives a
 broken stream; what belongs to a stream ends with it. Nothing that was decided is undone by a
 cancellation or a fault that comes later.
 """
@@ -184,6 +184,12 @@ class Session:
             self._scope.shield = True  # from here on only our own deadlines end this exchange
             self.decision.set()
 
+    async def _vote(self) -> None:
+        """What the answerer signs is on the disk before it is told."""
+        if self.machine.receipt is None:  # else it is told again
+            with trio.CancelScope(shield=True):
+                await self._aside(self._receipts.vote, self.machine.vote(self._skipped))
+
     # --- one stream after another -------------------------------------------------------------------
 
     async def _converse(self) -> None:
@@ -235,7 +241,8 @@ class Session:
         else:
             await self._inspected.wait()
             if not machine.over:  # or our Abort is on its way
-                await channel.send_envelope(machine.confirm(self._skipped))
+                await self._or_abort(self._vote)
+                await channel.send_envelope(machine.confirm())
             with deadline(self._limits.settle(self._size), "the partner's commitment", _OverdueError):
                 await self._settled.wait()
             await channel.send_envelope(machine.acknowledge())
@@ -374,22 +381,18 @@ class Session:
                 pass
         return name
 
-    async def ask(self) -> None:
-        """The answerer in doubt asks the offerer once; it may be none the wiser then."""
-        try:
-            if await self._exchange_resumes() == "commit":
-                await self._keep_receipt()
-                await self._channel.send_envelope(self.machine.acknowledge())
-        except RemoteError:
-            await self._channel.reset()
-        else:
-            await self._channel.close()
-
     async def _ask_until_told(self) -> None:
         """The answerer in doubt asks the offerer, for a bounded time."""
         with trio.move_on_after(self._limits.doubt_seconds):
             for pause in redial_pauses():
-                await self.ask()
+                try:
+                    if await self._exchange_resumes() == "commit":
+                        await self._keep_receipt()
+                        await self._channel.send_envelope(self.machine.acknowledge())
+                except RemoteError:
+                    await self._channel.reset()
+                else:
+                    await self._channel.close()
                 if self.machine.state is not State.IN_DOUBT:
                     return
                 await trio.sleep(pause)

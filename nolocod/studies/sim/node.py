@@ -41,12 +41,23 @@ class SimReceipts:
 
     def __init__(self) -> None:
         self.kept: dict[bytes, Receipt] = {}
+        self.votes: dict[bytes, Receipt] = {}
 
     def add(self, receipt: Receipt) -> None:
         self.kept[receipt.session] = receipt
+        self.settle(receipt.session)
 
     def find(self, session: bytes) -> Receipt | None:
         return self.kept.get(session)
+
+    def vote(self, vote: Receipt) -> None:
+        self.votes[vote.session] = vote
+
+    def settle(self, session: bytes) -> None:
+        self.votes.pop(session, None)
+
+    def doubts(self) -> list[Receipt]:
+        return [*self.votes.values()]
 
 
 class SimNode(SimMember):
@@ -89,6 +100,8 @@ class SimNode(SimMember):
 
     async def take_part(self) -> None:
         """Take outer steps until the goal is reached; gossip goes on then, as a finished node's does."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self.exchange_service.doubts.run)
         await sleep(self._rng.uniform(0.0, self.gossip.pause()))
         await self.loop.run()
         self.state = "finished"

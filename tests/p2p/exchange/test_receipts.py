@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,6 +51,77 @@ def test_a_tail_torn_at_any_byte_is_dropped_and_the_next_receipt_is_whole(tmp_pa
         store = ReceiptStore(path)
         store.add(receipt(2))
         assert list(store.all()) == [receipt(0), receipt(2)]
+
+
+def vote(number: int) -> Receipt:
+    return replace(receipt(number), offerer_signature=b"")
+
+
+def test_votes_are_kept_until_they_are_settled(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "receipts"
+    store = ReceiptStore(path)
+    for number in range(3):
+        store.vote(vote(number))
+    assert store.doubts() == ReceiptStore(path).doubts() == [vote(number) for number in range(3)]
+    store.settle(vote(1).session)
+    store.add(receipt(0))
+    assert store.doubts() == ReceiptStore(path).doubts() == [vote(2)]
+    store.settle(vote(2).session)
+    store.settle(vote(7).session)
+    assert store.doubts() == ReceiptStore(path).doubts() == []
+    assert list(store.all()) == [receipt(0)]
+
+
+def test_a_vote_whose_receipt_is_stored_is_no_doubt(tmp_path: Path) -> None:
+    """A crash between the receipt and what settles the vote."""
+    path = tmp_path / "receipts"
+    ReceiptStore(path).vote(vote(0))
+    left = (tmp_path / "receipts.doubts").read_bytes()
+    ReceiptStore(path).add(receipt(0))
+    (tmp_path / "receipts.doubts").write_bytes(left)
+    assert ReceiptStore(path).doubts() == []
+
+
+def test_a_torn_vote_was_never_told_and_spoils_no_other(tmp_path: Path) -> None:
+    path, votes = tmp_path / "receipts", tmp_path / "receipts.doubts"
+    ReceiptStore(path).vote(vote(0))
+    first = votes.stat().st_size
+    ReceiptStore(path).vote(vote(1))
+    whole = votes.read_bytes()
+    for size in range(first, len(whole), 37):
+        votes.write_bytes(whole[:size])
+        store = ReceiptStore(path)
+        store.vote(vote(2))
+        assert store.doubts() == ReceiptStore(path).doubts() == [vote(0), vote(2)]
+
+
+def test_so_many_votes_are_kept_and_no_more(tmp_path: Path) -> None:
+    store = ReceiptStore(tmp_path / "receipts")
+    for number in range(40):
+        store.vote(vote(number))
+    assert store.doubts() == ReceiptStore(tmp_path / "receipts").doubts() == [vote(number) for number in range(24, 40)]
+
+
+def test_new_names_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of which only the content was synced may be gone after a crash, with all receipts in it."""
+    home, synced, fsync = tmp_path / "home", [], os.fsync
+
+    def noted(file: int) -> None:
+        fsync(file)
+        names = sorted(path.name for path in home.iterdir()) if home.exists() else []
+        synced.append((os.readlink(f"/proc/self/fd/{file}"), names))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store = ReceiptStore(home / "receipts", limit=100)
+    store.vote(vote(0))
+    named = ["receipts.doubts"]
+    assert synced == [(f"{tmp_path}", []), (f"{home}/receipts.doubts", named), (f"{home}", named)]
+    synced.clear()
+    store.add(receipt(0))
+    assert [name for name, _ in synced] == [f"{home}/receipts", f"{home}"]
+    synced.clear()
+    store.add(receipt(1))
+    assert [name for name, _ in synced] == [f"{home}", f"{home}/receipts", f"{home}"], "it became receipts.old first"
 
 
 def test_an_altered_line_is_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,7 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
 from nolocod.proto.exchange import Exchange
+from nolocod.proto.exchange_states import State
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, Subject, describe
 from nolocod.run.manifest import Manifest, Outer, seal
@@ -137,6 +139,7 @@ class Node:
         self.reception = FakeReception(self.local_side)
         self.receipts = ReceiptStore(folder / identity.peer_id)
         self.events: list[Event] = []
+        self.alive = trio.CancelScope()
         rng = random.Random(identity.secret[0])
         context = Context(identity, "run", "float32", size, limits, staleness=3, rng=rng)
         self.judged: list[tuple[PeerId, Conduct]] = []
@@ -144,6 +147,10 @@ class Node:
             context, net.dial(self.peer_id), self.reception, self.receipts, self.judge, self.events.append
         )
         net.handlers[self.peer_id, EXCHANGE] = self.exchange_service.handle
+
+    async def settle_doubts(self) -> None:
+        with self.alive:
+            await self.exchange_service.doubts.run()
 
     def judge(self, peer: PeerId, conduct: Conduct) -> None:
         self.judged.append((peer, conduct))
@@ -158,7 +165,10 @@ async def pair(
 ) -> AsyncIterator[tuple[Node, Node, Net]]:
     async with trio.open_nursery() as nursery:
         net = Net(nursery, list(cuts))
-        yield Node(net, LOW, folder, limits, size), Node(net, HIGH, folder, limits, size), net
+        nodes = [Node(net, identity, folder, limits, size) for identity in (LOW, HIGH)]
+        for node in nodes:
+            nursery.start_soon(node.settle_doubts)
+        yield nodes[0], nodes[1], net
         nursery.cancel_scope.cancel()
 
 
@@ -234,7 +244,8 @@ async def test_each_learns_what_the_other_could_not_decode(tmp_path: Path, virtu
         await bob.reception.told.wait()
         (stored,) = alice.receipts.all()
     assert ended.skipped == b"\x80\x01"
-    assert bob.reception.over[0].skipped == stored.skipped == b"\x05"
+    assert bob.reception.over[0].skipped == stored.skipped.blocks == b"\x05"
+    assert stored.answerer_skipped.blocks == b"\x80\x01"
 
 
 async def test_busy_and_refuse_are_outcomes(tmp_path: Path, virtual_clock: object) -> None:
@@ -440,14 +451,7 @@ async def test_an_answerer_in_doubt_learns_the_decision_from_disk(tmp_path: Path
 async def test_a_doubt_is_settled_once_the_partner_is_heard_of_again(
     tmp_path: Path, virtual_clock: object, asks: str, *, decided: bool
 ) -> None:
-    async with pair(tmp_path / "whole") as (alice, bob, net):
-        await alice.offer(bob)
-        before_commit = commit_starts(bytes(net.lines[0].log["out"]))
-    async with pair(tmp_path / "cut", cuts=(Cut(0, "out", before_commit + 1),)) as (alice, bob, net):
-        net.down = lambda _: bool(net.lines)
-        ended = await alice.offer(bob)
-        await bob.reception.told.wait()
-        assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "in_doubt")
+    async with in_doubt(tmp_path) as (alice, bob, net, session):
         if not decided:  # alice's daemon started again, and its disk was lost with the decision
             alice = Node(net, LOW, tmp_path / "another disk")
         net.down = lambda _: False
@@ -458,11 +462,114 @@ async def test_a_doubt_is_settled_once_the_partner_is_heard_of_again(
         for _ in range(2):  # it is asked once
             await one.offer(other)
         await trio.sleep(1)
-    assert bob.events == [DoubtSettled(alice.peer_id, ended.session.hex(), committed=decided)]
-    assert bob.receipts.find(ended.session) == alice.receipts.find(ended.session)
-    assert (bob.receipts.find(ended.session) is not None) == decided
-    told = [over.outcome for over in bob.reception.over if over.session == ended.session]
+    assert bob.events == [DoubtSettled(alice.peer_id, session.hex(), committed=decided)]
+    assert bob.receipts.find(session) == alice.receipts.find(session)
+    assert (bob.receipts.find(session) is not None) == decided
+    told = [over.outcome for over in bob.reception.over if over.session == session]
     assert told == ["in_doubt"], "nothing is applied late"
+
+
+@asynccontextmanager
+async def in_doubt(folder: Path) -> AsyncIterator[tuple[Node, Node, Net, bytes]]:
+    """An exchange that alice committed, and bob cannot learn of; its session. Nobody can be dialled until told so."""
+    async with pair(folder / "whole") as (alice, bob, net):
+        await alice.offer(bob)
+        before_commit = commit_starts(bytes(net.lines[0].log["out"]))
+    async with pair(folder / "cut", cuts=(Cut(0, "out", before_commit + 1),)) as (alice, bob, net):
+        net.down = lambda _: bool(net.lines)
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        assert (ended.outcome, bob.reception.over[0].outcome) == ("committed", "in_doubt")
+        await trio.sleep(1)  # bob asks once more
+        yield alice, bob, net, ended.session
+
+
+@pytest.mark.parametrize("decided", [True, False])
+async def test_a_doubt_outlives_a_restart_and_is_settled_without_another_exchange(
+    tmp_path: Path, virtual_clock: object, *, decided: bool
+) -> None:
+    async with in_doubt(tmp_path) as (alice, bob, net, session):
+        bob.alive.cancel()
+        if not decided:
+            Node(net, LOW, tmp_path / "another disk")
+        reborn = Node(net, HIGH, tmp_path / "cut")  # bob's daemon started again: only the disk remembers
+        net.nursery.start_soon(reborn.settle_doubts)
+        await trio.sleep(30)
+        assert reborn.events == [], "alice cannot be reached yet"
+        net.down = lambda _: False
+        await trio.sleep(61)
+        assert reborn.events == [DoubtSettled(alice.peer_id, session.hex(), committed=decided)]
+        assert reborn.receipts.find(session) == (alice.receipts.find(session) if decided else None)
+        assert reborn.receipts.doubts() == Node(net, HIGH, tmp_path / "cut").receipts.doubts() == []
+
+
+async def test_doubts_are_settled_together_and_no_exchange_waits_for_them(tmp_path: Path, virtual_clock: object) -> None:
+    """Sixteen doubts about a partner that takes offers, and never answers a question."""
+    async with in_doubt(tmp_path) as (alice, bob, net, session):
+        (vote,) = bob.receipts.doubts()
+        for number in range(1, 16):
+            content = vote.content.replace(session, number.to_bytes(16, "big"))
+            bob.receipts.vote(replace(vote, content=content))
+        assert len(bob.receipts.doubts()) == 16
+        asked = 0
+        handle = alice.exchange_service._resume
+
+        async def mute(channel: Channel, body: pb.Body) -> None:
+            nonlocal asked
+            asked += 1
+            await trio.sleep_forever()
+
+        alice.exchange_service._resume = mute  # type: ignore[method-assign]  # a partner that wastes our time
+        net.down = lambda _: False
+        began = trio.current_time()
+        ended = await bob.offer(alice)
+        assert (ended.outcome, trio.current_time() - began < 1) == ("committed", True)
+        await trio.sleep(1)
+        assert asked == 16
+        alice.exchange_service._resume = handle  # type: ignore[method-assign]
+        await trio.sleep(LIMITS.doubt_seconds + 61)
+        assert bob.receipts.doubts() == []
+        assert sum(isinstance(event, DoubtSettled) and event.committed for event in bob.events) == 1
+
+
+async def test_a_vote_is_on_the_disk_before_it_is_told(
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_disk(monkeypatch, 7.0, "vote")
+    async with pair(tmp_path) as (alice, bob, net):
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(6)
+        assert session_of(alice).machine.state is State.RECEIVED
+        assert session_of(bob).machine.state is State.RECEIVED
+        await bob.reception.told.wait()
+        assert bob.reception.over[0].outcome == "committed"
+        assert bob.receipts.doubts() == [], "the receipt settles it"
+
+
+async def test_without_room_for_a_vote_there_is_none(
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_vote: object) -> None:
+        raise DiskFullError("no space.")
+
+    async with pair(tmp_path) as (alice, bob, net):
+        monkeypatch.setattr(bob.receipts, "vote", full)
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert [type(error) for error in net.caught] == [DiskFullError]
+    assert list(alice.receipts.all()) == []
+
+
+async def test_an_abort_settles_the_vote(tmp_path: Path, virtual_clock: object) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.local_side.inspect_seconds, alice.local_side.fault = 5.0, RejectedTensorError("not finite.")
+        await alice.offer(bob)
+        await bob.reception.told.wait()
+        assert bob.reception.over[0].outcome == "aborted"
+        assert bob.receipts.doubts() == []
+        assert bob.events == [], "it was never in doubt for others"
 
 
 def commit_starts(log: bytes) -> int:
@@ -618,9 +725,9 @@ async def ask_in_doubt(net: Net, alice: Node, bob: Node) -> str | None:
         return None
 
 
-def slow_disk(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+def slow_disk(monkeypatch: pytest.MonkeyPatch, seconds: float, what: str = "add") -> None:
     async def run_sync(function: Callable[..., object], *args: object, limiter: object = None) -> object:
-        await trio.sleep(seconds if function.__name__ == "add" else 0)
+        await trio.sleep(seconds if function.__name__ == what else 0)
         return function(*args)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
