@@ -260,8 +260,12 @@ async def dht(host: Host, servers: Sequence[PeerId], sealed: Sealed) -> Finding:
     for server in servers:
         try:
             found = await look_up(host, server, sealed.run_id)
+        except RefusedError:
+            continue
         except RemoteError as error:
             causes.append(error.cause)
         else:
             return ok("D25", f"{short(server)} answers and names {len(found.keys() - {server})} more members of the run.")
+    if not causes:
+        return skipped("D25", "None of these peers serves the DHT: only nodes do that everybody reaches.")
     return warn("D25", " ".join(causes))

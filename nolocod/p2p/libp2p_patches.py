@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.io.exceptions import IOException
+from libp2p.kad_dht import common, kad_dht, peer_routing, provider_store, value_store
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
@@ -37,6 +39,8 @@ _MOST_KEYS = 512
 """Keys of others for which we keep the DHT's records."""
 _MOST_RECORDS = 20
 """Of one key: libp2p's own bound."""
+_MOST_OF_PROVIDER = 4
+"""Keys under which one provider has records: a node is in one run."""
 
 
 # --- logs ---------------------------------------------------------------------------------------------
@@ -135,6 +139,15 @@ async def _read_line(self: MultiselectCommunicator) -> str:
 # --- the DHT ------------------------------------------------------------------------------------------
 
 
+def own_dht(protocol: str, most: int) -> None:
+    """libp2p's DHT speaks to the public network under its id whatever prefix it is given, and believes messages of 4 MiB where
+    `most` bytes are plenty."""
+    for module in (common, kad_dht, peer_routing, provider_store, value_store):
+        module.PROTOCOL_ID = TProtocol(protocol)
+    for module in (kad_dht, peer_routing):
+        module.MAX_DHT_MESSAGE_SIZE = most
+
+
 def bound_dht(kad: KadDHT, handle: Callable[[Any], Awaitable[None]], own: bytes) -> None:
     """The DHT's streams know no deadline (`handle` has one), and its store takes any number of keys; of those, `own` never
     makes room for others here."""
@@ -144,10 +157,24 @@ def bound_dht(kad: KadDHT, handle: Callable[[Any], Awaitable[None]], own: bytes)
 
 class _Records(Newest[str, object]):
     """The providers of one key. libp2p takes no other for two days once there are 20: so a few who come first with false
-    records would shut out all true ones. It is told of one less, and the oldest goes."""
+    records would shut out all true ones. It is told of one less, and the oldest goes. One provider has records under a few
+    keys of `store`: for the next, that under its oldest goes."""
+
+    def __init__(self, store: Providers) -> None:
+        super().__init__(_MOST_RECORDS)
+        self._store = store
 
     def __len__(self) -> int:
         return min(super().__len__(), _MOST_RECORDS - 1)
+
+    def __setitem__(self, provider: str, record: object) -> None:
+        super().__setitem__(provider, record)
+        held = [key for key, records in self._store.items() if provider in records]
+        if len(held) > _MOST_OF_PROVIDER:
+            oldest = self._store[held[0]]
+            del oldest[provider]
+            if not oldest:
+                del self._store[held[0]]
 
 
 class Providers(Newest[bytes, dict[str, object]]):
@@ -157,4 +184,4 @@ class Providers(Newest[bytes, dict[str, object]]):
         super().__init__(_MOST_KEYS, own)
 
     def __setitem__(self, key: bytes, _: dict[str, object]) -> None:
-        super().__setitem__(key, _Records(_MOST_RECORDS))  # the store sets none but empty ones
+        super().__setitem__(key, _Records(self))  # the store sets none but empty ones

@@ -222,7 +222,7 @@ class Mesh:
 
     async def _run(self, gossip: GossipService, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:
-            dht_of = open_dht(self._host, run_id, lambda: self._parts.connectivity.kind in (None, "public"))
+            dht_of = open_dht(self._host, run_id, lambda: self._parts.connectivity.kind == "public")
             async with dht_of as discovery.dht, trio.open_nursery() as nursery:
                 nursery.start_soon(gossip.run, nursery)
                 nursery.start_soon(discovery.run, self._contacts)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -380,3 +382,15 @@ def test_the_dht_keeps_any_number_of_keys_and_no_late_provider() -> None:
 
     assert kept(None) == (601, False)
     assert kept(libp2p_patches.Providers(b"key")) == (512, True)
+
+
+async def test_the_dht_answers_under_the_public_networks_id_whatever_its_prefix() -> None:
+    async with stock() as host:
+        KadDHT(host, DHTMode.SERVER, protocol_prefix=TProtocol("/test"))
+        assert TProtocol("/test/kad/1.0.0") not in host.get_mux().get_protocols()
+
+
+def test_the_dht_reads_messages_of_megabytes() -> None:
+    code = "from libp2p.kad_dht import common, kad_dht; print(kad_dht.MAX_DHT_MESSAGE_SIZE, common.PROTOCOL_ID)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(4 << 20), "/ipfs/kad/1.0.0"], "before own_dht"

@@ -5,8 +5,9 @@ And `until`, for what no test of the network is told.
 
 from __future__ import annotations
 
+import socket
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -22,6 +23,7 @@ from nolocod.p2p.transport.connection import Connection, Origin
 from nolocod.p2p.transport.endpoints import CircuitEndpoint, TcpEndpoint
 from nolocod.p2p.transport.noise import NoiseTransport, SecureChannel
 from nolocod.p2p.transport.yamux import MuxLimits, Yamux
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from libp2p.crypto.keys import KeyPair
 
     from nolocod.p2p.mesh import Mesh
+    from nolocod.p2p.settings import MeshSettings
     from nolocod.p2p.transport.buffers import Unread
     from nolocod.proto.types import Member
 
@@ -42,6 +45,14 @@ async def until(condition: Callable[[], object]) -> None:
     with trio.fail_after(ENOUGH):
         while not condition():  # noqa: ASYNC110  # see above
             await trio.sleep(0.01)
+
+
+def public(settings: MeshSettings) -> MeshSettings:
+    """The same, of a node that says that everybody reaches it: it serves the DHT."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return replace(settings, listen=(Address("127.0.0.1", port),), announce=(f"/ip4/127.0.0.1/tcp/{port}",))
 
 
 async def wait_members(mesh: Mesh, count: int = 1) -> list[Member]:

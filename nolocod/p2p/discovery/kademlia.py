@@ -1,7 +1,7 @@
 """The Kademlia DHT as a second way to find members: nodes of a run are providers of its id.
 
 The rule: the DHT only suggests. Whom it names is a member when its own signed heartbeat says so. It tells nothing of
-who is alive: it keeps the dead for an hour.
+who is alive: it keeps the dead for an hour. It is a DHT of our own, not the public one, and holds providers only, no values.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.records.validator import NamespacedValidator
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
-from nolocod.p2p.libp2p_patches import bound_dht
+from nolocod.p2p.libp2p_patches import bound_dht, own_dht
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.exceptions import map_exceptions
@@ -43,10 +44,11 @@ _ENTRIES = 16
 _PROVIDE_EVERY = 1800.0
 """Seconds between two records of ours; servers keep them for a day or two."""
 _DEADLINE = 20.0
-_KADEMLIA = "/ipfs/kad/1.0.0"
+PROTOCOL = "/nolocod/kad/1.0.0"
 _ANSWER = 5.0
 """Seconds for one server's answer to a look-up."""
-_MOST_BYTES = 256 << 10
+_MOST_BYTES = 64 << 10
+"""Of any message: 20 providers and 20 servers, each with a record that it signed, take half of it."""
 _MOST_PROVIDERS = 64
 _SHA2_256 = b"\x12\x20"
 """The multihash's code and length (https://multiformats.io/multihash)."""
@@ -58,6 +60,7 @@ _ADDRESS_LIFE = 3600
 async def open_dht(host: Host, run_id: RunId, serves: Callable[[], bool] = lambda: True) -> AsyncIterator[Dht]:
     """Take part in the DHT: as a server while `serves` says that others can reach us, else as a client, which asks and
     provides and is asked nothing."""
+    own_dht(PROTOCOL, _MOST_BYTES)
     dht = Dht(host, run_id, serves)
     await dht.switch_mode()
     async with background_trio_service(dht.kad):
@@ -74,7 +77,7 @@ def provider_key(run_id: RunId) -> bytes:
 
 async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tuple[str, ...]]:
     """Who is in the run as `server` has it, with addresses, without taking part ourselves. Raises RemoteError."""
-    stream = await host.open_stream(server, _KADEMLIA)
+    stream = await host.open_stream(server, PROTOCOL)
     try:
         with deadline(_ANSWER, "the DHT's answer", PeerTooSlowError):
             await send_message(stream, Message(type=Message.GET_PROVIDERS, key=provider_key(run_id)))
@@ -89,8 +92,9 @@ class Dht:
     """Our side of the DHT. Made by `open_dht`."""
 
     def __init__(self, host: Host, run_id: RunId, serves: Callable[[], bool]) -> None:
-        self.kad = KadDHT(host.basic, DHTMode.CLIENT)
-        bound_dht(self.kad, host.bounded(_KADEMLIA, self.kad.handle_stream), provider_key(run_id))
+        nothing = NamespacedValidator({}, strict_validation=True)
+        self.kad = KadDHT(host.basic, DHTMode.CLIENT, validator=nothing, validator_changed=True, strict_validation=True)
+        bound_dht(self.kad, host.bounded(PROTOCOL, self.kad.handle_stream), provider_key(run_id))
         self._host = host
         self._run_id = run_id
         self._serves = serves
@@ -120,7 +124,7 @@ class Dht:
     async def _enter_by(self, peer: PeerId, addresses: Sequence[str]) -> None:
         server, store = ID.from_string(peer), self._host.basic.get_peerstore()
         with suppress(RemoteError), map_exceptions(peer, "adding to the DHT"):
-            if _KADEMLIA in (await self._host.identify(peer)).protocols:  # no client
+            if PROTOCOL in (await self._host.identify(peer)).protocols:  # no client
                 store.add_addrs(server, [Multiaddr(address) for address in addresses], _ADDRESS_LIFE)
                 await self.kad.add_peer(server, skip_server_mode_check=True)  # that was our check
 
@@ -145,7 +149,7 @@ class Dht:
     async def _tell(self, server: PeerId, message: Message) -> None:
         info = self.kad.routing_table.get_peer_info(ID.from_string(server))
         addresses = tuple(filter(dialable, map(str, info.addrs))) if info else ()
-        stream = await self._host.open_stream(server, _KADEMLIA, addresses)
+        stream = await self._host.open_stream(server, PROTOCOL, addresses)
         try:
             with deadline(_ANSWER, "the DHT's attention", PeerTooSlowError):
                 await send_message(stream, message)

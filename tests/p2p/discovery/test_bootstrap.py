@@ -14,7 +14,7 @@ from nolocod.errors import NoBootstrapError
 from nolocod.identity import Identity
 from nolocod.observe.events import Event, PartitionHealed, Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
-from nolocod.p2p.discovery.kademlia import Dht, look_up, open_dht
+from nolocod.p2p.discovery.kademlia import PROTOCOL, Dht, look_up, open_dht
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
@@ -164,10 +164,10 @@ async def test_a_client_of_the_dht_provides_and_asks_and_serves_nothing() -> Non
             while not (found := await look_up(asker, server.own, run.run_id)):  # noqa: ASYNC110  # the server takes its time
                 await trio.sleep(0.05)
         assert client.announced[0] in {address.partition("/p2p/")[0] for address in found[client.own]}
-        assert "/ipfs/kad/1.0.0" not in (await server.identify(client.own)).protocols
+        assert PROTOCOL not in (await server.identify(client.own)).protocols
         public = True
         await dht.refresh([])
-        assert "/ipfs/kad/1.0.0" in (await server.identify(client.own)).protocols, "reachable by now"
+        assert PROTOCOL in (await server.identify(client.own)).protocols, "reachable by now"
 
 
 async def test_false_records_are_tried_and_make_nobody_a_member(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
+from tests.support.wires import public
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -198,7 +199,7 @@ def settings(folder: Path, *bootstrap: str) -> MeshSettings:
 
 @asynccontextmanager
 async def member(folder: Path, sealed: Sealed, *bootstrap: str) -> AsyncIterator[Mesh]:
-    config = settings(folder, *bootstrap)
+    config = public(settings(folder, *bootstrap))
     async with open_mesh(config, Identity.generate(), lambda _: None, rng=random.Random(7), timing=QUICK) as mesh:
         await mesh.enter(sealed, lambda: (Standing(5, 100, 2.5), "training"))
         yield mesh
@@ -212,7 +213,7 @@ async def test_a_stranger_identifies_and_pings_us(node: Path, tmp_path: Path) ->
     with trio.fail_after(240):
         async with member(tmp_path / "ann", a_run()) as ann, stranger(node) as eve:
             found = await eve.ask("identify", address=ann.addresses[0])
-            assert {INFO, GOSSIP, "/ipfs/ping/1.0.0", "/ipfs/kad/1.0.0"} <= set(found["protocols"])
+            assert {INFO, GOSSIP, "/ipfs/ping/1.0.0", "/nolocod/kad/1.0.0"} <= set(found["protocols"])
             assert [split(address)[1].partition("/p2p")[0] for address in ann.addresses] == found["listen"]
             assert found["observed"].startswith("/ip4/127.0.0.1/tcp/"), "we tell it how we see it"
             assert (await eve.ask("ping", address=ann.addresses[0]))["milliseconds"] >= 0

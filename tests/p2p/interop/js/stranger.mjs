@@ -23,7 +23,7 @@ const services = {
   identify: identify({ timeout: WAIT, maxOutboundStreams: 8 }), // it begins one by itself when it has dialled
   ping: ping({ timeout: WAIT, maxOutboundStreams: 2 }), // its DHT pings whom it puts into its table; two at once are answered
   // addresses on loopback are what these tests have, and what the mapper that is the default would drop
-  dht: kadDHT({ protocol: '/ipfs/kad/1.0.0', clientMode: true, peerInfoMapper: passthroughMapper })
+  dht: kadDHT({ protocol: '/nolocod/kad/1.0.0', clientMode: true, peerInfoMapper: passthroughMapper })
 }
 if (relay) services.relay = circuitRelayServer()
 const node = await createLibp2p({
