@@ -373,10 +373,10 @@ def test_the_dht_keeps_any_number_of_keys_and_no_late_provider() -> None:
         store = ProviderStore(cast("IHost", SimpleNamespace(get_id=lambda: ID(b"own"))))
         if providers is not None:
             store.providers = providers
-        peers = [PeerInfo(ID.from_pubkey(create_new_key_pair().public_key), [ANYWHERE]) for _ in range(25)]
+        peers = [PeerInfo(ID.from_pubkey(create_new_key_pair().public_key), [ANYWHERE]) for _ in range(625)]
         for number in range(600):
-            store.add_provider(number.to_bytes(34, "big"), peers[0])
-        for peer in peers:
+            store.add_provider(number.to_bytes(34, "big"), peers[number])
+        for peer in peers[600:]:
             store.add_provider(b"key", peer)
         return len(store.providers), peers[-1].peer_id in {found.peer_id for found in store.get_providers(b"key")}
 
