@@ -244,7 +244,7 @@ class Node:
         context = Context.of(self._identity, sealed)
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
         nursery.start_soon(exchanges.doubts.run)
-        donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit)
+        donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit, mesh.origin)
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
         return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)

@@ -27,6 +27,7 @@ from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.keepalive import drop_the_dead, keep_alive
+from nolocod.p2p.limits.address_groups import address_group
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER, ConnectionLimits
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
@@ -34,7 +35,7 @@ from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
 from nolocod.p2p.membership.peer_selection import choose
-from nolocod.p2p.membership.table import Membership
+from nolocod.p2p.membership.table import RELAYED, Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.multiaddrs import split
@@ -313,6 +314,11 @@ class Mesh:
     def probation(self, peer: PeerId) -> bool:
         """Whether this peer is to prove itself yet (manifest: `trust.probation`)."""
         return self._reputation.probation(peer)
+
+    def origin(self, peer: PeerId) -> tuple[str, bool]:
+        """The address group from which `peer` is connected, its own id where it has none; and whether it is verified."""
+        _, host = self._host.way(peer)
+        return (address_group(host) or peer) if host else RELAYED, peer in self._table.verified()
 
     def connections(self) -> dict[PeerId, Reach]:
         """Who is connected, and how."""

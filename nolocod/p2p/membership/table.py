@@ -39,7 +39,7 @@ _GIVEN_UP = 3
 """Failures in a row to reach a member after which it is verified no more."""
 PER_GROUP = 4
 """Verified members of one address group that count."""
-_RELAYED = "relayed"
+RELAYED = "relayed"
 """The group of all that only relays reach: they may come from anywhere."""
 
 
@@ -255,7 +255,7 @@ class Membership:
         dialled = reach != "inbound"
         if peer in self._entries and (dialled or not self._met.get(peer, (False, ""))[0]):
             # who comes to us may come from many places: where it was dialled counts
-            self._met[peer] = dialled, (address_group(host) or peer) if host else _RELAYED
+            self._met[peer] = dialled, (address_group(host) or peer) if host else RELAYED
 
     def verified(self) -> set[PeerId]:
         """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges

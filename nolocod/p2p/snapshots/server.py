@@ -2,7 +2,8 @@
 
 The rule: a snapshot is named by the hash of its content, and its file stays open while somebody may
 still ask for it, so that a newer one in its place hurts nobody. An upload costs one chunk of memory; a
-reader that makes no progress, or less than `Limits.whole` asks for, loses its slot.
+reader that makes no progress, or less than `Limits.whole` asks for, loses its slot. Identities are free, so slots are
+shared by address group: where all are taken, who had its turn (`Limits.turn`) gives way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from nolocod.disk import disk_errors
 from nolocod.errors import DataDirError, PeerBusyError, PeerTooSlowError, ProtocolError, RefusedError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import WeightsServed
+from nolocod.p2p.limits.newest import Newest
 from nolocod.p2p.transport.channel import Channel, send_working
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.proto import nolocod_pb2 as pb
@@ -39,6 +41,10 @@ _IDLE_KEPT = 2
 """Snapshots that stay open though nobody reads them now: a newcomer may come back after a broken stream."""
 _RETRY_SECONDS = 10.0
 """What a newcomer is told when all slots are taken."""
+_REMEMBERED = 3600.0
+"""Seconds for which is known what an address group had of our slots."""
+_GROUPS = 1024
+"""Of which that is known: those that asked last."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +82,22 @@ class _Open:
 
 
 @dataclass
+class _Had:
+    """What the newcomers of one address group had of our slots since `since`."""
+
+    since: float
+    seconds: float = 0.0
+    size: int = 0
+
+
+@dataclass
 class _Upload:
-    """One newcomer's stream."""
+    """One newcomer's stream. `began`: when it had its slot, later by what it waited for our trainer."""
 
     channel: Channel
     dialogue: Dialogue
     service: Service
+    began: float = field(default_factory=trio.current_time)
     open: _Open | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Has a deadline once it is known what is uploaded."""
@@ -90,10 +106,18 @@ class _Upload:
 
 
 class Donor:
-    """Serves SNAPSHOT streams. `snapshot` gives the present one; PeerBusyError of it is told to the newcomer."""
+    """Serves SNAPSHOT streams. `snapshot` gives the present one; PeerBusyError of it is told to the newcomer.
+
+    `origin` tells the address group of a peer, its own id where it has none, and whether it is verified.
+    """
 
     def __init__(
-        self, context: Context, snapshot: Callable[[], Awaitable[ServedSnapshot]], max_uploads: int, emit: Emit
+        self,
+        context: Context,
+        snapshot: Callable[[], Awaitable[ServedSnapshot]],
+        max_uploads: int,
+        emit: Emit,
+        origin: Callable[[PeerId], tuple[str, bool]] = lambda peer: (peer, False),
     ) -> None:
         self._context = context
         self._limits = context.limits
@@ -102,6 +126,9 @@ class Donor:
         self._emit = emit
         self._uploads: dict[PeerId, _Upload] = {}
         self._open: dict[bytes, _Open] = {}
+        self._origin = origin
+        self._had = Newest[str, _Had](_GROUPS)
+        self._whole = 0  # bytes of the last snapshot: all of a run have nearly the same
 
     async def handle(self, stream: Stream) -> None:
         """Serve one newcomer until it closes. Raises RemoteError for a peer's fault, LocalError for ours."""
@@ -113,25 +140,59 @@ class Donor:
         if before is not None:
             before.scope.cancel()  # a newcomer has one slot: where it comes again, its stream was broken
         service = Service("donor", channel.remote)
-        if len(self._uploads) >= self._max_uploads:
+        if len(self._uploads) >= self._max_uploads and not self._make_room(channel.remote):
             service.step(">busy")
             await channel.last_words(dialogue.seal(pb.Body(busy=_busy(_RETRY_SECONDS, "all upload slots are taken"))))
             return
         upload = _Upload(channel, dialogue, service)
-        started = trio.current_time()
+        started = upload.began
         self._uploads[channel.remote] = upload
         try:
             with upload.scope:
                 await self._serve(upload, body)
             if upload.scope.cancelled_caught:
-                raise PeerTooSlowError(f"{short(channel.remote)} fetches too slowly.")
+                raise PeerTooSlowError(f"{short(channel.remote)} fetches too slowly, or had its turn.")
         finally:
+            had = self._account(channel.remote)
+            had.seconds += max(trio.current_time() - upload.began, 0.0)
+            had.size += upload.size
             if self._uploads.get(channel.remote) is upload:
                 del self._uploads[channel.remote]
             self._let_go(upload)
             if upload.size:
                 seconds = trio.current_time() - started
                 self._emit(WeightsServed(channel.remote, upload.size, seconds, upload.whole))
+
+    # --- who has a slot ---------------------------------------------------------------------------------
+
+    def _make_room(self, newcomer: PeerId) -> bool:
+        """End an upload for a newcomer with a better claim to its slot; False if there is none."""
+        claims = {peer: self._claim(peer) for peer in self._uploads}
+        worst = max(claims.values())
+        if self._claim(newcomer) >= worst:
+            return False
+        loser = self._context.rng.choice([peer for peer, claim in claims.items() if claim == worst])
+        self._uploads.pop(loser).scope.cancel()
+        return True
+
+    def _claim(self, peer: PeerId) -> tuple[bool, bool, bool]:
+        """How good a claim to a slot is; the lowest is the best: its address group has not had its turn, has no other slot,
+        and it is verified."""
+        group, verified = self._origin(peer)
+        had, now = self._account(peer), trio.current_time()
+        uploads = {other: upload for other, upload in self._uploads.items() if self._origin(other)[0] == group}
+        seconds = had.seconds + sum(now - upload.began for upload in uploads.values())
+        size = had.size + sum(upload.size for upload in uploads.values())
+        turn_over = seconds > self._limits.turn(min(size, self._whole))
+        return turn_over, bool(uploads.keys() - {peer}), not verified
+
+    def _account(self, peer: PeerId) -> _Had:
+        group, now = self._origin(peer)[0], trio.current_time()
+        had = self._had.get(group)
+        if had is None or now > had.since + _REMEMBERED:
+            had = _Had(now)
+        self._had[group] = had
+        return had
 
     def close(self) -> None:
         """Close the files. No upload may be under way."""
@@ -176,8 +237,11 @@ class Donor:
         """Describe the present snapshot; False if there is none now, after saying so."""
 
         async def get() -> None:
+            asked = trio.current_time()
             with deadline(self._limits.offer_seconds, "a snapshot for a newcomer"):
                 snapshot = await self._snapshot()
+            upload.began += trio.current_time() - asked
+            self._whole = snapshot.description.size
             self._let_go(upload)
             self._bind(upload, self._keep(snapshot).id)  # at once: a newer one may take its file's place
 
