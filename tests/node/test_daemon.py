@@ -63,6 +63,9 @@ class StandInMesh:
     def expect(self, size: int) -> None:
         self.expected = size
 
+    def origin(self, peer: PeerId) -> tuple[str, bool]:
+        return peer, False
+
     def clock_offset(self) -> float:
         return self.offset
 

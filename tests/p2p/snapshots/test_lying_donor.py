@@ -92,7 +92,7 @@ class Node:
         async with open_mesh(config, self.identity, self.events.append, rng=rng, timing=QUICK) as mesh:
             self.mesh = mesh
             await mesh.enter(self.run, lambda: (self.standing, self.state))
-            donor = Donor(self.context, self._snapshot, 2, self.events.append)
+            donor = Donor(self.context, self._snapshot, 2, self.events.append, mesh.origin)
             mesh.serve(SNAPSHOT, donor.handle)
             yield self
         donor.close()
@@ -178,6 +178,10 @@ async def test_a_newcomer_does_not_take_altered_weights(tmp_path: Path) -> None:
                 events.clear()
                 held.append(await load_as_newcomer(newcomer, events.append))
                 told.append([event for event in events if isinstance(event, Troubled)])
+            assert alice.mesh is not None
+            own = newcomer.identity.peer_id
+            assert alice.mesh.origin(own)[0] == own, "on loopback nobody shares a group"
+            assert alice.mesh.origin(PeerId("away")) == ("relayed", False)
     assert all(any(_same(one, other) for other in honest) for one in held)
     assert [[event.code for event in troubles] for troubles in told] == [[FarWeightsError.entry.code]] * 3, told
     assert all(short(liar.identity.peer_id) in troubles[0].message for troubles in told)
