@@ -200,7 +200,7 @@ class CheckpointError(LocalError):
 
 
 class ClockError(LocalError):
-    entry = _entry("NLC-124", "clock far off", "Set this machine's clock (NTP). Peers refuse heartbeats with a wrong time.")
+    entry = _entry("NLC-124", "clock far off", "Set this machine's clock (NTP). Invitations and bans go by it.")
 
 
 class TrainerError(LocalError):

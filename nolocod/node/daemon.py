@@ -17,7 +17,7 @@ import trio
 
 from nolocod import identity
 from nolocod.disk import write_whole
-from nolocod.errors import AllowanceError, ClockError, ClonedIdentityError, LostStepsError, TrainerError, first_error
+from nolocod.errors import AllowanceError, ClonedIdentityError, LostStepsError, TrainerError, first_error
 from nolocod.node import data_directory
 from nolocod.node.host_checks import check_host
 from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 _TRAINER_FAILURES = 3
 """Trainer deaths without an outer step in between, after which the node gives up."""
-_CLOCK_LIMIT = 600.0
-"""Seconds by which this clock may differ from the peers' median."""
 
 
 async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Callable[[Event], None]] = ()) -> None:
@@ -238,9 +236,6 @@ class Node:
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))
         await mesh.enter(sealed, self._own_state)
-        offset = mesh.clock_offset()
-        if abs(offset) > _CLOCK_LIMIT:
-            raise ClockError(f"it differs from the peers' median by {offset:.0f} s.")
         context = Context.of(self._identity, sealed)
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
         nursery.start_soon(exchanges.doubts.run)

@@ -1,6 +1,6 @@
 """What a node looks at now and then on its own machine: the disk under its data directory, and its clock beside others'.
 
-The rule: it only looks and tells. That a disk is full or a clock is off is an error where somebody needs them.
+The rule: it only looks and tells. That a disk is full is an error where somebody needs it; a clock that is off ends nobody.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.observe.events import HostChecked
+from nolocod.errors import ClockError
+from nolocod.observe.events import HostChecked, Troubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,14 +21,23 @@ if TYPE_CHECKING:
 
 _EVERY = 15.0
 """Seconds: as often as Prometheus mostly scrapes."""
+_CLOCK_LIMIT = 600.0
+"""Seconds by which this clock may differ from the verified members' median until that is told."""
 
 
 async def check_host(folder: Path, clock_offset: Callable[[], float], emit: Emit) -> None:
-    """Emit HostChecked at once and every 15 s, until cancelled. `clock_offset` is in seconds, others' minus ours."""
+    """Emit HostChecked at once and every 15 s, until cancelled. `clock_offset` is in seconds, others' minus ours; that it is
+    large is told once."""
+    told = False
     while True:
         # in a thread: a network file system that hangs must not hold up the node, nor its end
         free = await trio.to_thread.run_sync(_free, folder, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs of an older trio
-        emit(HostChecked(clock_offset(), free))
+        offset = clock_offset()
+        emit(HostChecked(offset, free))
+        if abs(offset) > _CLOCK_LIMIT and not told:
+            cause = f"this clock differs from the median of the verified members' by {offset:.0f} s."
+            emit(Troubled(ClockError.entry.code, f"{cause} {ClockError.entry.remedy}"))
+        told = abs(offset) > _CLOCK_LIMIT
         await trio.sleep(_EVERY)
 
 

@@ -55,6 +55,7 @@ class TrainingSession:
 
     def follow(self, event: Event) -> None:
         self.loop.follow(event)
+        self.weights.follow(event)
         if isinstance(event, OuterStep):
             self._stepped.set()
         elif isinstance(event, InnerSteps):

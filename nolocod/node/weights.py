@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import trio
 
 from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError, NoDonorError, RejectedTensorError
 from nolocod.identity import short
-from nolocod.observe.events import Emit, StateChanged, Troubled, WeightsLoaded
+from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
 from nolocod.proto.types import Standing
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nolocod.errors import RemoteError
     from nolocod.identity import PeerId
     from nolocod.node.peers import Peers
+    from nolocod.observe.events import Event
     from nolocod.proto.types import Member
     from nolocod.run.manifest import Manifest
     from nolocod.trainer.process import Setup, TrainerProcess
@@ -34,6 +36,10 @@ _DONOR_PATIENCE = 120.0
 _LOOK_SECONDS = 0.5
 _ASK_AGAIN = 5.0
 """Between two rounds of asking donors of whom none gave its weights: the dead among them leave the list."""
+_HINTED = 10.0
+"""Seconds that a newcomer waits for those to be verified that are only heard of, where these tell of outer steps."""
+_FASTER = 30.0
+"""No run goes so many times as fast as a node that keeps pairing in it could go alone."""
 _HARDER, _MORE = 1.5, 0.5
 """How much more than the members' median loss, times and plus, is taken for a harder text and not for bad weights."""
 _WORSE = 0.1
@@ -73,6 +79,30 @@ class Weights:
         self._saved_round = _newest_round(settings.setup.checkpoints)
         self._staleness = settings.manifest.outer.staleness
         self._size = 0  # of weights as a donor gives them, in bytes
+        self._paired: tuple[int, float, float] | None = None
+        """Our round after our last paired outer step, and when that was: by trio's clock, and by the time of day."""
+        self._phase = math.inf
+        """The shortest time for a round's inner steps that we measured, in seconds."""
+
+    def follow(self, event: Event) -> None:
+        """Learn how fast rounds can go."""
+        if isinstance(event, OuterStep) and event.kind == "paired":
+            self._paired = event.round, trio.current_time(), time.time()
+        elif isinstance(event, InnerSteps) and event.steps > 0:
+            self._phase = min(self._phase, self._settings.manifest.inner.steps * event.seconds / event.steps)
+
+    def _furthest(self) -> float:
+        """The last round that the run can be in by now: its members were near us at our last paired outer step, and none is
+        `_FASTER` times as fast as we are. Infinite while we do not know."""
+        if self._paired is None or self._phase == math.inf:
+            return math.inf
+        round_number, at, wall = self._paired
+        seconds = max(trio.current_time() - at, time.time() - wall)  # a machine that slept knows it by the latter only
+        return round_number + self._staleness + _FASTER * seconds / self._phase
+
+    def _counted(self) -> list[Member]:
+        """Those whose word counts here: verified, and few of one address group."""
+        return [member for member in self._peers.live() if member.verified]
 
     @property
     def standing(self) -> Standing:
@@ -124,10 +154,13 @@ class Weights:
         doubted: dict[PeerId, float] = {}  # those whose weights were too bad or far off, by their loss on our own text
         most = self._settings.manifest.trust.donors
         most = most if most > 1 else 0  # of one alone there is nothing to choose
-        deadline = trio.current_time() + patience
+        deadline, hints = trio.current_time() + patience, trio.current_time() + min(patience, _HINTED)
         while True:
-            members = self._peers.live()
+            members = self._counted()
             if members and not any(member.standing.round for member in members):
+                if trio.current_time() < hints and any(member.standing.round for member in self._peers.live()):
+                    await trio.sleep(_LOOK_SECONDS)  # those who tell of steps may be verified any moment
+                    continue
                 await self._restore()
                 return  # nobody took an outer step yet: the seed makes the very same weights here
             choosing = len(doubted) < most
@@ -180,7 +213,8 @@ class Weights:
         # Where a transfer takes longer than the staleness limit allows, fetching again would take as long
         # again: such a newcomer enters at the edge of the window. A donor's word is no reason to run ahead of it.
         median = math.ceil(self._median_round())
-        taken = max(min(donated.round, median + self._staleness) if median else donated.round, median - self._staleness)
+        most = min(median + self._staleness if median else math.inf, self._furthest())
+        taken = int(max(min(donated.round, most), median - self._staleness))
         try:
             await self._trainer.adopt(path, replace(donated, round=taken))
             return donor, True
@@ -198,7 +232,7 @@ class Weights:
         # not told: weights that are rejected are not this node's, and those that are kept are measured as training begins
         loss = await self._trainer.evaluate(told=False)
         loss = loss if math.isfinite(loss) else sys.float_info.max
-        limit = min(_plausible_loss(self._peers.live()), *(one + _WORSE for one in doubted.values()), sys.float_info.max)
+        limit = min(_plausible_loss(self._counted()), *(one + _WORSE for one in doubted.values()), sys.float_info.max)
         if loss >= limit:
             due = f"our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
             return loss, HarmfulTensorError(f"with the weights of {short(donor)} {due}")
@@ -215,13 +249,14 @@ class Weights:
         """Those with weights, the furthest first; who tells of a round that no partner would follow comes last."""
         having = [member for member in members if member.state in ("training", "finished")]
         edge = statistics.median(member.standing.round for member in having) + self._staleness if having else 0.0
+        edge = min(edge, self._furthest())
         having.sort(key=lambda member: (member.standing.round > edge, -member.standing.round))
         return [member.peer_id for member in having]
 
     def _median_round(self) -> float:
-        """Of the members that train; 0 without any."""
-        rounds = [member.standing.round for member in self._peers.live() if member.state == "training"]
-        return statistics.median(rounds) if rounds else 0.0
+        """Of the verified members that train, as far as it can be; 0 without any."""
+        rounds = [member.standing.round for member in self._counted() if member.state == "training"]
+        return min(statistics.median(rounds), self._furthest()) if rounds else 0.0
 
 
 def _plausible_loss(members: list[Member]) -> float:

@@ -244,8 +244,9 @@ class Mesh:
         self._work.cancel()
 
     async def _save(self) -> None:
-        for peer, addresses in self._contacts():
-            self._book.remember(peer, addresses, time.time())
+        for member in self.live():
+            if member.verified:
+                self._book.remember(member.peer_id, member.addresses, time.time())
         await trio.to_thread.run_sync(self._book.save)
         await trio.to_thread.run_sync(self._records.save)
 
@@ -255,7 +256,8 @@ class Mesh:
             await self._save()
 
     def _contacts(self) -> list[Contact]:
-        return [(member.peer_id, member.addresses) for member in self.live()]
+        """Members that are there for certain."""
+        return [(member.peer_id, member.addresses) for member in self.live() if member.verified or member.reach]
 
     async def _roam(self, gossip: GossipService) -> None:
         """Come back to the others after our network was another one, or none, for a while."""
@@ -333,7 +335,7 @@ class Mesh:
         return PARTNER if self._reputation.committed(peer) else MEMBER if peer in self._table else STRANGER
 
     def clock_offset(self) -> float:
-        """The median of the members' clocks minus ours, in seconds; 0 without members."""
+        """The median of the verified members' clocks minus ours, in seconds; 0 without any."""
         return self._table.clock_offset()
 
     # --- streams ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from nolocod.node.host_checks import check_host
-from nolocod.observe.events import Event, HostChecked
+from nolocod.observe.events import Event, HostChecked, Troubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,16 @@ async def test_it_looks_at_once_and_every_15_seconds(tmp_path: Path, autojump_cl
         await check_host(tmp_path, lambda: next(offsets), told.append)
     assert [one.clock_offset for one in told if isinstance(one, HostChecked)] == [0.5, -2.0, 3.0]
     assert all(isinstance(one, HostChecked) and (one.disk_free or 0) > 0 for one in told)
+
+
+@pytest.mark.usefixtures("_threads_inline")
+async def test_a_clock_that_is_off_is_told_once_each_time(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    offsets = iter([0.0, -601.0, -601.0, 600.0, 3600.0])
+    told: list[Event] = []
+    with trio.move_on_after(61):
+        await check_host(tmp_path, lambda: next(offsets), told.append)
+    causes = [event.message for event in told if isinstance(event, Troubled)]
+    assert [cause.partition(" s.")[0].rpartition(" ")[2] for cause in causes] == ["-601", "3600"]
 
 
 @pytest.mark.usefixtures("_threads_inline")

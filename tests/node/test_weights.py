@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +17,7 @@ from nolocod.errors import (
     RejectedTensorError,
 )
 from nolocod.identity import PeerId
-from nolocod.observe.events import (
-    WeightsLoaded,
-)
+from nolocod.observe.events import InnerSteps, OuterStep, WeightsLoaded
 from nolocod.proto.types import Standing
 from tests.support.stand_ins import Scene
 
@@ -295,3 +294,72 @@ async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp
     await scene.weights.load()
     assert scene.trainer.adopted == [Standing(21 - 3, 77, 2.0)]
     assert not scene.weights.is_behind()
+
+
+async def test_invented_members_decide_nothing(tmp_path: Path, autojump_clock: object) -> None:
+    """100 that are only heard of tell of round 1001, of small losses and of weights."""
+    scene = Scene(tmp_path, source="checkpoint", rounds=100)
+    for number in range(100):
+        scene.swarm.add(f"ghost {number}", 1001, verified=False)
+    for name in ("one", "two"):
+        scene.swarm.add(name, 101)
+    await scene.weights.load()
+    assert not scene.weights.is_behind()
+    assert (scene.swarm.asked, scene.weights.standing.round) == ([], 100)
+    scene.trainer.round = 90
+    assert scene.weights.is_behind()
+    await scene.weights.refresh()
+    assert scene.swarm.asked == [["one", "two"]], "nor are they donors"
+    assert scene.trainer.round == 101
+
+
+async def test_a_newcomer_waits_a_little_for_those_that_tell_of_steps_to_be_verified(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path)
+    scene.swarm.add("new", 0)
+    scene.swarm.add("ghost", 7, verified=False)
+    await scene.weights.load()
+    assert (scene.swarm.asked, scene.trainer.round) == ([], 0), "that nobody took a step is not theirs to deny"
+    assert 9 <= trio.current_time() - scene.began <= 11
+
+    scene = Scene(tmp_path)
+    scene.swarm.add("new", 0, "joining")
+    scene.swarm.add("trains", 7, verified=False)
+
+    async def verify() -> None:
+        await trio.sleep(5)
+        scene.swarm.members.pop()
+        scene.swarm.add("trains", 7)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(verify)
+        await scene.weights.load()
+    assert scene.trainer.round == 7
+
+
+async def test_a_node_that_pairs_is_taken_no_further_ahead_than_time_allows(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=100)
+    await scene.weights.load()
+    scene.weights.follow(InnerSteps(4, 4, 1.0, 1e-3, 40.0))
+    scene.weights.follow(OuterStep(100, "paired", PeerId("one"), 4, None, 1.0))
+    await trio.sleep(20)  # half a phase of this node: 15 of one that is 30 times as fast
+    for name in ("one", "two", "three"):
+        scene.swarm.add(name, 1001)
+    assert scene.weights.is_behind()
+    await scene.weights.refresh()
+    assert 100 + 3 + 15 <= scene.trainer.round <= 100 + 3 + 20
+
+
+async def test_time_that_this_machine_slept_allows_a_jump_too(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=100)
+    await scene.weights.load()
+    scene.weights.follow(InnerSteps(4, 4, 1.0, 1e-3, 40.0))
+    scene.weights.follow(OuterStep(100, "paired", PeerId("one"), 4, None, 1.0))
+    slept = time.time() + 3600.0
+    monkeypatch.setattr("nolocod.node.weights.time.time", lambda: slept)
+    scene.swarm.add("one", 1001)
+    await scene.weights.refresh()
+    assert scene.trainer.round == 1001

@@ -93,12 +93,12 @@ class Gossip:
         return list(dict.fromkeys([*self._drawn(now, connected), *gone[: _ENOUGH if len(self._table) <= 2 * _ENOUGH else 1]]))
 
     def _drawn(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
-        near = self._table.among(connected)
-        if len(near) < _ENOUGH:
-            return self._table.sample(self._rng, self._timing.fanout, now)
-        drawn = self._table.sample(self._rng, self._timing.fanout * _CANDIDATES, now)
+        near, verified, fanout = self._table.among(connected), self._table.verified(), self._timing.fanout
+        # every other time of those who are there for certain, however many others are only heard of
+        among = verified if verified and self._rng.random() < 0.5 else None
+        drawn = self._table.sample(self._rng, fanout * (_CANDIDATES if len(near) >= _ENOUGH else 1), now, among)
         drawn.sort(key=lambda peer: peer not in near)
-        return drawn[: self._timing.fanout]
+        return drawn[:fanout]
 
     def question(self, now: float) -> pb.Gossip:
         """Our view, for a member that shall answer with its own."""
@@ -143,7 +143,8 @@ class Gossip:
             age, met = min(told / 1000, _MAX_AGE), table.newcomers
             welcome = self._brought[source] <= self._timing.view // 2
             try:
-                change = table.heard(raw, now, wall, self._round_at(now - age, own_round), age=age, newcomer=welcome)
+                own = self._round_at(now - age, own_round)
+                change = table.heard(raw, now, wall, own, age=age, newcomer=welcome, carrier=source)
             except RemoteError:
                 heard.faults += 1
                 continue

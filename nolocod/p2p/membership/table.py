@@ -1,10 +1,11 @@
 """Who is in the run and alive: a bounded table of signed heartbeats, a changing sample where the run is large.
 
 The rule: only a heartbeat's own signature makes a member, whoever carried it; a member lives as long as its
-count grows. A full table gives the place of its stalest entry to a fresher one, as Newscast does (Jelasity et
-al., "Gossip-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node knows is what it heard last. No
-clock, no randomness, no network in here: `now` is a monotonic time in seconds, `wall` the time of day in
-seconds, both passed in.
+count grows. What it says on its own connection, and the signed times of its heartbeats, go before any carrier's
+word; and whoever is only heard of decides nothing. A full table gives the place of its stalest entry to a fresher
+one, as Newscast does (Jelasity et al., "Gossip-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node
+knows is what it heard last; verified members keep half of it. No clock, no randomness, no network in here: `now` is
+a monotonic time in seconds, `wall` the time of day in seconds, both passed in.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ RELAYED = "relayed"
 
 @dataclass(slots=True)
 class _Entry:
-    """One member by its last accepted heartbeat, which was sealed at `heard`; `offset` is its clock minus ours, `lead`
-    its round minus ours at that time."""
+    """One member by its last accepted heartbeat, which was sealed at `heard`, and came first at `came`; `lead` is its round
+    minus ours at that time, `offset` its clock minus ours, by what it said on its own connection."""
 
     said: Heartbeat
     heard: float
-    offset: float
+    came: float
     lead: int
+    offset: float | None
 
 
 _HEARD = attrgetter("heard")
@@ -63,6 +65,7 @@ class _Memory:
 
     count: int
     heard: float
+    time: float
     unreached: float = -math.inf
     """When it could not be reached: a heartbeat from before brings it back no more."""
 
@@ -121,18 +124,20 @@ class Membership:
     # --- what comes in ----------------------------------------------------------------------------
 
     def heard(
-        self, raw: bytes, now: float, wall: float, own_round: int = 0, *, age: float = 0.0, newcomer: bool = True
-    ) -> PeerSeen | PeerLost | None:
+        self, raw: bytes, now: float, wall: float, own_round: int = 0, *,
+        age: float = 0.0, newcomer: bool = True, carrier: PeerId | None = None,
+    ) -> PeerSeen | PeerLost | None:  # fmt: skip
         """Take in a sealed heartbeat; return what it changed, None for an echo.
 
-        `age` is how many seconds ago it was sealed, as its carriers say, `own_round` our round at that time.
+        `age` is how many seconds ago it was sealed, as `carrier` says, `own_round` our round at that time.
         Without `newcomer` a full table takes nobody new.
 
         Raises ProtocolError (size, content), SignatureError, OtherRunError or PeerVersionError.
         """
         if self._began is None:
             self._began = now
-        if len(raw) <= heartbeat.MAX_HEARTBEAT and self._is_unwanted(raw, newcomer=newcomer):
+        age = max(age, 0.0)
+        if len(raw) <= heartbeat.MAX_HEARTBEAT and self._is_unwanted(raw, now, wall, age, newcomer=newcomer, carrier=carrier):
             return None
         said = heartbeat.read(raw, self.run_id)
         peer = said.peer
@@ -143,19 +148,36 @@ class Membership:
             return None
         if said.state == "leaving":
             known = self._drop(peer)
-            self._remember(peer, _Memory(said.count, now))
+            self._remember(peer, _Memory(said.count, now, said.time))
             return PeerLost(peer, "it left") if known else None
-        age = max(age, 0.0)
-        return self._admit(peer, _Entry(said, now - age, said.time - wall + age, said.standing.round - own_round), now)
+        before = self._entries.get(peer)
+        heard, offset = now - age, before.offset if before else None
+        if carrier == peer:
+            offset = said.time - wall + age
+        elif (known_of := before or self._memories.get(peer)) is not None:
+            # by its own clock it was sealed so long after the one before, whatever its carrier says
+            since = said.time - (before.said.time if before else self._memories[peer].time)
+            heard = min(now, max(heard, known_of.heard + since))
+        return self._admit(peer, _Entry(said, heard, now, said.standing.round - own_round, offset), now)
 
-    def _is_unwanted(self, raw: bytes, *, newcomer: bool) -> bool:
-        """Tell cheaply, without a look at the signature, that a heartbeat is no newer than what we have."""
+    def _is_unwanted(self, raw: bytes, now: float, wall: float, age: float, *, newcomer: bool, carrier: PeerId | None) -> bool:
+        """Tell cheaply, without a look at the signature, that a heartbeat is no newer than what we have.
+
+        It may still show that its sender was alive later than we thought: a carrier may have made ours older than it was.
+        """
         glance = heartbeat.glance(raw)
         if glance is None:
             return False
         peer, count = glance
         if (entry := self._entries.get(peer)) is not None:
-            return count <= entry.said.count
+            if count > entry.said.count:
+                return False
+            entry.heard = min(entry.came, max(entry.heard, now - age))
+            if carrier == peer and raw == entry.said.raw:
+                entry.offset = entry.said.time - wall + age
+            if (suspicion := self._suspicions.get(peer)) is not None and entry.heard > suspicion.since:
+                suspicion.heard_again = True
+            return True
         memory = self._memories.get(peer)
         if memory is not None and count <= memory.count:
             return True
@@ -168,7 +190,7 @@ class Membership:
         if memory is not None and entry.heard <= memory.unreached:
             return None
         if before is None and len(self._entries) >= self.timing.capacity:
-            stalest = min(self._entries.values(), key=_HEARD)
+            stalest = self._stalest()
             if entry.heard <= stalest.heard:
                 return None
             self._drop(stalest.said.peer)
@@ -185,6 +207,12 @@ class Membership:
         if was is not None and (was.standing, was.state, was.nat) == (said.standing, said.state, said.nat):
             return None
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
+
+    def _stalest(self) -> _Entry:
+        """Who makes room in a full table: of those only heard of, as long as verified members have less than half of it."""
+        verified = self.verified()
+        loose = [entry for peer, entry in self._entries.items() if peer not in verified]
+        return min(loose if 2 * len(loose) >= self.timing.capacity else self._entries.values(), key=_HEARD)
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -220,7 +248,8 @@ class Membership:
         self._met.pop(peer, None)
         if entry is None:
             return False
-        self._remember(peer, _Memory(entry.said.count, entry.heard, suspicion.since if suspicion else -math.inf))
+        unreached = suspicion.since if suspicion else -math.inf
+        self._remember(peer, _Memory(entry.said.count, entry.heard, entry.said.time, unreached))
         return True
 
     def _remember(self, peer: PeerId, memory: _Memory) -> None:
@@ -298,19 +327,26 @@ class Membership:
         entry = self._entries.get(peer)
         return entry.said.addresses if entry else ()
 
-    def sample(self, rng: random.Random, count: int, now: float) -> list[PeerId]:
-        """Up to `count` live members, uniformly at random; suspected ones too, or they would never be cleared."""
+    def sample(self, rng: random.Random, count: int, now: float, among: Container[PeerId] | None = None) -> list[PeerId]:
+        """Up to `count` live members, uniformly at random, of those in `among` if that is given; suspected ones too, or they
+        would never be cleared."""
         seconds = self.lasts(now)
-        peers = [peer for peer, entry in self._entries.items() if now - entry.heard <= seconds]
+        peers = [
+            peer for peer, entry in self._entries.items() if now - entry.heard <= seconds and (among is None or peer in among)
+        ]
         return rng.sample(peers, min(count, len(peers)))
 
     def encode_view(self, rng: random.Random, now: float, without: Container[bytes] = ()) -> list[tuple[bytes, float]]:
         """Sealed heartbeats for others, each with its age in seconds, within `timing.view` and `timing.view_bytes`:
-        half of them the freshest, half drawn from the rest. `without` are those that the other side has."""
-        seconds = self.lasts(now)
+        half of them the freshest, half of these verified members'; half drawn from the rest. `without` are those that the
+        other side has."""
+        seconds, verified = self.lasts(now), self.verified()
         entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.said.raw not in without]
         entries.sort(key=_HEARD, reverse=True)
         half = (self.timing.view + 1) // 2
+        ours = [entry for entry in entries if entry.said.peer in verified][: half // 2]
+        named = {entry.said.peer for entry in ours}
+        entries = ours + [entry for entry in entries if entry.said.peer not in named]
         rest = entries[half:]
         chosen, size = [], 0
         for entry in entries[:half] + rng.sample(rest, min(len(rest), self.timing.view - half)):
@@ -321,6 +357,6 @@ class Membership:
         return chosen
 
     def clock_offset(self) -> float:
-        """The median of the members' clocks minus ours, in seconds; 0 without members."""
-        offsets = [entry.offset for entry in self._entries.values()]
+        """The median of the verified members' clocks minus ours, in seconds, as each told us itself; 0 without any."""
+        offsets = [entry.offset for peer in self.verified() if (entry := self._entries[peer]).offset is not None]
         return statistics.median(offsets) if offsets else 0.0

@@ -347,14 +347,87 @@ def test_a_sample_is_of_live_members() -> None:
     assert nodes[0].identity.peer_id not in members.sample(random.Random(0), 6, 0.0)
 
 
-def test_the_clock_offset_is_the_median() -> None:
+def test_the_clock_offset_is_the_median_of_what_verified_members_say_themselves() -> None:
+    """100 invented members an hour ahead, and a carrier that lies about ages, turn no clock."""
     members = table()
     assert members.clock_offset() == 0.0
     for offset in (0.0, 700.0, 701.0):
         node = Node()
         node.wall = WALL + offset
-        members.heard(node.beat(), 0.0, WALL)
+        members.heard(node.beat(), 3.0, WALL + 3.0, age=3.0, carrier=node.identity.peer_id)
+        members.met(node.identity.peer_id, "direct", "127.0.0.1")
+    for _ in range(100):
+        ghost = Node()
+        ghost.wall = WALL + 3600.0
+        members.heard(ghost.beat(), 3.0, WALL + 3.0, carrier=Identity.generate().peer_id)
     assert members.clock_offset() == pytest.approx(700.0, abs=0.01)
+    members.heard(node.beat(), 4.0, WALL + 4.0, age=15.0, carrier=ME.peer_id)
+    assert members.clock_offset() == pytest.approx(700.0, abs=0.01), "what a carrier says of ages turns no clock"
+    for _ in range(3):
+        loud = Node()
+        loud.wall = WALL + 3600.0
+        members.heard(loud.beat(), 3.0, WALL + 3.0, carrier=loud.identity.peer_id)
+        members.met(loud.identity.peer_id, "inbound", "127.0.0.1")
+    assert members.clock_offset() == pytest.approx(700.0, abs=0.01), "nor does who comes to us unasked"
+
+
+def test_a_carrier_that_lies_about_ages_ends_nobody() -> None:
+    """It passes every heartbeat on first, as one that is nearly too old; each member speaks for itself now and then."""
+    liar, lost = Identity.generate().peer_id, list[PeerLost]()
+    members, nodes = table(Timing(live=20.0, lasting=20.0)), [Node() for _ in range(24)]
+    for now in range(0, 240, 2):
+        for node in nodes:
+            node.wall = WALL + now
+            raw = node.beat()
+            if now:
+                members.heard(raw, float(now), WALL + now, age=19.9, carrier=liar)
+            if now % 30 == 0 or now < 2:
+                members.heard(raw, float(now), WALL + now, carrier=node.identity.peer_id)
+        lost += members.expire(float(now) + 1.0)
+    assert (len(lost), len(members)) == (0, 24)
+
+
+def test_another_carriers_younger_age_counts_and_none_beyond_the_first_hearing() -> None:
+    members, node = table(), Node()
+    raw = node.beat()
+    members.heard(raw, 100.0, WALL + 100.0, age=15.0)
+    members.heard(raw, 101.0, WALL + 101.0, age=4.0)
+    assert members.live(101.0)[0].age == 4.0
+    members.heard(raw, 110.0, WALL + 110.0, age=0.0)
+    assert members.live(110.0)[0].age == 10.0, "a lie buys one lifetime from the first hearing on, once"
+    members.heard(raw, 111.0, WALL + 111.0, age=19.0)
+    assert members.live(111.0)[0].age == 11.0
+
+
+def test_a_clock_that_is_set_back_costs_a_member_nothing() -> None:
+    members, node = table(), Node()
+    for now, wall in ((0.0, 0.0), (10.0, -7200.0), (20.0, -7190.0), (30.0, 7200.0), (40.0, 7210.0)):
+        node.wall = WALL + wall
+        node.own_heartbeat.clock = lambda: node.wall
+        members.heard(node.beat(), now, WALL + now, age=1.0)
+        assert members.live(now)[0].age <= 1.0
+
+
+def test_verified_members_keep_half_of_a_full_table_and_of_what_is_told_first() -> None:
+    members = table(Timing(capacity=8, view=8))
+    kept = joined(members, 4)
+    for peer in kept:
+        members.met(peer, "direct", "127.0.0.1")
+    for now in range(1, 30):
+        members.heard(Node().beat(), now / 10, WALL)
+    assert {*kept} <= {member.peer_id for member in members.live(3.0)}
+    told = [members_of(raw) for raw, _ in members.encode_view(random.Random(0), 3.0)]
+    assert {*told[:2]} <= {*kept}
+    assert {*members.sample(random.Random(0), 9, 3.0, members.verified())} == {*kept}
+    more = joined(members, 1)[0]
+    members.met(more, "direct", "127.0.0.1")
+    for now in range(30, 60):
+        members.heard(Node().beat(), now / 10, WALL)
+    assert len(members.verified()) == 4, "above half of it the stalest of all makes room"
+
+
+def members_of(raw: bytes) -> PeerId:
+    return PeerId(pb.Body.FromString(pb.Envelope.FromString(raw).body).sender)
 
 
 def test_a_member_is_known_with_its_lead_at_the_time_of_its_heartbeat() -> None:
@@ -368,10 +441,12 @@ def test_a_full_table_gives_up_the_stalest_however_often_the_others_were_heard()
     rng, members = random.Random(1), table(Timing(capacity=8, live=1e6))
     nodes = {node.identity.peer_id: node for node in (Node() for _ in range(24))}
     sealed_at: dict[str, float] = {}
+    spoke: dict[str, float] = {}
     for now in range(1000):
-        peer, age = rng.choice([*nodes]), rng.uniform(0.0, 50.0)
-        nodes[peer].wall = WALL + now
+        peer = rng.choice([*nodes])
+        age = min(rng.uniform(0.0, 50.0), now - spoke.get(peer, -50.0))  # nobody seals an older one later
         heard, full = now - age, len(members) == 8
+        spoke[peer], nodes[peer].wall = heard + 0.01, WALL + heard
         stalest = min(sealed_at, key=lambda one: sealed_at[one]) if full else None
         members.heard(nodes[peer].beat(), float(now), WALL + now, age=age)
         if peer in sealed_at:
