@@ -7,6 +7,7 @@ tasks and files, and whoever could only have meant it is banned and told so. Eve
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -475,6 +476,31 @@ async def test_members_that_point_at_a_stranger_have_us_knock_there_a_few_times(
         assert len(alice.mesh.live()) <= QUICK.capacity
         await exchanged(besieged)
         nursery.cancel_scope.cancel()
+
+
+async def test_invented_members_are_not_verified_and_turn_nothing(tmp_path: Path) -> None:
+    """128 of them, at round 1001 and an hour ahead, told by one stranger; real peers are verified on both ends."""
+    async with scene(tmp_path) as besieged:
+        alice, bob = besieged.alice, besieged.bob
+        ahead = int((time.time() + 3600.0) * 1000)
+        for start in range(1, 129, 16):
+            told = []
+            for number in range(start, start + 16):
+                standing = standing_to_wire(replace(STANDING, round=1001))
+                heartbeat = pb.Heartbeat(count=ahead, standing=standing, state="training", time_ms=ahead)
+                ghost = Identity.from_secret((5000 + number).to_bytes(32, "big"))
+                told.append(envelope.seal(pb.Body(run_id=besieged.run.run_id, heartbeat=heartbeat), ghost))
+            await besieged.gossip(told)
+        assert len(alice.mesh.live()) > 64
+        await exchanged(besieged)
+        for one, other in ((alice, bob), (bob, alice)):
+            await until(lambda one=one: any(member.verified for member in one.mesh.live()))
+            verified = [(member.peer_id, member.standing.round) for member in one.mesh.live() if member.verified]
+            assert verified == [(other.peer_id, STANDING.round)]
+            assert abs(one.mesh.clock_offset()) < 5.0
+        await alice.mesh._save()
+        assert alice.mesh._book.recent()[0][0] == bob.peer_id
+        assert len(alice.mesh._book.recent()) == 1, "nor are they remembered"
 
 
 async def test_false_heartbeats_that_are_passed_on_ban_who_passes_them_on(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class Gossip:
         self._began: float | None = None
         self._greeted = 0
         self._connected: frozenset[PeerId] = frozenset()
+        self._asked: list[PeerId] = []
+        """Whom we drew at the last beat."""
 
     def beat(self, now: float) -> list[PeerLost]:
         """Seal a new heartbeat; return who is no member any more."""
@@ -93,12 +95,13 @@ class Gossip:
         return list(dict.fromkeys([*self._drawn(now, connected), *gone[: _ENOUGH if len(self._table) <= 2 * _ENOUGH else 1]]))
 
     def _drawn(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
-        near, verified, fanout = self._table.among(connected), self._table.verified(), self._timing.fanout
-        # every other time of those who are there for certain, however many others are only heard of
-        among = verified if verified and self._rng.random() < 0.5 else None
-        drawn = self._table.sample(self._rng, fanout * (_CANDIDATES if len(near) >= _ENOUGH else 1), now, among)
+        near, fanout = self._table.among(connected), self._timing.fanout
+        drawn = self._table.sample(self._rng, fanout * (_CANDIDATES if len(near) >= _ENOUGH else 1), now)
         drawn.sort(key=lambda peer: peer not in near)
-        return drawn[:fanout]
+        # whoever was drawn last is not there: now somebody who is, too, however many others are only heard of
+        failed = self._table.suspected(now).intersection(self._asked)
+        self._asked = drawn[:fanout]
+        return self._asked + (self._table.sample(self._rng, fanout, now, self._table.verified()) if failed else [])
 
     def question(self, now: float) -> pb.Gossip:
         """Our view, for a member that shall answer with its own."""

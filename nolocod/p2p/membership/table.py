@@ -4,7 +4,7 @@ The rule: only a heartbeat's own signature makes a member, whoever carried it; a
 count grows. What it says on its own connection, and the signed times of its heartbeats, go before any carrier's
 word; and whoever is only heard of decides nothing. A full table gives the place of its stalest entry to a fresher
 one, as Newscast does (Jelasity et al., "Gossip-based peer sampling", ACM TOCS 25(3), 2007), so that whom a node
-knows is what it heard last; verified members keep half of it. No clock, no randomness, no network in here: `now` is
+knows is what it heard last; some verified members keep their place. No clock, no randomness, no network in here: `now` is
 a monotonic time in seconds, `wall` the time of day in seconds, both passed in.
 """
 
@@ -40,6 +40,8 @@ _GIVEN_UP = 3
 """Failures in a row to reach a member after which it is verified no more."""
 PER_GROUP = 4
 """Verified members of one address group that count."""
+_KEPT = 16
+"""Verified members that make room for nobody: enough to hold a random graph together, few enough to change with time."""
 RELAYED = "relayed"
 """The group of all that only relays reach: they may come from anywhere."""
 
@@ -209,10 +211,14 @@ class Membership:
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
 
     def _stalest(self) -> _Entry:
-        """Who makes room in a full table: of those only heard of, as long as verified members have less than half of it."""
+        """Who makes room in a full table: none of those that we keep, however fresh the others are."""
+        kept = self._kept()
+        return min((entry for peer, entry in self._entries.items() if peer not in kept), key=_HEARD)
+
+    def _kept(self) -> set[PeerId]:
+        """The verified members that we met last."""
         verified = self.verified()
-        loose = [entry for peer, entry in self._entries.items() if peer not in verified]
-        return min(loose if 2 * len(loose) >= self.timing.capacity else self._entries.values(), key=_HEARD)
+        return {*[peer for peer in self._met if peer in verified][-min(_KEPT, self.timing.capacity // 2) :]}
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -284,6 +290,7 @@ class Membership:
         dialled = reach != "inbound"
         if peer in self._entries and (dialled or not self._met.get(peer, (False, ""))[0]):
             # who comes to us may come from many places: where it was dialled counts
+            self._met.pop(peer, None)  # the last are those met last
             self._met[peer] = dialled, (address_group(host) or peer) if host else RELAYED
 
     def verified(self) -> set[PeerId]:
@@ -338,18 +345,23 @@ class Membership:
 
     def encode_view(self, rng: random.Random, now: float, without: Container[bytes] = ()) -> list[tuple[bytes, float]]:
         """Sealed heartbeats for others, each with its age in seconds, within `timing.view` and `timing.view_bytes`:
-        half of them the freshest, half of these verified members'; half drawn from the rest. `without` are those that the
-        other side has."""
-        seconds, verified = self.lasts(now), self.verified()
+        half of them the freshest, half drawn from the rest; up to half of each are those that we keep, so that no flood
+        of others drives them out. `without` are those that the other side has."""
+        seconds, kept = self.lasts(now), self._kept()
         entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.said.raw not in without]
         entries.sort(key=_HEARD, reverse=True)
+
+        def first(count: int) -> list[_Entry]:
+            ours = {entry.said.peer for entry in [one for one in entries if one.said.peer in kept][: count // 2]}
+            entries.sort(key=lambda entry: entry.said.peer not in ours)
+            taken, entries[:] = entries[:count], entries[count:]
+            return taken
+
         half = (self.timing.view + 1) // 2
-        ours = [entry for entry in entries if entry.said.peer in verified][: half // 2]
-        named = {entry.said.peer for entry in ours}
-        entries = ours + [entry for entry in entries if entry.said.peer not in named]
-        rest = entries[half:]
+        fresh = first(half)
+        rng.shuffle(entries)
         chosen, size = [], 0
-        for entry in entries[:half] + rng.sample(rest, min(len(rest), self.timing.view - half)):
+        for entry in fresh + first(self.timing.view - half):
             raw = entry.said.raw
             if size + len(raw) <= self.timing.view_bytes:
                 size += len(raw)

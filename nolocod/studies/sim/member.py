@@ -133,7 +133,11 @@ class SimMember:
     async def swap(self, peer: PeerId) -> bool:
         """Swap views with `peer`; whether it could be reached."""
         network, now = self.world.network, trio.current_time
-        other = self.world.by_peer[peer]
+        other = self.world.by_peer.get(peer)
+        if other is None:  # somebody invented it
+            await sleep(network.delay(1000, relayed=False))
+            self.suspect(peer)
+            return False
         way = network.delay(1000, relayed=network.relayed(self.port, other.port))
         await sleep(max(way, self.port.frozen_until - now()))
         if not network.joined(self.port, other.port) or other.port.frozen_until > now():

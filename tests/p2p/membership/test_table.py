@@ -408,7 +408,7 @@ def test_a_clock_that_is_set_back_costs_a_member_nothing() -> None:
         assert members.live(now)[0].age <= 1.0
 
 
-def test_verified_members_keep_half_of_a_full_table_and_of_what_is_told_first() -> None:
+def test_verified_members_keep_their_place_in_a_full_table_and_in_what_is_told() -> None:
     members = table(Timing(capacity=8, view=8))
     kept = joined(members, 4)
     for peer in kept:
@@ -417,7 +417,7 @@ def test_verified_members_keep_half_of_a_full_table_and_of_what_is_told_first() 
         members.heard(Node().beat(), now / 10, WALL)
     assert {*kept} <= {member.peer_id for member in members.live(3.0)}
     told = [members_of(raw) for raw, _ in members.encode_view(random.Random(0), 3.0)]
-    assert {*told[:2]} <= {*kept}
+    assert len({*told} & {*kept}) >= 2
     assert {*members.sample(random.Random(0), 9, 3.0, members.verified())} == {*kept}
     more = joined(members, 1)[0]
     members.met(more, "direct", "127.0.0.1")
