@@ -103,9 +103,7 @@ async def test_whom_partner_draws_hit_is_uniform_and_views_change(checks: Checks
         degrees = swarm.in_degrees()
         assert statistics.mean(len(view) for view in before.values()) >= 0.9 * CALM.capacity
         assert max(len(view) for view in before.values()) == CALM.capacity
-        assert statistics.pstdev(degrees.values()) <= 0.16 * statistics.mean(degrees.values()), (
-            "at first; 0.11 later"
-        )
+        assert statistics.pstdev(degrees.values()) <= 0.16 * statistics.mean(degrees.values()), "at first; 0.11 later"
         drawn = await swarm.drawn(rounds=8, every=12.0)
         assert drawn.total() == 1600
         assert set(drawn) <= set(swarm.by_peer)
