@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from nolocod.proto.types import Member, Standing
     from nolocod.run.manifest import Sealed
 
-_SAVE_EVERY = 30.0
+_SAVE_EVERY, _FIRST_SAVE = 30.0, 0.5
 _FAREWELL = 1.5
 _REMEMBERED = 8
 """Peers of earlier days that are tried at once."""
@@ -219,7 +219,7 @@ class Mesh:
         parts.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
         await ready.wait()
         await discovery.enter()
-        await self._save()  # at once: who is killed a moment from now finds back without a bootstrap
+        await self._save()
 
     async def _run(self, gossip: GossipService, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:
@@ -251,8 +251,10 @@ class Mesh:
         await trio.to_thread.run_sync(self._records.save)
 
     async def _remember(self) -> None:
+        """Save now and then; the first members as soon as we know them, so that a node that is killed a moment later finds back
+        without a bootstrap."""
         while True:
-            await trio.sleep(min(_SAVE_EVERY, self._parts.timing.live))
+            await trio.sleep(min(_SAVE_EVERY, self._parts.timing.live) if self._book.recent() else _FIRST_SAVE)
             await self._save()
 
     def _contacts(self) -> list[Contact]:

@@ -38,6 +38,7 @@ from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import multiaddr_of
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP
+from nolocod.paths import DataDir
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import Manifest, Sealed, seal
@@ -196,6 +197,17 @@ async def test_who_is_killed_right_after_joining_finds_back_without_a_bootstrap(
         killed.bootstrap = ()
         async with killed.member(sealed) as again:
             assert [member.peer_id for member in again.live()] == [stays.peer_id]
+
+
+async def test_a_founder_notes_its_first_member_long_before_it_saves_the_next_time(tmp_path: Path) -> None:
+    sealed = a_run()
+    founder, first = Node(tmp_path / "a", timing=STILL), Node(tmp_path / "b", timing=STILL)
+    async with founder.member(sealed) as mesh:
+        first.bootstrap = mesh.addresses
+        async with first.member(sealed):
+            book = DataDir(founder.data_dir).peers
+            with trio.fail_after(15.0):
+                await until(lambda: book.exists() and first.peer_id in book.read_text())
 
 
 async def test_a_node_alone_goes_on_looking(tmp_path: Path) -> None:
