@@ -25,6 +25,7 @@ from nolocod.observe.metrics import Metrics
 from nolocod.p2p.discovery.address_book import CAPACITY
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.host import HostLimits
+from nolocod.p2p.libp2p_patches import MAX_LINE as MAX_LINE_OF_NAMES
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.nat.autonat import AutoNatLimits
 from nolocod.p2p.nat.circuit_relay import RelayLimits
@@ -32,6 +33,7 @@ from nolocod.p2p.settings import Relaying
 from nolocod.p2p.snapshots.client import ROOM
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.buffers import Unread
+from nolocod.p2p.transport.noise import MAX_HANDSHAKE
 from nolocod.p2p.transport.yamux import MuxLimits
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import MAX_LINE
@@ -266,6 +268,14 @@ def bounds() -> list[Bound]:
             "the_connection_with_most_unread_bytes_ends_when_all_together_have_too_many",
         ),
         Bound("memory", "members known", f"{timing.capacity}", "`Timing.capacity`", "the_table_is_bounded_and_keeps_the_fresh"),
+        Bound(
+            "messages",
+            "a line of multistream-select",
+            _bytes(MAX_LINE_OF_NAMES),
+            "`libp2p_patches`",
+            "an_announced_length_is_believed_by_nobody",
+        ),
+        Bound("messages", "of a handshake", _bytes(MAX_HANDSHAKE), "`noise.py`", "a_proof_with_a_huge_key_is_not_looked_at"),
         Bound(
             "messages", "an envelope", _bytes(wire.envelope_bytes), "`Limits`", "no_head_passes_a_limit_or_raises_anything_else"
         ),

@@ -101,7 +101,7 @@ async def open_host(
     Raises PortTakenError, or UsageError for an address that this machine does not have or that nobody could dial.
     """
     libp2p_patches.quiet_libraries()
-    libp2p_patches.bound_lines()
+    libp2p_patches.bound_lengths()
     for address in announce:
         if not dialable(address):
             raise UsageError(f"--announce {address!r} cannot be dialled.", remedy="Write it like /ip4/203.0.113.7/tcp/4001.")

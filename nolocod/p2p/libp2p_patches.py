@@ -7,6 +7,7 @@ tests/p2p/test_libp2p_patches.py that fails once libp2p does without it: then bo
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from libp2p.custom_types import TProtocol
@@ -14,6 +15,7 @@ from libp2p.exceptions import ParseError
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.io.exceptions import IOException
 from libp2p.kad_dht import common, kad_dht, peer_routing, provider_store, value_store
+from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
@@ -28,13 +30,14 @@ if TYPE_CHECKING:
     from libp2p.host.basic_host import BasicHost
     from libp2p.kad_dht.kad_dht import KadDHT
     from libp2p.network.swarm import Swarm
-    from libp2p.peer.id import ID
     from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
     Handle = Callable[[INetStream], Awaitable[None]]
 
-_MOST_LINE = 1024
+MAX_LINE = 1024
 """Bytes of a line of multistream-select, as in js-libp2p: names of protocols."""
+_MOST_ID = 64
+"""Bytes of a peer id; the longest that there are have 42. What is longer names nobody."""
 _MOST_KEYS = 512
 """Keys of others for which we keep the DHT's records."""
 _MOST_RECORDS = 20
@@ -121,14 +124,21 @@ def contain_streams(host: BasicHost, contained: Callable[[Handle], Handle]) -> N
     swarm.set_stream_handler(contained(swarm.common_stream_handler))
 
 
-def bound_lines() -> None:
-    """libp2p believes the length in front of a line of multistream-select, up to 2^64 bytes, and that the line is text."""
+def bound_lengths() -> None:
+    """libp2p believes the length in front of a line of multistream-select, up to 2^64 bytes, and that the line is text;
+    and it writes ids of any length in base58, which takes minutes for 250 kB."""
     MultiselectCommunicator.read = _read_line
+    ID.base58 = _BASE58
+
+
+_WRITTEN = ID.base58.func
+_BASE58 = cached_property(lambda self: _WRITTEN(ID(self.to_bytes()[:_MOST_ID])))
+_BASE58.__set_name__(ID, "base58")
 
 
 async def _read_line(self: MultiselectCommunicator) -> str:
     try:
-        line = str(await read_varint_prefixed_bytes_limited(self.read_writer, _MOST_LINE), "utf-8")
+        line = str(await read_varint_prefixed_bytes_limited(self.read_writer, MAX_LINE), "utf-8")
     except (ParseError, IOException, UnicodeDecodeError) as error:
         raise MultiselectCommunicatorError("what came is no line of multistream-select") from error
     if not line.endswith("\n"):

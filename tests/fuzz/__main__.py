@@ -5,6 +5,7 @@ its share of the time; prints executions, coverage and peak memory, and where in
 1 if any did. A finding is an exception that the parser does not promise, an input that takes longer than `_HANG`
 seconds, or memory above `_MEMORY`. "Of them" are the processor's seconds: a busy machine gives fewer. `--keep DIR` keeps
 what was found to reach new code, for `--merge`, which brings the least of it that reaches the same into the corpus.
+`python -m tests.fuzz hosts` is another thing: tests/fuzz/hosts.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.fuzz import hosts
 from tests.fuzz.targets import TARGETS, TENSORS
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -50,6 +52,8 @@ class Result:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["hosts"]:
+        return hosts.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for all targets together")
     parser.add_argument("--target", action="append", default=[], metavar="NAME")

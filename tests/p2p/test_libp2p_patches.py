@@ -5,6 +5,7 @@ A failure here after an upgrade is good news: take the workaround out, and its t
 
 from __future__ import annotations
 
+import inspect
 import logging
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import libp2p.peer.id
 import pytest
 import trio
 from libp2p import new_host
@@ -394,3 +396,10 @@ def test_the_dht_reads_messages_of_megabytes() -> None:
     code = "from libp2p.kad_dht import common, kad_dht; print(kad_dht.MAX_DHT_MESSAGE_SIZE, common.PROTOCOL_ID)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(4 << 20), "/ipfs/kad/1.0.0"], "before own_dht"
+
+
+def test_ids_of_any_length_are_written_in_base58() -> None:
+    """Which takes time by the square of the length; what logs them is not even heard."""
+    assert "b58encode(self._bytes)" in inspect.getsource(libp2p.peer.id)
+    libp2p_patches.bound_lengths()
+    assert len(str(ID(bytes(1000)))) == 64

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from nolocod.identity import Identity, PeerId
+    from nolocod.p2p.transport.connection import Connection
 
 HELLO_TEXT, NOISE, YAMUX = b"/multistream/1.0.0", b"/noise", b"/yamux/1.0.0"
 
@@ -66,21 +67,31 @@ class Stranger:
         await self.socket.send_all(HELLO + line(NOISE))
         await self.exactly(len(HELLO + line(NOISE)))
 
-    async def secured(self, other: PeerId) -> SecureChannel:
+    def connection(self) -> Connection:
+        """As the handshake wants it."""
+        return raw(self.socket, self.initiator)
+
+    async def secured(self, other: PeerId, *, agreed: bool = False) -> SecureChannel:
         """An honest handshake, agreement included."""
-        await self.agree()
+        if not agreed:
+            await self.agree()
         way = transport(OURS, create_new_key_pair(self.identity.secret))
         if self.initiator:
-            found = await way.secure_outbound(raw(self.socket, True), ID.from_string(other))
+            found = await way.secure_outbound(self.connection(), ID.from_string(other))
         else:
-            found = await way.secure_inbound(raw(self.socket, False))
+            found = await way.secure_inbound(self.connection())
         assert isinstance(found, SecureChannel)
         return found
 
     @asynccontextmanager
     async def muxed(self, other: PeerId) -> AsyncIterator[Yamux]:
         """An honest connection of which nobody serves the streams."""
-        channel = await self.secured(other)
+        async with self.muxed_on(await self.secured(other)) as muxed:
+            yield muxed
+
+    @asynccontextmanager
+    async def muxed_on(self, channel: SecureChannel) -> AsyncIterator[Yamux]:
+        """The same on a channel that is there."""
         await channel.write(HELLO + line(YAMUX))
         left = len(HELLO + line(YAMUX))
         while left:

@@ -50,6 +50,7 @@ _ANSWER = 5.0
 _MOST_BYTES = 64 << 10
 """Of any message: 20 providers and 20 servers, each with a record that it signed, take half of it."""
 _MOST_PROVIDERS = 64
+_MOST_ADDRESSES = 16
 _SHA2_256 = b"\x12\x20"
 """The multihash's code and length (https://multiformats.io/multihash)."""
 _ADDRESS_LIFE = 3600
@@ -84,7 +85,9 @@ async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tup
             answer = await receive_message(stream, Message, _MOST_BYTES)
     finally:
         await stream.reset()
-    told = {PeerId(str(ID(one.id))): map(readable, one.addrs) for one in answer.providerPeers[:_MOST_PROVIDERS]}
+    told = {
+        PeerId(str(ID(one.id))): map(readable, one.addrs[:_MOST_ADDRESSES]) for one in answer.providerPeers[:_MOST_PROVIDERS]
+    }
     return {peer: tuple(text for text in texts if text and dialable(text)) for peer, texts in told.items() if peer != host.own}
 
 

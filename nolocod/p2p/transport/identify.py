@@ -16,7 +16,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from nolocod import __version__
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
-from nolocod.p2p.transport.multiaddrs import dialable, straight
+from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable, straight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,8 +81,8 @@ async def answer(
 
 
 def readable(raw: bytes) -> str | None:
-    """A multiaddr's text; None for what is none."""
+    """A multiaddr's text; None for what is none, or too long."""
     try:
-        return str(Multiaddr(raw)) if raw else None
+        return str(Multiaddr(raw)) if 0 < len(raw) <= MAX_ADDRESS else None
     except (MultiaddrError, ValueError):
         return None

@@ -42,6 +42,8 @@ _GARBAGE = (InvalidTag, NoiseValueError, ValueError)
 """What the handshake lets through when the other side sends nonsense."""
 _LEAST_ANSWER = 32 + 48 + 16 + 64
 """Bytes of the handshake's second message at least: two keys, two tags, and a payload that holds a signature."""
+MAX_HANDSHAKE = 2048
+"""Bytes of one: who proves itself with the largest RSA key that libp2p takes needs 1200. Larger keys cost us seconds."""
 _TURNED_AWAY = b"\x1b/nolocod/not-allowed/1.0.0\n"
 """The last word to a peer that is not on the allow list. To others it is a multistream message that they do not know."""
 _LAST_WORD = 1.0
@@ -102,6 +104,8 @@ class _Pattern(PatternXX):  # type: ignore[misc]  # libp2p has no types that myp
         read = state.read_message
 
         def read_message(data: bytes) -> bytearray:
+            if len(data) > MAX_HANDSHAKE:
+                raise HandshakeFailure(f"a handshake's message of {len(data)} bytes.")
             try:
                 return cast("bytearray", read(data))
             except InvalidTag:
