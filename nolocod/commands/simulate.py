@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nolocod.commands import Commands
     from nolocod.studies.sim.swarm import Report
 
-NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "rough")
+NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "rough", "hostile")
 """Of the scenarios: their module is loaded when one is run."""
 
 
@@ -73,6 +73,7 @@ def _text(report: Report) -> str:
         f"{plan.scenario}: {plan.nodes} nodes to round {plan.rounds}, seed {plan.seed}",
         f"  virtual time   {report.seconds:.0f} s",
         f"  outer steps    {report.paired} paired, {report.solo} alone ({report.solo / max(1, steps):.1%})",
+        *([f"  with attackers {report.hostile / max(1, steps):.1%} of the outer steps"] if report.hostile else []),
         f"  exchanges      {outcomes}; median {seconds}",
         f"  checked        {report.checked} paired steps against the paper's form; {report.half_applied} in doubt on one side",
         f"  spread         {report.spread:.4f}",

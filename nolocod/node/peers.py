@@ -45,6 +45,8 @@ class Peers:
         self._emit = emit
         self.live = mesh.live
         self.partner = mesh.partner
+        self.admits = mesh.admits
+        self.met = mesh.met
         self.suspect = mesh.suspect
         self.probation = mesh.probation
 

@@ -1,10 +1,10 @@
 """When an outer step is due, with whom, and what follows.
 
 The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
-node looks for a partner; a node past half of its inner steps accepts the offer of another; and when
-patience ends without a partner, the step is taken solo. Nothing is applied unless the exchange was
-committed on both sides. The trainer and the mesh are the two protocols below and time is trio's clock,
-so the simulator runs this very file.
+node looks for a partner; a node past half of its inner steps accepts the offer of another whose turn it is
+(`Mesh.admits`); and when patience ends without a partner, the step is taken solo. Nothing is applied unless
+the exchange was committed on both sides. The trainer and the mesh are the two protocols below and time is
+trio's clock, so the simulator runs this very file.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _AVOID_SECONDS = 30.0
 """How long a partner that refused or failed is not asked again, at most: one inner phase."""
 _LOOK_AGAIN = 0.5
 """The longest pause between two looks for a partner: members come and go meanwhile."""
+_OWN_TRIES = 3
+"""Draws of our own that must fail before more offers are taken than are due (`Mesh.admits`)."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
 """Of an inner phase: between a partner that is busy and the next one, doubled with each. A node that offers is busy itself,
 so where all hurry from one to the next nobody finds anybody; and in a large swarm there is always a next one to bother."""
@@ -86,6 +88,14 @@ class Mesh(Protocol):
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
         """Draw a live training member within the staleness limit, or None."""
+        ...
+
+    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+        """Whether an offer of `peer` may be taken; `late`: our own draws have failed."""
+        ...
+
+    def met(self, peer: PeerId, *, offered: bool) -> None:
+        """An exchange with `peer` was committed, that it `offered`."""
         ...
 
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: TrainerSide) -> Ended:
@@ -167,6 +177,7 @@ class OuterLoop:
         self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
         self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
         self._step_seconds = 1.0
+        self._tries = 0  # our own draws in this step
 
     # --- the offering side ------------------------------------------------------------------------
 
@@ -198,6 +209,7 @@ class OuterLoop:
                 return  # not due, or at the goal: an exchange that we accepted took the step meanwhile
             late = trio.current_time() >= deadline
             partner = None if late else self._mesh.partner(own, self._avoided())
+            self._tries = self._tries + 1 if partner is not None else _OWN_TRIES
             if partner is not None:
                 if await self._attempt(partner) == "busy":
                     seconds = pause * self._settings.inner_steps * self._step_seconds
@@ -263,6 +275,7 @@ class OuterLoop:
             applied = await self._trainer.solo()
         finally:
             self._release(local_side)
+        self._tries = 0
         self._emit(StateChanged("training"))
         self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
 
@@ -284,6 +297,10 @@ class OuterLoop:
         missing = math.ceil(self._settings.inner_steps / 2) - self._trainer.steps_since_outer
         if missing > 0:
             return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
+        late = self._tries >= _OWN_TRIES
+        if not glare and not self._mesh.admits(offer.partner, own, late=late):
+            missing = self._settings.inner_steps - self._trainer.steps_since_outer
+            return Busy(max(missing, 1) * self._step_seconds, "others come first")
         self._engage(offer.partner, initiator=False)
         return Accept(own)
 
@@ -338,6 +355,8 @@ class OuterLoop:
             return
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
+        self._mesh.met(ended.partner, offered=not initiator)
+        self._tries = 0
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
                 applied = await self._trainer.apply(ended.partner_standing.round, ended.skipped)

@@ -34,7 +34,7 @@ from nolocod.p2p.membership.admission import Admission, InvitedAdmission
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
-from nolocod.p2p.membership.peer_selection import choose
+from nolocod.p2p.membership.peer_selection import PeerSelection
 from nolocod.p2p.membership.table import RELAYED, Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
@@ -150,6 +150,7 @@ class Mesh:
         self._gossip: GossipService | None = None
         self._admission = Admission()
         self._reputation = Reputation(parts.emit)
+        self._selection = PeerSelection(identity.peer_id, parts.rng, self._reputation)
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0
         self._work = trio.CancelScope()
@@ -294,7 +295,16 @@ class Mesh:
         members = self.live()
         shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
         carried = self._parts.connectivity.behind_relays(members)
-        return choose(self._parts.rng, members, own, self._staleness, shunned, carried)
+        return self._selection.draw(members, own, self._staleness, shunned, carried)
+
+    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+        """Whether an offer of `peer` may be taken: of members only, in its hour or after our own draws have failed (`late`)."""
+        known = self._table.known(peer, trio.current_time())
+        return known and self._selection.admits(peer, self.live(), own, self._staleness, late=late)
+
+    def met(self, peer: PeerId, *, offered: bool) -> None:
+        """An exchange with `peer` was committed, that it `offered`."""
+        self._selection.met(peer, self.live(), offered=offered)
 
     def expect(self, size: int) -> None:
         """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""
@@ -364,9 +374,9 @@ class Mesh:
         return stream
 
     async def _introduce(self, peer: PeerId, known: Sequence[str]) -> None:
-        """Show our admission to a peer that has not seen it: in a large run it may never have heard of us."""
+        """Show our heartbeat to a peer that has not seen it: in a large run it may never have heard of us."""
         gossip = self._gossip
-        if gossip is None or not isinstance(self._admission, InvitedAdmission):
+        if gossip is None:
             return
         if not self._host.connected(peer) or peer not in gossip.heard_directly:
             await gossip.contact(peer, known)

@@ -77,6 +77,11 @@ class StandInMesh:
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> None:
         return None
 
+    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+        return True
+
+    def met(self, peer: PeerId, *, offered: bool) -> None: ...
+
     def suspect(self, peer: PeerId) -> None: ...
 
     async def leave(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +20,7 @@ from nolocod.observe.events import (
     Paused,
     StateChanged,
 )
-from nolocod.p2p.membership.peer_selection import choose
+from nolocod.p2p.membership.peer_selection import near
 from nolocod.proto.types import Busy, Ended, Offer, Standing, Subject
 from tests.support.stand_ins import GRACE, PHASE, Scene
 
@@ -258,9 +257,9 @@ async def test_who_rests_is_no_partner_no_donor_and_no_measure_of_the_pace(tmp_p
     assert scene.swarm.asked == []
     assert not scene.weights.is_behind()
     members = scene.swarm.live()
-    assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) is None
+    assert near(members, Standing(50, 0, 1.0), 3) == []
     scene.swarm.add("training", 50)
-    assert choose(random.Random(1), members, Standing(50, 0, 1.0), 3, ()) == "training"
+    assert [member.peer_id for member in near(members, Standing(50, 0, 1.0), 3)] == ["training"]
 
 
 async def test_a_dead_trainer_ends_the_session_at_once(tmp_path: Path, autojump_clock: object) -> None:

@@ -113,12 +113,22 @@ class Node:
         self.table = table
         self.trainer = ClockTrainer(step_seconds)
         self.events: list[Event] = []
+        self.asked: list[tuple[PeerId, bool]] = []
+        self.turned_away: set[PeerId] = set()
+        self.partners: list[tuple[PeerId, bool]] = []
         pace = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
         self.loop = OuterLoop(name, self.trainer, self, pace, self.events.append, trusted)
 
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
         live = [n for n in self.table.nodes if n != self.name and n not in avoid and not self.table.suspected[n]]
         return self.table.rng.choice(live) if live else None
+
+    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+        self.asked.append((peer, late))
+        return peer not in self.turned_away or late
+
+    def met(self, peer: PeerId, *, offered: bool) -> None:
+        self.partners.append((peer, offered))
 
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
@@ -244,6 +254,35 @@ async def test_what_is_answered_to_an_offer(autojump_clock: object) -> None:
     assert node.trainer.calls["apply"] == 0
     node.trainer.round = 9
     assert isinstance(node.loop.decide(offer), Refuse), "the goal is reached"
+
+
+async def test_an_offer_out_of_its_turn_waits_until_our_own_draws_have_failed(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    for number in range(4):
+        table.nodes[PeerId(f"busy {number}")] = table.add(f"busy {number}")
+        table.nodes[PeerId(f"busy {number}")].turned_away.add(node.name)
+    node.turned_away.add(PeerId("first"))
+    node.loop._step_seconds = 1.0
+    offer = Offer(PeerId("first"), b"s", Standing(0, 0, 1.0))
+    await trio.sleep(INNER_STEPS / 2)
+    early = node.loop.decide(offer)
+    assert isinstance(early, Busy)
+    assert early.retry_after == pytest.approx(INNER_STEPS / 2)
+    assert node.asked == [(PeerId("first"), False)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.loop.run)
+        while not isinstance(node.loop.decide(offer), Accept):  # noqa: ASYNC110 - an attacker's way
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert node.asked[-1] == (PeerId("first"), True)
+    refusals = [event for event in node.events if isinstance(event, ExchangeEnded) and event.outcome == "busy"]
+    assert len(refusals) == 3
+    await node.loop.local_side.capture(Subject())
+    await node.loop.ended(Ended("committed", PeerId("first"), b"s", partner_standing=Standing(0, 0, 1.0)))
+    assert node.partners == [(PeerId("first"), True)]
+    await trio.sleep(INNER_STEPS / 2)
+    assert isinstance(node.loop.decide(offer), Busy), "in the next step our own draws come first again"
 
 
 async def test_close_waits_for_the_exchange_under_way_but_not_for_ever(autojump_clock: object) -> None:

@@ -11,7 +11,6 @@ import trio
 
 from nolocod.identity import verify
 from nolocod.observe.events import PartitionHealed
-from nolocod.p2p.membership.peer_selection import choose
 from nolocod.p2p.timing import Timing
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
@@ -61,9 +60,11 @@ class Member(SimMember):
         return [member.peer_id for member in self.table.live(trio.current_time())]
 
     def draw(self) -> PeerId | None:
-        """A partner, as the mesh draws it."""
+        """One of those that the table gives: their hours are drawn uniformly by a hash."""
         now = trio.current_time()
-        return choose(self._rng, self.table.live(now), self.standing, 4, self.table.suspected(now))
+        suspected = self.table.suspected(now)
+        live = [peer for peer in self.live() if peer not in suspected]
+        return self._rng.choice(live) if live else None
 
 
 class GossipSwarm(World):

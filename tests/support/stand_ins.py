@@ -181,6 +181,11 @@ class StandInSwarm:
     def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
         return PeerId("partner") if self.offered else None
 
+    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+        return True
+
+    def met(self, peer: PeerId, *, offered: bool) -> None: ...
+
     def suspect(self, peer: PeerId) -> None: ...
 
     def probation(self, peer: PeerId) -> bool:

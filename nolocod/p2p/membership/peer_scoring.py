@@ -107,7 +107,7 @@ class Record(msgspec.Struct):
     peer_id: Annotated[str, Meta(max_length=64)]
     score: Annotated[float, Meta(ge=0, le=1)] = _UNKNOWN
     accepted: Annotated[int, Meta(ge=0, lt=1 << 53)] = 0
-    """Exchanges with it that were committed."""
+    """Exchanges with it that were committed, less half for each thing to its blame."""
     bans: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     until: float = 0.0
     """When its ban ends."""
@@ -142,7 +142,7 @@ class Reputation:
         if record.banned(now):
             return
         before = record.score
-        record.accepted += conduct is Conduct.COMMITTED
+        record.accepted = record.accepted + 1 if conduct is Conduct.COMMITTED else record.accepted // 2
         record.score += conduct.weight * (conduct.worth - record.score)
         record.seen = now
         self._keep(peer, record, now)
@@ -160,13 +160,17 @@ class Reputation:
             self.emit(PeerBanned(peer, seconds, conduct.words))
 
     def committed(self, peer: PeerId) -> int:
-        """Exchanges with `peer` that were committed since its last ban."""
+        """Exchanges with `peer` that were committed since its last ban; each thing to its blame halved them."""
         record = self._records.get(peer)
         return record.accepted if record else 0
 
     def probation(self, peer: PeerId) -> bool:
         """Whether too few exchanges with `peer` were committed for it to count like others."""
         return self.committed(peer) < self.newcomers
+
+    def influence(self, peer: PeerId) -> float:
+        """What `peer` weighs beside others, from 1 / (1 + probation) for a stranger to 1 after probation."""
+        return (1 + min(self.committed(peer), self.newcomers)) / (1 + self.newcomers)
 
     def banned(self, peer: PeerId, now: float) -> float:
         """Seconds for which nothing is asked of `peer` and given to it; 0 if it is not banned."""

@@ -1,47 +1,141 @@
-"""The choice of a partner: uniform among those reached straight, and a quarter as likely where a relay must carry.
+"""With whom this node exchanges: whom it draws, and whose offers it takes.
 
-The rule: everybody who may be a partner has a weight above zero, and the weight knows nothing but whether a relay would
-have to carry. Preferring near or fast peers would make cliques (arXiv 2506.10911, 3.2); this does not, as everybody
-reaches the public nodes straight. Of 100 members, 30 public, 50 behind cone and 20 behind symmetric NATs, with 7 of 10
-punches succeeding, replicas approach each other at 0.72 of the rate of uniform choice (second eigenvalue of the pairs'
-graph), and 13 instead of 31 of 100 exchanges load a relay.
+The rule: two members meet in their hours. A hash of both ids gives each pair hours of `_HOUR` rounds, so many that a node has
+`_AT_ONCE` members to meet at any time, however many there are; no partner comes twice within an hour. Nobody who is always
+there, always first, or many at one address has more of a node's steps than its share of the members, or little more; and
+among honest nodes, who know the hours too, nothing is slower. A partner is drawn with the weight of
+`Reputation.influence`, which verified exchanges earn and faults cost; those of an address group weigh no more than
+`PER_GROUP` of others, and those behind a relay a quarter. Preferring near or fast peers would make cliques (arXiv 2506.10911,
+3.2); this does not. Where own draws fail, as in an hour with nobody free, any member may be the partner.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import blake3
+
+from nolocod.p2p.membership.table import PER_GROUP
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Sequence
 
     from nolocod.identity import PeerId
+    from nolocod.p2p.membership.peer_scoring import Reputation
     from nolocod.proto.types import Member, Standing
 
 RELAYED = 0.25
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight."""
+HEARD_OF = 0.25
+"""The same for one that nobody here ever spoke to: it may be invented."""
+_HOUR, _AT_ONCE = 16, 15
+"""Rounds of an hour, and members whose hour it is at a time; rounds pass a little faster than steps."""
+FEW = 16
+"""Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
+_RECENT, _ANSWERED = 8, 6
+"""Of so many steps so few may be answered ones: own and answered steps alternate, as far as that costs nothing."""
+_MEMORY = 256
+"""Steps whose partners are remembered, to know how large the run is where the table does not hold it."""
 
 
-def choose(
-    rng: random.Random,
-    members: Iterable[Member],
-    own: Standing,
-    staleness: int,
-    avoid: Collection[PeerId],
-    carried: Collection[PeerId] = (),
-) -> PeerId | None:
-    """Draw one training member whose round is at most `staleness` outer steps from ours, or None.
+@lru_cache(maxsize=4096)
+def _pair(one: PeerId, other: PeerId) -> bytes:
+    return blake3.blake3(f"{one} {other}".encode()).digest()
 
-    Its round counts as of now or of the time of its heartbeat, whichever speaks for it: it says itself when it answers.
-    `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches.
-    """
-    fit = [
-        member.peer_id
+
+def meet(one: PeerId, other: PeerId, number: int, count: int) -> bool:
+    """Whether round `number` lies in an hour of two nodes, each with `count` others; with more of them hours are fewer."""
+    pair = _pair(min(one, other), max(one, other))
+    hour = (number + pair[0] % _HOUR) // _HOUR
+    whole = _HOUR if hour else _HOUR - pair[0] % _HOUR  # the run began within the first: it counts for what was left
+    drawn = int.from_bytes(blake3.blake3(pair + hour.to_bytes(8, "big")).digest(8), "big")
+    return drawn * count * _HOUR < _AT_ONCE * whole << 64
+
+
+@dataclass
+class PeerSelection:
+    """The partners of node `own`: `met` is told of each, after the exchange with it was committed."""
+
+    own: PeerId
+    rng: random.Random
+    reputation: Reputation
+    _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+    """The partners of the last steps and their address groups, the latest at the end."""
+    _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Of the last steps, whether another offered."""
+
+    def draw(
+        self,
+        members: Sequence[Member],
+        own: Standing,
+        staleness: int,
+        avoid: Collection[PeerId],
+        carried: Collection[PeerId] = (),
+    ) -> PeerId | None:
+        """Draw one training member whose round is at most `staleness` outer steps from ours, or None.
+
+        Its round counts as of now or of the time of its heartbeat, whichever speaks for it: it says itself when it answers.
+        `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches.
+        """
+        fit = near(members, own, staleness)
+        resting, count = self._resting(fit), self.count(members, fit)
+        free = [member for member in fit if member.peer_id not in avoid]
+        rested = [member for member in free if member.peer_id not in resting]
+        due = [member for member in rested if meet(self.own, member.peer_id, own.round, count)]
+        crowds = Counter(member.group for member in fit)
+        chosen = due or (rested or free if count <= FEW else [])
+        weights = [
+            self.reputation.influence(member.peer_id)
+            * (RELAYED if member.peer_id in carried else 1.0)
+            * (min(1.0, PER_GROUP / crowds[member.group]) if "/" in member.group else 1.0 if member.group else HEARD_OF)
+            for member in chosen
+        ]
+        return self.rng.choices(chosen, weights)[0].peer_id if chosen else None
+
+    def admits(self, peer: PeerId, members: Sequence[Member], own: Standing, staleness: int, *, late: bool) -> bool:
+        """Whether an offer of the member `peer` may be taken; `late`: our own draws have failed."""
+        fit = near(members, own, staleness)
+        if peer in self._resting(fit):
+            return False
+        count, group = self.count(members, fit), _group(peer, members)
+        if count <= (FEW if late else 2):
+            return True
+        crowd = sum(member.group == group for member in fit)
+        of_group = sum(one == group for _, one in list(self._met)[-4 * PER_GROUP :])
+        if not late and group and of_group >= PER_GROUP and 2 * crowd <= len(fit):
+            return False
+        return (late or sum(self._answered) < _ANSWERED) and meet(self.own, peer, own.round, count)
+
+    def met(self, peer: PeerId, members: Sequence[Member], *, offered: bool) -> None:
+        """An exchange with `peer` was committed, that it `offered`."""
+        self._met.append((peer, _group(peer, members)))
+        self._answered.append(offered)
+
+    def count(self, members: Sequence[Member], fit: Collection[Member]) -> int:
+        """How many may be partners at one time or another: `fit` now, verified, or partners lately, as the run may be larger
+        than our table."""
+        known = {member.peer_id for member in fit}
+        known.update(member.peer_id for member in members if member.group and member.state == "training")
+        return len(known.union(peer for peer, _ in self._met))
+
+    def _resting(self, fit: Sequence[Member]) -> set[PeerId]:
+        """Partners of the last steps; half of a small run's members."""
+        steps = min(_HOUR, len(fit) // 2)
+        return {peer for peer, _ in list(self._met)[-steps:]} if steps else set()
+
+
+def near(members: Sequence[Member], own: Standing, staleness: int) -> list[Member]:
+    return [
+        member
         for member in members
-        if member.state == "training"
-        and member.peer_id not in avoid
-        and (abs(member.standing.round - own.round) <= staleness or abs(member.lead) <= staleness)
+        if member.state == "training" and (abs(member.standing.round - own.round) <= staleness or abs(member.lead) <= staleness)
     ]
-    if not fit:
-        return None
-    return rng.choices(fit, [RELAYED if peer in carried else 1.0 for peer in fit])[0]
+
+
+def _group(peer: PeerId, members: Sequence[Member]) -> str:
+    """The network in which `peer` was verified; none of those that only relays reach, and of private ones."""
+    return next((member.group for member in members if member.peer_id == peer and "/" in member.group), "")

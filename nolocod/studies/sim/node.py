@@ -14,7 +14,7 @@ from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.membership.peer_scoring import Reputation
-from nolocod.p2p.membership.peer_selection import choose
+from nolocod.p2p.membership.peer_selection import PeerSelection
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.studies.sim.clock import sleep
@@ -73,6 +73,7 @@ class SimNode(SimMember):
         self.receipts = receipts or SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
         self.table.committed = self.reputation.committed
+        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation)
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
@@ -116,7 +117,14 @@ class SimNode(SimMember):
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self.table.suspected(now), *self.reputation.shunned(self.wall())}
         carried = {member.peer_id for member in members if needs_relay(member, self.port.nat, ())}
-        return choose(self._rng, members, own, self.world.scenario.staleness, shunned, carried)
+        return self.selection.draw(members, own, self.world.scenario.staleness, shunned, carried)
+
+    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+        known, staleness = self.table.known(peer, trio.current_time()), self.world.scenario.staleness
+        return known and self.selection.admits(peer, self.members(), own, staleness, late=late)
+
+    def met(self, peer: PeerId, *, offered: bool) -> None:
+        self.selection.met(peer, self.members(), offered=offered)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
         ended = await self.exchange_service.offer(partner, standing, subject, local_side)

@@ -32,6 +32,8 @@ class Scenario:
     churn: float = 0.0
     """So large a share of the nodes end without a word, and as many new ones join, spread evenly over the run."""
     partition: Partition | None = None
+    hostile: float = 0.0
+    """So large a share of the nodes attack the others (attackers.py)."""
     staleness: int = 3
     patience: float = 60.0
 
@@ -76,7 +78,9 @@ SCENARIOS: dict[str, Scenario] = {
         churn=0.3,
         partition=Partition(0.4, 0.6),
     ),
+    "hostile": Scenario(hostile=0.3),
 }
 """What each is made of: `calm` has 20 ms and fast lines, `wan` home lines over continents, `nat` every second node behind a
 cone NAT and every fifth behind a symmetric one, `partition` a mesh that falls in two for a quarter of the time, `churn`
-half of the nodes killed and as many new ones, `unlike` slow and fast machines, `rough` all of it."""
+half of the nodes killed and as many new ones, `unlike` slow and fast machines, `rough` all of it; in
+`hostile` three of ten nodes flood, capture and lie."""

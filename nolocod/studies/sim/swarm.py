@@ -19,6 +19,7 @@ import trio
 from nolocod.observe.events import ExchangeEnded, OuterStep, PartitionHealed, PeerBanned, PeerLost, PeerSeen
 from nolocod.proto.types import CHUNK_SIZE
 from nolocod.studies.sim import clock
+from nolocod.studies.sim.attackers import Attack
 from nolocod.studies.sim.journal import Journal
 from nolocod.studies.sim.member import World
 from nolocod.studies.sim.node import SimNode
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from nolocod.observe.events import Event, NatClass
     from nolocod.studies.sim.member import SimMember
+    from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.scenarios import Partition, Plan, Scenario
 
 _NATS: tuple[NatClass, ...] = ("public", "cone", "symmetric")
@@ -45,6 +47,8 @@ class Report:
     seconds: float
     paired: int
     solo: int
+    hostile: int
+    """Of the paired ones, those with an attacker."""
     outcomes: dict[str, int]
     exchange_seconds: float | None
     """Median of the committed ones ..."""
@@ -76,6 +80,8 @@ class Swarm(World):
         super().__init__(plan, scenario, nursery)
         self.journal = journal
         self.nodes: list[SimNode] = []
+        self.attack: Attack | None = None
+        """Made once all nodes are there."""
         self.outcomes: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
         self.others: Counter[type] = Counter()
@@ -85,19 +91,24 @@ class Swarm(World):
 
     def add(self, donor: SimNode | None = None) -> SimNode:
         """A new node, that is not running yet, with the weights of `donor`."""
-        number, scenario = len(self.nodes), self.scenario
-        rng = random.Random(f"{self.plan.seed} replica {number}")
-        variance = math.log1p(scenario.unlike**2)
-        speed = scenario.outer.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
-        nat = "public" if number == 0 else self.rng.choices(_NATS, scenario.nats)[0]
-        port = self.network.add(self.signing.identity(number).peer_id, nat)
-        replica = SimReplica(scenario.outer, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
+        number = len(self.nodes)
+        port, replica = self.place(number)
         if donor is not None:
             replica.take_over(donor.replica)
         node = SimNode(self, number, port, replica, self.plan.rounds)
         self.nodes.append(node)
         self._left.add(number)
         return node
+
+    def place(self, number: int) -> tuple[Port, SimReplica]:
+        """What node `number` is given."""
+        scenario = self.scenario
+        rng = random.Random(f"{self.plan.seed} replica {number}")
+        variance = math.log1p(scenario.unlike**2)
+        speed = scenario.outer.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
+        nat = "public" if number == 0 else self.rng.choices(_NATS, scenario.nats)[0]
+        port = self.network.add(self.signing.identity(number).peer_id, nat)
+        return port, SimReplica(scenario.outer, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))
 
     def begin(self, node: SimNode) -> None:
         """Let it join through a node that is there."""
@@ -140,6 +151,7 @@ class Swarm(World):
                     self.durations.append(event.seconds)
             case OuterStep():
                 self.steps[event.kind] += 1
+                self.steps["hostile"] += self.attack is not None and event.partner in self.attack.peers
             case PartitionHealed() | PeerBanned():
                 self.others[type(event)] += 1
 
@@ -178,6 +190,7 @@ class Swarm(World):
             seconds=trio.current_time(),
             paired=self.steps["paired"],
             solo=self.steps["solo"],
+            hostile=self.steps["hostile"],
             outcomes=dict(sorted(self.outcomes.items())),
             exchange_seconds=statistics.median(self.durations) if self.durations else None,
             exchange_mean=statistics.fmean(self.durations) if self.durations else None,
@@ -205,11 +218,16 @@ async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: 
     async with trio.open_nursery() as nursery:
         swarm = Swarm(plan, scenario, nursery, journal)
         with swarm.signing.checked():
-            for _ in range(plan.nodes):
+            hostile = round(scenario.hostile * plan.nodes)
+            for _ in range(plan.nodes - hostile):
                 swarm.add()
+            if hostile:
+                swarm.attack = Attack(swarm, hostile)
             prepare(swarm)
             for node in swarm.nodes:
                 swarm.begin(node)
+            if swarm.attack is not None:
+                swarm.attack.begin()
             if scenario.churn:
                 nursery.start_soon(swarm.churn)
             if scenario.partition is not None:

@@ -12,14 +12,32 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nolocod.identity import PeerId
-from nolocod.p2p.membership.peer_selection import RELAYED, choose
+from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
+from nolocod.p2p.membership.peer_selection import FEW, RELAYED, PeerSelection, meet
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.proto.types import Member, Standing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from nolocod.observe.events import NatClass, Reach
 
 OWN = Standing(round=10, tokens=0, loss=0.0)
+
+
+US = PeerId("us")
+
+
+def choose(
+    rng: random.Random,
+    members: list[Member],
+    own: Standing,
+    staleness: int,
+    avoid: Collection[PeerId],
+    carried: Collection[PeerId] = (),
+) -> PeerId | None:
+    """As a node does that never had a partner."""
+    return PeerSelection(US, rng, Reputation(lambda _: None)).draw(members, own, staleness, avoid, carried)
 
 
 def member(name: str, *, round: int = 10, state: str = "training") -> Member:
@@ -216,3 +234,119 @@ def test_few_exchanges_load_a_relay() -> None:
     drawn = [(number, swarm.draw(number)) for _ in range(20) for number in range(100)]
     carried = sum(swarm.members[partner].peer_id in swarm.carried[swarm.members[number].peer_id] for number, partner in drawn)
     assert carried / len(drawn) < 0.16
+
+
+# --- hours, and what one that is always first or always there can have -------------------------------------
+
+
+PEERS = [member(f"p{number}") for number in range(199)]
+STEPS = 160
+HOSTILE = {one.peer_id for one in PEERS[:60]}
+
+
+def selection(probation: int = 0) -> PeerSelection:
+    return PeerSelection(US, random.Random(1), Reputation(lambda _: None, probation))
+
+
+def shares(pick: Callable[[PeerSelection, Standing], PeerId | None], members: list[Member]) -> Counter[PeerId | None]:
+    """The partners of a node that takes `STEPS` outer steps with whom `pick` says."""
+    drawing, found = selection(), Counter[PeerId | None]()
+    for number in range(STEPS):
+        peer = pick(drawing, Standing(number, 0, 0.0))
+        found[peer] += 1
+        if peer is not None:
+            drawing.met(peer, members, offered=True)
+            drawing._answered.clear()  # their share is another test's
+    return found
+
+
+def test_thirty_of_a_hundred_that_are_always_first_have_thirty_five_of_a_hundred_steps() -> None:
+    def captured(drawing: PeerSelection, own: Standing) -> PeerId | None:
+        now = [replace(one, standing=own, lead=0) for one in PEERS]
+        return next((peer for peer in sorted(HOSTILE) if drawing.admits(peer, now, own, 3, late=True)), None)
+
+    found = shares(captured, PEERS)
+    assert 0.2 < 1 - found[None] / STEPS <= 0.35
+
+
+def test_hours_are_the_same_for_both_and_come_to_every_pair() -> None:
+    one, other = PeerId("one"), PeerId("other")
+    hours = [meet(one, other, number, 199) for number in range(8000)]
+    assert hours == [meet(other, one, number, 199) for number in range(8000)]
+    assert 0.05 < sum(hours) / len(hours) < 0.1, "15 of 199"
+    assert all(meet(one, other, number, 14) for number in range(16, 100)), "in a small run it is always their hour"
+    assert all(meet(one, other, number, 150) for number, due in enumerate(hours) if due), "who knows fewer knows the hours"
+
+
+def test_no_partner_comes_twice_while_others_live() -> None:
+    members, drawing = [member(f"p{number}") for number in range(8)], selection()
+    partners: list[PeerId] = []
+    for _ in range(100):
+        peer = drawing.draw(members, OWN, 3, ())
+        assert peer is not None
+        assert peer not in partners[-4:]
+        partners.append(peer)
+        drawing.met(peer, members, offered=False)
+        assert not drawing.admits(peer, members, OWN, 3, late=True)
+    alone = members[:1]
+    assert drawing.draw(alone, OWN, 3, ()) == alone[0].peer_id
+    assert drawing.admits(alone[0].peer_id, alone, OWN, 3, late=False), "of two nodes each is the other's partner, always"
+
+
+def test_own_and_answered_steps_alternate_until_own_draws_fail() -> None:
+    members, drawing = [member(f"p{number}") for number in range(12)], selection()
+    for one in members[:6]:
+        assert drawing.admits(one.peer_id, members, OWN, 3, late=False)
+        drawing.met(one.peer_id, members, offered=True)
+    assert not drawing.admits(PeerId("p7"), members, OWN, 3, late=False)
+    assert drawing.admits(PeerId("p7"), members, OWN, 3, late=True)
+    for one in members[6:9]:
+        drawing.met(one.peer_id, members, offered=False)
+    assert drawing.admits(PeerId("p11"), members, OWN, 3, late=False)
+
+
+def test_in_a_large_run_an_hour_that_is_not_theirs_is_not_taken_though_nobody_else_is_free() -> None:
+    drawing, outside = selection(), [one for one in PEERS if not meet(US, one.peer_id, OWN.round, len(PEERS))]
+    assert not any(drawing.admits(one.peer_id, PEERS, OWN, 3, late=True) for one in outside)
+    busy = {one.peer_id for one in PEERS} - {one.peer_id for one in outside}
+    assert drawing.draw(PEERS, OWN, 3, busy) is None
+    few = outside[:FEW]
+    assert drawing.draw(few, OWN, 3, ()) is not None
+
+
+def test_an_address_group_weighs_as_much_as_four_and_has_four_of_sixteen_answered_steps() -> None:
+    crowd = [replace(member(f"c{number}"), group="203.0.113.0/24") for number in range(6)]
+    others = [replace(member(f"o{number}"), group=f"o{number}") for number in range(8)]
+    drawing, drawn = selection(), Counter[PeerId | None]()
+    for _ in range(6000):
+        drawn[drawing.draw([*crowd, *others], OWN, 3, ())] += 1
+    assert sum(drawn[one.peer_id] for one in crowd) == pytest.approx(6000 * 4 / 12, rel=0.08)
+    for one in crowd[:4]:
+        assert drawing.admits(one.peer_id, [*crowd, *others], OWN, 3, late=False)
+        drawing.met(one.peer_id, [*crowd, *others], offered=True)
+    assert not drawing.admits(crowd[4].peer_id, [*crowd, *others], OWN, 3, late=False)
+    assert drawing.admits(crowd[4].peer_id, [*crowd, *others], OWN, 3, late=True)
+    assert drawing.admits(crowd[4].peer_id, crowd, OWN, 3, late=False), "where all are of one group it is nobody's share"
+
+
+def test_influence_grows_with_committed_exchanges_and_falls_with_faults() -> None:
+    drawing = selection(probation=3)
+    friend, stranger, liar = (PeerId(name) for name in ("friend", "stranger", "liar"))
+    members = [replace(member(peer), group=peer) for peer in (friend, stranger, liar)]
+    for peer in (friend, liar):
+        for _ in range(3):
+            drawing.reputation.judge(peer, Conduct.COMMITTED, 0.0)
+    drawing.reputation.judge(liar, Conduct.REJECTED, 0.0)
+    assert [drawing.reputation.influence(peer) for peer in (friend, stranger, liar)] == [1.0, 0.25, 0.5]
+    drawn = Counter(drawing.draw(members, OWN, 3, ()) for _ in range(7000))
+    assert drawn[friend] / drawn[stranger] == pytest.approx(4, rel=0.15)
+    fresh = selection(probation=3)
+    drawn = Counter(fresh.draw(members, OWN, 3, ()) for _ in range(7000))
+    assert max(drawn.values()) < 1.1 * min(drawn.values()), "in a fresh swarm all are strangers, and alike"
+
+
+def test_who_is_only_heard_of_is_drawn_less_often() -> None:
+    members = [replace(member("spoken to"), group="x"), member("heard of")]
+    rng = random.Random(5)
+    drawn = Counter(PeerSelection(US, rng, Reputation(lambda _: None)).draw(members, OWN, 3, ()) for _ in range(5000))
+    assert drawn[PeerId("spoken to")] / drawn[PeerId("heard of")] == pytest.approx(4, rel=0.15)

@@ -48,7 +48,7 @@ def test_every_scenario_ends_and_holds(name: str) -> None:
     assert report.violations == ()
     assert report.checked >= 8
     assert report.paired > 3 * report.solo
-    assert report.outcomes["committed"] * 2 == report.paired
+    assert report.outcomes["committed"] * 2 == report.paired or report.hostile, "attackers tell nothing"
 
 
 def test_one_seed_gives_one_log_and_another_another() -> None:

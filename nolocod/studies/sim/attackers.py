@@ -1,0 +1,157 @@
+"""Hostile members of a simulated swarm: they flood, capture and lie all at once, and act as one.
+
+The rule: what they say goes by the product's own messages, and they know more than real ones could: when a node takes offers,
+and of whom. Each tells invented members and false ages and has all figures in its favour; they offer to every node as soon
+as half of its inner phase is over, and take every offer, so that who is drawn is their partner.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.heartbeat import OwnHeartbeat
+from nolocod.p2p.membership.peer_selection import FEW, meet, near
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.types import Accept, Answer, Busy, Description, Ended, Offer, Standing, Subject
+from nolocod.studies.sim.clock import sleep
+from nolocod.studies.sim.node import SimNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from nolocod.observe.events import Event
+    from nolocod.studies.sim.replica import MemoryBox
+    from nolocod.studies.sim.swarm import Swarm
+
+_INVENTED, _FIRST = 100, 1 << 20
+"""Identities that never run, and the number of the first."""
+
+
+class FalseNews(Gossip):
+    """Tells of members that there are not, and that the others were silent for nearly too long."""
+
+    invented: Callable[[], list[bytes]] = list
+
+    def _message(
+        self, now: float, without: Collection[bytes], *, answer: bool, first: Sequence[tuple[bytes, float]] = ()
+    ) -> pb.Gossip:
+        true = super()._message(now, without, answer=answer, first=first)
+        false = self._rng.sample(self.invented(), self._timing.view // 2)
+        silent = true.heartbeats[1 : self._timing.view + 1 - len(false)]
+        ages = [0] * (1 + len(false)) + [int(900 * self._table.lasts(now))] * len(silent)
+        return pb.Gossip(heartbeats=[true.heartbeats[0], *false, *silent], ages=ages, answer=answer)
+
+
+class Attacker(SimNode):
+    """One of them; it is LocalSide and Answerer of its own exchanges, and applies nothing."""
+
+    def __init__(self, swarm: Swarm, number: int) -> None:
+        self._swarm = swarm
+        super().__init__(swarm, number, *swarm.place(number), 0)
+        self.engaged = False
+        self.gossip: FalseNews = FalseNews(self.table, self.gossip._own_heartbeat, self._rng)
+        swarm.oracle.killed(self.peer_id)  # it tells nothing
+
+    def emit(self, event: Event) -> None:
+        """Nobody asks what it thinks."""
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(max((node.replica.round for node in self._swarm.nodes), default=0), 1 << 40, 1e-3)
+
+    async def take_part(self) -> None:
+        """Press its news on one node after another, four times as often as others."""
+        while True:
+            await sleep(self.gossip.pause() / 4)
+            await self.swap(self._rng.choice(self._swarm.nodes).peer_id)
+
+    async def attack(self, victim: SimNode) -> str:
+        """Offer to `victim`; returns the outcome."""
+        self.engaged = True
+        try:
+            standing = replace(self.standing, round=victim.replica.round)
+            return (await self.exchange_service.offer(victim.peer_id, standing, Subject(), self)).outcome
+        finally:
+            await self.ended()
+
+    def decide(self, offer: Offer) -> Answer:
+        if self.engaged:
+            return Busy(0.1, "in another exchange")
+        self.engaged = True
+        return Accept(replace(self.standing, round=offer.standing.round))
+
+    @property
+    def local_side(self) -> Attacker:
+        return self
+
+    async def ended(self, _: Ended | None = None) -> None:
+        self.engaged = False
+        await self.replica.discard()
+
+    @property
+    def outbox(self) -> MemoryBox:
+        return self.replica.outbox
+
+    @property
+    def inbox(self) -> MemoryBox:
+        return self.replica.inbox
+
+    async def capture(self, subject: Subject) -> Description:
+        return await self.replica.capture(subject)
+
+    async def inspect(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return b""
+
+
+class Attack:
+    """So many attackers of `swarm`, whose nodes are there already; `begin` lets them loose."""
+
+    def __init__(self, swarm: Swarm, count: int) -> None:
+        self._swarm = swarm
+        self._attackers = [Attacker(swarm, len(swarm.nodes) + number) for number in range(count)]
+        self.peers = {attacker.peer_id for attacker in self._attackers}
+        self._invented = [self._invent(number) for number in range(_INVENTED)]
+        self._news: tuple[float, list[bytes]] = (-math.inf, [])
+
+    def begin(self) -> None:
+        for attacker in self._attackers:
+            attacker.gossip.invented = self._latest
+            self._swarm.nursery.start_soon(attacker.run, self._swarm.nodes[0].peer_id)
+        for victim in self._swarm.nodes:
+            self._swarm.nursery.start_soon(self._hunt, victim)
+
+    def _invent(self, number: int) -> OwnHeartbeat:
+        first, identity = self._swarm.nodes[0], self._swarm.signing.identity(_FIRST + number)
+        said = lambda: (Standing(first.replica.round + 1000, 1 << 40, 1e-3), "training")  # noqa: E731 - one of two arguments
+        return OwnHeartbeat(identity, self._swarm.run_id, said, lambda: (f"/ip4/10.255.0.{number}/tcp/1",), first.wall)
+
+    def _latest(self) -> list[bytes]:
+        """Heartbeats of the invented, new ones every beat."""
+        if trio.current_time() - self._news[0] >= self._swarm.scenario.timing.heartbeat:
+            self._news = trio.current_time(), [one.heartbeat() for one in self._invented]
+        return self._news[1]
+
+    async def _hunt(self, victim: SimNode) -> None:
+        """Offer at the half phase of `victim`, one after the other whose hour it is, and again until its step is taken."""
+        hunters = self._swarm.rng.sample(self._attackers, len(self._attackers))
+        staleness = self._swarm.scenario.staleness
+        while True:
+            replica, number = victim.replica, victim.replica.round
+            missing = replica.outer.inner_steps / 2 - replica.steps_since_outer
+            if missing <= 0 and victim.idle:
+                members = victim.members()
+                count = victim.selection.count(members, near(members, victim.standing, staleness))
+                free = [one for one in hunters if not one.engaged]
+                may = [one for one in free if count <= FEW or meet(one.peer_id, victim.peer_id, number, count)]
+                if may:
+                    hunters.remove(may[0])
+                    hunters.append(may[0])
+                    if await may[0].attack(victim) == "committed":
+                        continue
+            await sleep(replica.speed * (missing if missing > 0 else replica.outer.inner_steps / 10))
