@@ -79,7 +79,7 @@ def peek(raw: bytes) -> pb.Body:
 def _parse(message: M, raw: bytes) -> M:
     try:
         message.ParseFromString(raw)
-    except DecodeError as error:
+    except (DecodeError, MemoryError, RecursionError) as error:
         raise ProtocolError("a message cannot be parsed.") from error
     return message
 

@@ -85,10 +85,10 @@ async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tup
             answer = await receive_message(stream, Message, _MOST_BYTES)
     finally:
         await stream.reset()
-    told = {
-        PeerId(str(ID(one.id))): map(readable, one.addrs[:_MOST_ADDRESSES]) for one in answer.providerPeers[:_MOST_PROVIDERS]
-    }
-    return {peer: tuple(text for text in texts if text and dialable(text)) for peer, texts in told.items() if peer != host.own}
+    with map_exceptions(server, "reading what the DHT tells"):
+        told = {PeerId(str(ID(one.id))): one.addrs[:_MOST_ADDRESSES] for one in answer.providerPeers[:_MOST_PROVIDERS]}
+        texts = {peer: map(readable, addresses) for peer, addresses in told.items() if peer != host.own}
+        return {peer: tuple(text for text in known if text and dialable(text)) for peer, known in texts.items()}
 
 
 class Dht:

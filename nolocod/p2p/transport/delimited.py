@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from libp2p.utils.varint import encode_varint_prefixed
 
 from nolocod.errors import ProtocolError
+from nolocod.p2p.transport.exceptions import FOREIGN
 
 if TYPE_CHECKING:
     from nolocod.p2p.transport.stream import Stream
@@ -35,9 +36,9 @@ async def receive_message(stream: Stream, kind: type[M], most: int) -> M:
             raise ProtocolError("a message's length prefix is too long.")
     if length > most:
         raise ProtocolError(f"a {kind.__name__} of {length} bytes.")
-    message = kind()
+    message, raw = kind(), await stream.read_exactly(length)
     try:
-        message.ParseFromString(await stream.read_exactly(length))
-    except DecodeError as error:
+        message.ParseFromString(raw)
+    except FOREIGN as error:
         raise ProtocolError(f"a {kind.__name__} that cannot be parsed.") from error
     return message

@@ -22,6 +22,7 @@ from nolocod.errors import (
 )
 from nolocod.identity import Identity, short
 from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, readable, seal
 from nolocod.proto.framing import HEAD_SIZE, EnvelopeHead, envelope_head, parse_head
@@ -50,7 +51,7 @@ async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
     A peer's Refuse is raised as what its code says, or as RefusedError, with the peer's words.
     """
     try:
-        with deadline(terms.seconds, f"the answer of {short(stream.remote)}"):
+        with map_exceptions(stream.remote, "asking"), deadline(terms.seconds, f"the answer of {short(stream.remote)}"):
             await _send(stream, body, terms)
             answer = await _receive(stream, terms)
         await stream.close()

@@ -13,8 +13,12 @@ import trio.testing
 from nolocod.errors import DiskFullError, PeerUnavailableError, ProtocolError
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.transport.delimited import receive_message
 from nolocod.p2p.transport.exceptions import FOREIGN, map_exceptions
 from nolocod.p2p.transport.noise import SecureChannel
+from nolocod.p2p.transport.requests import Terms, ask
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.framing import envelope_head
 from nolocod.units import Address
 from tests.support.strangers import HELLO, Stranger, answering, calling, line, varint
 from tests.support.wires import ENOUGH, connections
@@ -237,3 +241,37 @@ async def test_a_connection_that_fails_in_any_way_ends_alone(
             await stream.read(1)
         monkeypatch.undo()
         await bob.event_closed.wait()
+
+
+async def test_an_answer_that_no_parser_survives_costs_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    async def reply(stream: Stream) -> None:
+        await stream.read_exactly(1)
+        await stream.write(b"".join((envelope_head(5), b"12345")))
+
+    with trio.fail_after(ENOUGH):
+        async with a_host() as ann, a_host(BOB) as bob:
+            bob.serve(ECHO, reply)
+            monkeypatch.setattr("nolocod.p2p.transport.requests.open_envelope", fail)
+            stream = await ann.open_stream(bob.own, ECHO, bob.announced)
+            with pytest.raises(PeerUnavailableError):
+                await ask(stream, pb.Body(), Terms(ANN, None, 5.0))
+            monkeypatch.undo()
+            await answers(ann)
+
+
+async def test_a_message_of_libp2ps_that_no_parser_survives_costs_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def ParseFromString(self, raw: bytes) -> int:  # protobuf's name
+            raise MemoryError
+
+    async def tell(stream: Stream) -> None:
+        await stream.write(b"\x01x")
+
+    with trio.fail_after(ENOUGH):
+        async with a_host() as ann, a_host(BOB) as bob:
+            bob.serve(ECHO, tell)
+            with pytest.raises(ProtocolError):
+                await receive_message(await ann.open_stream(bob.own, ECHO, bob.announced), Broken, 100)  # type: ignore[type-var]
