@@ -207,6 +207,7 @@ class _Doctor:
         try:
             async with AsyncExitStack() as stack:
                 host = await self._open_host(stack, identity, listen, events)
+                host.vouch((*self._config.announce, *self._config.bootstrap, *self._credentials.bootstrap))
                 self.findings.put("D20", ok("D20", f"{whose}, at {', '.join(host.announced[:3])}."))
                 why = "the doctor's host failed."
                 await self._peers(host, identity, events)

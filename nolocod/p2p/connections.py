@@ -38,7 +38,7 @@ from nolocod.p2p.transport.exceptions import already_gone, map_exceptions
 from nolocod.p2p.transport.multiaddrs import endpoint, interleave, near, straight, via
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from libp2p.abc import INetConn, INetStream, INetwork
     from libp2p.network.swarm import Swarm
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.libp2p_stream import LibStream
     from nolocod.p2p.transport.stream import Stream
 
-_STAGGER = 0.25
-"""Seconds that straight addresses which are not likely to answer are ahead of circuits."""
 _MOST_ADDRESSES = 6
 _MOST_CIRCUITS = 4
 _HEAD_START = 2.0
@@ -79,13 +77,14 @@ class Connections:
         """Straight transport multiaddrs that others confirmed from outside; announced first."""
         self.observed: dict[PeerId, Observation] = {}
         """What those who are connected straight see us as."""
+        self._vouched: set[str] = set()
         self._swarm = swarm
         self._nursery = nursery
         self._emit = emit
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._told: dict[PeerId, Reach] = {}  # who is connected, and how, by the last event of ours about it
         self._arrived = trio.Event()
-        self.dialer.connection_manager.open = self._held
+        self.dialer.connection_manager.open, self.dialer.may = self._held, self.may_dial
         libp2p_patches.dial_with(swarm, self._dial_for_libp2p)
         libp2p_patches.prefer(swarm, best)
         swarm.register_notifee(_Watch(self._connected, self._disconnected))
@@ -161,8 +160,10 @@ class Connections:
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Try the addresses until one answers; the circuits when the straight ones have failed, or had their head start."""
         direct, circuits = self._sorted(peer, addresses)
-        if not (direct or circuits) or peer == self.own:
-            raise PeerUnavailableError("that is ourselves." if peer == self.own else f"no address is known of {short(peer)}.")
+        if peer == self.own:
+            raise PeerUnavailableError("that is ourselves.")
+        if not (direct or circuits):
+            raise PeerUnavailableError(f"{short(peer)} has no address that may be dialled from here.")
         failures: list[RemoteError] = []
         tried = trio.Event()
 
@@ -176,20 +177,24 @@ class Connections:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(tries, partial(self._straightly, fresh=bool(circuits)), direct)
                 if circuits:
-                    with trio.move_on_after(_HEAD_START if any(map(self.promising, direct)) else _STAGGER):
+                    with trio.move_on_after(_HEAD_START):
                         await tried.wait()
                     nursery.start_soon(tries, self._by_circuit, circuits)
         if not self.connected(peer):
             raise _kind(failures)(" ".join(cause.cause for cause in failures) or f"{short(peer)} hung up.")
 
-    def promising(self, address: str) -> bool:
-        """Whether a straight address can be expected to lead where it says: not into a private network far from here.
+    def vouch(self, addresses: Iterable[str]) -> None:
+        """Our owner named these multiaddrs, /p2p/PEER behind them or not: they are dialled, and their private networks are
+        taken for ours."""
+        for text in addresses:
+            circuit = via(text)
+            self._vouched.add(circuit[1] if circuit else text.partition("/p2p/")[0])
 
-        Near is also where those are who are connected straight; what they say that we are would be theirs to choose.
-        """
-        found = endpoint(address)
-        ours = (*self.local, *self.external, *(seen.observer for seen in self.observed.values() if seen.observer))
-        return found is None or near(found[0], [host for host, _ in filter(None, map(endpoint, ours))])
+    def may_dial(self, address: str, host: str) -> bool:
+        """Whether a transport multiaddr that anybody may have told, of the IP address `host`, is dialled: public ones are,
+        others only in private networks that we listen in or that our owner named. Nothing that peers say makes one ours."""
+        ours = filter(None, map(endpoint, (*self.local, *self._vouched)))
+        return address.partition("/p2p/")[0] in self._vouched or near(host, [one for one, _ in ours])
 
     async def _dial_for_libp2p(self, peer: ID) -> list[INetConn]:
         """What the DHT dials, our way; SwarmException."""
@@ -203,7 +208,8 @@ class Connections:
     def _sorted(self, peer: PeerId, addresses: Sequence[str]) -> tuple[list[str], list[str]]:
         """Those to dial, and the circuits among them."""
         may = self.straight_to is None or self.straight_to(peer)
-        direct = interleave(address for address in addresses if straight(address)) if may else []
+        known = {address: endpoint(address) for address in addresses if may and straight(address)}
+        direct = interleave(one for one, found in known.items() if found is None or self.may_dial(one, found[0]))
         circuits = [address for address in dict.fromkeys(addresses) if via(address)] if self.through else []
         return direct[:_MOST_ADDRESSES], circuits[:_MOST_CIRCUITS]
 

@@ -93,6 +93,7 @@ async def open_mesh(
     host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gater)
     async with host_of as host, trio.open_nursery() as nursery:
         nursery.start_soon(gater.follow, host.peers, host.disconnect, emit)
+        host.vouch((*config.announce, *(address for _, (address,) in bootstrap)))
         connectivity = Connectivity(host, config, bootstrap, rng, emit)
         connectivity.serve(interruptible)
         nursery.start_soon(connectivity.run)

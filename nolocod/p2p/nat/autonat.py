@@ -90,9 +90,10 @@ class AutoNatServer:
         if not seen_at:
             return refusal(Message.E_DIAL_REFUSED, "not through a relay")
         told = [readable(raw) for raw in message.dial.peer.addrs[:_MOST_TOLD]]
-        wanted = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
+        theirs = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
+        wanted = [text for text in theirs if self._host.may_dial(text, seen_at)]
         if not wanted:
-            return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks")
+            return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks, and may be dialled from here")
         if not self._admit(peer, customer(seen_at), trio.current_time()):
             return refusal(Message.E_DIAL_REFUSED, "too many questions")
         self._busy.add(peer)

@@ -216,5 +216,5 @@ class HolePuncher:
         """Those of a peer's addresses that we are ready to dial."""
         own = {*self._host.local, *self._host.external, *(seen.address for seen in self._host.observed.values())}
         texts = [text for text in map(readable, list(raw)[: 4 * _ADDRESSES]) if text and text not in own]
-        found = [target for text in texts if self._host.promising(text) and (target := endpoint(text))]
+        found = [target for text in texts if (target := endpoint(text)) and self._host.may_dial(text, target[0])]
         return [target for target in dict.fromkeys(found) if self._host.dialer.port(target[0])][:_ADDRESSES]

@@ -96,6 +96,8 @@ class Dialer:
         """Who is being punched to, by where it would come from."""
         self.to_be_seen: Callable[[], bool] = lambda: False
         """Whether somebody is looked for who sees our listening port."""
+        self.may: Callable[[str, str], bool] = lambda _address, _host: True
+        """Whether a multiaddr may be dialled at the IP address that it means."""
         libp2p_patches.accept_with(swarm, self._accept)
 
     def port(self, host: str) -> int | None:
@@ -110,7 +112,14 @@ class Dialer:
 
         Raises what libp2p and the system raise (FOREIGN).
         """
-        await _one_of(await resolve(address), partial(self._dial, peer, fresh))
+        await _one_of(await self._targets(address), partial(self._dial, peer, fresh))
+
+    async def _targets(self, address: str) -> list[Endpoint]:
+        """Where a multiaddr leads: what a name server answers is judged like what the address says itself."""
+        found = [target for target in await resolve(address) if self.may(address, target[0])]
+        if not found:
+            raise SwarmException("it is in no network where a peer may have us dial.")
+        return found
 
     async def _dial(self, peer: PeerId, fresh: bool, target: Endpoint) -> None:
         if not self.connection_manager.has_room(source(target[0]), trio.current_time(), arrived=False):
@@ -166,7 +175,7 @@ class Dialer:
 
         Raises what libp2p and the system raise (FOREIGN).
         """
-        await _one_of(await resolve(address), partial(self._probe, peer))
+        await _one_of(await self._targets(address), partial(self._probe, peer))
 
     async def _probe(self, peer: PeerId, target: Endpoint) -> None:
         link = Connection(TcpEndpoint(trio.SocketStream(await _open(target, None))), True, Origin("direct"))

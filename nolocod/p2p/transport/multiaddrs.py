@@ -12,7 +12,7 @@ from multiaddr.exceptions import ProtocolLookupError
 
 from nolocod.errors import SignatureError, UsageError
 from nolocod.identity import PeerId, public_key
-from nolocod.p2p.limits.address_groups import PRIVATE, IpAddress
+from nolocod.p2p.limits.address_groups import PRIVATE, IpAddress, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,8 +125,8 @@ def interleave(addresses: Iterable[str]) -> list[str]:
 
 def public(host: str) -> bool:
     """Whether an IP address may be reached from anywhere: neither loopback nor link-local nor any private block's."""
-    address = ipaddress.ip_address(host)
-    return not (address.is_loopback or _never(address) or _private_network(address))
+    address = address_of(host)
+    return address is not None and not (address.is_loopback or _never(address) or _private_network(address))
 
 
 def near(host: str, ours: Iterable[str]) -> bool:
@@ -134,18 +134,17 @@ def near(host: str, ours: Iterable[str]) -> bool:
 
     Public ones may; private ones in a network of ours; loopback if we have it among ours.
     """
-    address = ipaddress.ip_address(host)
-    own = [ipaddress.ip_address(text) for text in ours]
-    if _never(address):
-        return False
-    if address.is_loopback:
+    address, own = address_of(host), [one for text in ours if (one := address_of(text))]
+    if address is not None and address.is_loopback:
         return any(one.is_loopback for one in own)
+    if address is None or _never(address):
+        return False
     network = _private_network(address)
     return network is None or any(one.version == network.version and one in network for one in own)
 
 
 def _never(address: IpAddress) -> bool:
-    return address.is_unspecified or address.is_multicast or address.is_link_local
+    return address.is_unspecified or address.is_multicast or address.is_link_local or address.is_reserved
 
 
 def _private_network(address: IpAddress) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:

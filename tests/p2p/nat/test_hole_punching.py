@@ -95,6 +95,7 @@ async def two(limits: PunchLimits | None = None) -> AsyncIterator[tuple[Node, No
             client = RelayClient(host)
             client.serve()
             host.through = client.connect
+            host.vouch(middle.announced)
             await host.connect(middle.own, middle.announced)
         await RelayClient(nodes[1].host).reserve(middle.own)
         yield nodes[0], nodes[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +27,7 @@ from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.transport import dialer
 from nolocod.p2p.transport.delimited import receive_message, send_message
-from nolocod.p2p.transport.identify import IDENTIFY
+from nolocod.p2p.transport.identify import IDENTIFY, Observation
 from nolocod.p2p.transport.libp2p_stream import LibStream
 from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import dialable, endpoint, interleave, near, public, straight, through, via
@@ -185,8 +186,70 @@ async def test_no_private_network_is_near_because_a_peer_says_so() -> None:
         await ann.connect(bob.own, bob.announced)
         await until(lambda: bool(ann.observed))
         assert ann.observed[bob.own].address == "/ip4/10.1.2.3/tcp/4"
-        assert not ann.promising("/ip4/10.1.2.9/tcp/22")
-        assert ann.promising(bob.announced[0])
+        assert not ann.may_dial("/ip4/10.1.2.9/tcp/22", "10.1.2.9")
+        assert ann.may_dial(bob.announced[0], "127.0.0.1")
+
+
+LISTENS_AT_HOME = ("/ip4/192.168.1.2/tcp/4001",)
+
+
+@asynccontextmanager
+async def inner_service() -> AsyncIterator[tuple[int, list[object]]]:
+    """What listens on this machine for its own programs: its port, and who knocked."""
+    knocked: list[object] = []
+
+    async def note(stream: trio.SocketStream) -> None:
+        knocked.append(stream.socket.getpeername())
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.77")
+        nursery.start_soon(trio.serve_listeners, note, listeners)
+        yield listeners[0].socket.getsockname()[1], knocked
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("form", ["/ip4/127.0.0.77", "/ip6/::ffff:127.0.0.77", "/dns4/inner.example"])
+async def test_nobody_has_a_node_dial_its_own_machine_or_another_network(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever tells it: a heartbeat, the DHT, identify, a relay's address, a question to dial back; by whatever name."""
+    async with inner_service() as (port, knocked), hosts(2) as (ann, bob):
+        address = f"{form}/tcp/{port}"
+        real = socket.getaddrinfo
+        answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.77", port))]
+        monkeypatch.setattr(dialer, "_LOOK_UPS", trio.CapacityLimiter(1))  # other tests' names may still be looked up
+        monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest: answer if "inner" in host else real(host, *rest))
+        ann.local, ann.through = LISTENS_AT_HOME, RelayClient(ann).connect
+        ann.basic.get_peerstore().add_addr(ID.from_string(bob.own), Multiaddr(address), 60)
+        circuit = through(Identity.generate().peer_id, address)
+        with trio.fail_after(ENOUGH):
+            for call in (
+                partial(ann.connect, bob.own, [address]),
+                partial(ann.connect, bob.own, [circuit]),
+                partial(ann.probe, bob.own, address),
+                partial(ann._dial_for_libp2p, ID.from_string(bob.own)),
+            ):
+                with pytest.raises((PeerUnavailableError, SwarmException)):
+                    await call()
+            assert not await ann.dial_straight(bob.own, [address], ENOUGH)
+        assert not knocked
+        ann.vouch([f"{address}/p2p/{bob.own}"])
+        with pytest.raises(PeerUnavailableError):
+            await ann.connect(bob.own, [address])
+        assert knocked, "its owner named it"
+
+
+async def test_a_network_that_our_owner_named_is_dialled_and_one_that_peers_come_from_is_not() -> None:
+    async with hosts(1) as (ann,):
+        ann.local = LISTENS_AT_HOME
+        assert ann.may_dial("/ip4/192.168.1.7/tcp/4001", "192.168.1.7")
+        ann.external = ("/ip4/10.1.0.1/tcp/4001",)
+        ann.observed[PeerId("someone")] = Observation("/ip4/10.1.2.3/tcp/4", True, 0.0, "/ip4/10.1.9.9/tcp/9")
+        for address, host in (("/ip4/10.1.2.9/tcp/22", "10.1.2.9"), ("/ip4/127.0.0.1/tcp/22", "127.0.0.1")):
+            assert not ann.may_dial(address, host)
+        ann.vouch(["/ip4/10.1.0.5/tcp/4001", through(ann.own, "/ip4/127.0.0.1/tcp/9")])
+        for address, host in (("/ip4/10.1.2.9/tcp/22", "10.1.2.9"), ("/ip4/127.0.0.1/tcp/22", "127.0.0.1")):
+            assert ann.may_dial(address, host)
+        assert not ann.may_dial("/ip4/169.254.169.254/tcp/80", "169.254.169.254")
 
 
 def counted(host: Host) -> int:
@@ -516,6 +579,14 @@ def test_families_take_turns() -> None:
         ("fe80::1", ("fe80::2",), False),
         ("224.0.0.1", ("224.0.0.1",), False),
         ("0.0.0.0", ("0.0.0.0",), False),
+        ("240.0.0.1", (), False),
+        ("255.255.255.255", (), False),
+        ("::ffff:127.0.0.1", ("192.168.1.2",), False),
+        ("::ffff:7f00:1", ("192.168.1.2",), False),
+        ("::ffff:169.254.169.254", ("192.168.1.2",), False),
+        ("::ffff:192.168.1.9", ("192.168.1.2",), True),
+        ("64:ff9b::7f00:1", ("192.168.1.2",), False),
+        ("", (), False),
     ],
 )
 def test_whom_a_stranger_may_have_us_dial(host: str, ours: tuple[str, ...], allowed: bool) -> None:
@@ -524,6 +595,7 @@ def test_whom_a_stranger_may_have_us_dial(host: str, ours: tuple[str, ...], allo
 
 def test_public_addresses_and_endpoints() -> None:
     assert public("198.51.100.1")
+    assert not any(public(host) for host in ("::ffff:127.0.0.1", "::ffff:10.0.0.1", ""))
     assert not any(public(host) for host in ("10.1.2.3", "172.20.0.1", "192.168.9.9", "100.64.0.1", "127.0.0.1", "fd00::1"))
     assert endpoint("/ip6/2001:DB8::1/tcp/9") == ("2001:db8::1", 9)
     assert endpoint("/dns4/example.org/tcp/9") is None
