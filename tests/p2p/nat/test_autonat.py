@@ -103,6 +103,10 @@ async def test_only_the_host_that_asks_is_dialled() -> None:
             answer = await question(ann, bob, addresses)
             assert answer.dialResponse.status == Message.E_DIAL_REFUSED, addresses
         assert await ask(ann, bob.own, victim.local) is None
+        here, bob.local = bob.local, ("/ip4/192.168.1.2/tcp/4001",)
+        answer = await question(ann, bob, list(ann.local))
+        assert answer.dialResponse.status == Message.E_DIAL_REFUSED, "loopback is not of Bob's network: he does not say no"
+        bob.local = here
         assert met == []
         with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
             await ann.probe(victim.own, victim.local[0])

@@ -242,6 +242,8 @@ async def test_a_network_that_our_owner_named_is_dialled_and_one_that_peers_come
     async with hosts(1) as (ann,):
         ann.local = LISTENS_AT_HOME
         assert ann.may_dial("/ip4/192.168.1.7/tcp/4001", "192.168.1.7")
+        private = [f"/ip4/10.1.2.{number}/tcp/22" for number in range(9)]
+        assert ann._sorted(PeerId("someone"), [*private, "/ip4/203.0.113.1/tcp/1"])[0] == ["/ip4/203.0.113.1/tcp/1"]
         ann.external = ("/ip4/10.1.0.1/tcp/4001",)
         ann.observed[PeerId("someone")] = Observation("/ip4/10.1.2.3/tcp/4", True, 0.0, "/ip4/10.1.9.9/tcp/9")
         for address, host in (("/ip4/10.1.2.9/tcp/22", "10.1.2.9"), ("/ip4/127.0.0.1/tcp/22", "127.0.0.1")):
