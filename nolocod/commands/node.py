@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from nolocod.errors import UsageError
 from nolocod.node.config import NodeConfig
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.paths import DataDir
-from nolocod.run.manifest import stored_manifest
+from nolocod.run.manifest import RUN_ID_DIGITS, stored_manifest
 from nolocod.units import Address, Hours, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Event, Started
     from nolocod.run.manifest import Manifest
 
+_LEAST_DIGITS = 12
+
 
 def add_to(commands: Commands) -> None:
     """start, join, status, doctor."""
@@ -30,7 +33,11 @@ def add_to(commands: Commands) -> None:
             "start", _start, "Start a node of the run in its data directory, from its last checkpoint if there is one."
         )
     )
-    _node_options(commands.add_here("join", _join, "Join a run through any of its nodes. Later starts need no address."))
+    join = commands.add_here("join", _join, "Join a run through any of its nodes. Later starts need no address.")
+    join.add_argument(
+        "--run", default="", metavar="ID", help="the run to join, by its id or the first 12 digits of it or more (any run)"
+    )
+    _node_options(join)
     status = commands.add_here("status", _status, "Show what a running node does, and what it waits for.")
     status.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: one per line)")
@@ -149,6 +156,7 @@ def _mesh_settings(
     return MeshSettings(
         data_dir=options.data_dir,
         bootstrap=tuple(options.bootstrap),
+        run=getattr(options, "run", "").lower(),  # a flag of `join` alone
         listen=tuple(Address.parse(text, "--listen") for text in options.listen or ()) or MeshSettings.listen,
         announce=tuple(options.announce),
         connections=connections,
@@ -197,6 +205,11 @@ def _join(options: argparse.Namespace) -> None:
             "a first join needs --bootstrap or --invite.",
             remedy="Ask the owner of the first node for the line that it printed.",
         )
+    if options.run and not re.fullmatch(f"[0-9a-fA-F]{{{_LEAST_DIGITS},{RUN_ID_DIGITS}}}", options.run):
+        raise UsageError(
+            f"--run {options.run!r} is no run id.",
+            remedy=f"A run id has {RUN_ID_DIGITS} hex digits; give all, or the first {_LEAST_DIGITS} or more.",
+        )
     _run(options, may_seed=False)
 
 
@@ -237,7 +250,10 @@ def _ways_in(manifest: Manifest, paths: DataDir, started: Started) -> list[str]:
         source = f"`nolocod invite --data-dir {paths.root}`" if ours else "the run's owner (`nolocod invite`)"
         return [f"others join with a token from {source}:", f"  nolocod join --invite TOKEN{more}"]
     key = " --network-key FILE" if paths.network_key.exists() else ""
-    return ["others join with:", *(f"  nolocod join --bootstrap {address}{key}{more}" for address in started.addresses)]
+    return [
+        "others join with:",
+        *(f"  nolocod join --bootstrap {address} --run {started.run_id}{key}{more}" for address in started.addresses),
+    ]
 
 
 def _status(options: argparse.Namespace) -> None:

@@ -184,7 +184,7 @@ async def run(host: Host, peer: PeerId, address: str, terms: Terms) -> tuple[Fin
             raise VersionError(f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}.")
     except (ManifestError, PeerVersionError, RefusedError) as error:
         text, remedy = error.cause, ""
-        if isinstance(error, OtherRunError) or (isinstance(error, ManifestError) and terms.run_id):
+        if isinstance(error, OtherRunError):
             text = f"it is in another run: {text}"
         elif isinstance(error, PeerVersionError):
             remedy = "Install the release with the same major version."

@@ -17,7 +17,7 @@ import trio
 
 from nolocod import identity
 from nolocod.disk import write_whole
-from nolocod.errors import AllowanceError, ClonedIdentityError, LostStepsError, TrainerError, first_error
+from nolocod.errors import AllowanceError, ClonedIdentityError, LostStepsError, TrainerError, WrongRunError, first_error
 from nolocod.node import data_directory
 from nolocod.node.host_checks import check_host
 from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
@@ -232,6 +232,8 @@ class Node:
             self.emit(StateChanged("discovering", "a peer that knows the run"))
             sealed = await mesh.find_run()
             write_whole(paths.manifest, sealed.to_bytes())
+        elif not sealed.run_id.startswith(wanted := self._config.mesh.run):
+            raise WrongRunError(f"{paths.root} belongs to run {sealed.run_id}, and {wanted} was asked for.")
         sealed.manifest.data.check_given(self._config.data)  # here too: the trainer takes long to import what it needs for it
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))

@@ -36,6 +36,15 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
+class RunFound(Event):
+    """This node joins the run that `peer_id` named first: its owner had asked for no other one."""
+
+    run_id: str
+    run_name: str
+    peer_id: PeerId
+
+
+@dataclass(frozen=True)
 class StateChanged(Event):
     """`state` is what the node does now; `waiting_for` says in words what it waits for, or is empty."""
 

@@ -170,6 +170,9 @@ class LogFollower:
                 node = (short(event.peer_id), event.run_name, event.run_id[:12], where)
                 _say(event, INFO, "node …%s in run %s (%s) at %s", *node)
                 _say(event, INFO, "status page at http://%s/", event.http)
+            case events.RunFound():
+                named = (event.run_name, event.run_id, short(event.peer_id))
+                _say(event, INFO, "joining run %s (%s) on the word of …%s alone; --run ID names the run to join", *named)
             case events.StateChanged():
                 # Waiting for a partner comes and goes in every round: a new state is worth a line, a new wait is detail.
                 # A pause has its own line, and its last exchange ends as if training went on.

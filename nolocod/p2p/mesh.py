@@ -20,6 +20,7 @@ from nolocod.errors import (
     RelayBudgetError,
     RemoteError,
     VersionError,
+    WrongRunError,
 )
 from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.discovery.bootstrap import Discovery, find_run
@@ -98,7 +99,9 @@ async def open_mesh(
         connectivity.serve(interruptible)
         nursery.start_soon(connectivity.run)
         try:
-            run_id = RunId(unchecked(token).run_id) if token else None
+            run_id = RunId(unchecked(token).run_id if token else config.run)
+            if not run_id.startswith(config.run):
+                raise WrongRunError(f"the invitation is to run {run_id}, and {config.run} was asked for.")
             parts = _Parts(bootstrap, nursery, rng, timing or Timing(), emit, connectivity, config.paths, run_id)
             yield Mesh(host, identity, book, parts)
         except NolocodError as error:
@@ -135,8 +138,8 @@ class _Parts:
     emit: Emit
     connectivity: Connectivity
     paths: DataDir
-    run_id: RunId | None
-    """The run that this node was invited to."""
+    run_id: RunId
+    """The run that this node was invited to or is to join, or the beginning of its id; empty for any."""
 
 
 class Mesh:
@@ -172,8 +175,9 @@ class Mesh:
         Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
         """
         contacts = dict(self._known())
-        terms = Terms(self._identity, self._parts.run_id, self._parts.timing.request)
-        return await find_run(self._host, list(contacts.items()), terms, self._parts.timing.bootstrap)
+        parts = self._parts
+        terms = Terms(self._identity, parts.run_id, parts.timing.request)
+        return await find_run(self._host, list(contacts.items()), terms, parts.timing.bootstrap, parts.emit)
 
     async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
         """Become a member of the run: gossip, answer newcomers, look for others.

@@ -56,6 +56,8 @@ class MeshSettings:
     data_dir: Path
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs that end in /p2p/PEER."""
+    run: str = ""
+    """The id of the run to join, or its first digits; empty for the run that a bootstrap names first."""
     listen: tuple[Address, ...] = (Address("0.0.0.0", 0), Address("::", 0))
     """For peers. Where no port is given the first's is tried for all; an address family that this machine does not
     have is left out, as long as another one is there."""

@@ -47,6 +47,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["frobnicate"], "NLC-100", "frobnicate"),
         (["join"], "NLC-100", "needs --bootstrap"),
+        (["join", "--bootstrap", "x", "--run", "abcdef12345"], "NLC-100", "--run 'abcdef12345' is no run id"),
+        (["join", "--bootstrap", "x", "--run", "ab" * 33], "NLC-100", "is no run id"),
+        (["join", "--bootstrap", "x", "--run", "of-the-family"], "NLC-100", "is no run id"),
         (["start"], "NLC-100", "belongs to no run"),
         (["start", "--listen", "nowhere"], "NLC-100", "belongs to no run"),
         (["join", "--bootstrap", "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx", "--listen", "nowhere"], "NLC-100", "--listen 'nowhere'"),
@@ -110,11 +113,11 @@ def test_create_prints_the_run_id_and_id_the_owner(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("more", "create", "lines"),
     [
-        ("", "", ["others join with:", "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1"]),
+        ("", "", ["others join with:", f"  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --run {'ab' * 32}"]),
         (
             '[data]\nsource = "text"',
             " --data PATH",
-            ["others join with:", "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --data PATH"],
+            ["others join with:", f"  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --run {'ab' * 32} --data PATH"],
         ),
     ],
 )
@@ -130,7 +133,10 @@ def test_a_key_and_an_invitation_are_told_too(tmp_path: Path, capsys: pytest.Cap
     keyed, home = tmp_path / "keyed", tmp_path / "home"
     founded(capsys, keyed, RUN)
     (keyed / "network.key").write_text("0" * 64)
-    assert welcome(capsys, keyed, OTHER)[-1] == "  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --network-key FILE"
+    assert (
+        welcome(capsys, keyed, OTHER)[-1]
+        == f"  nolocod join --bootstrap /ip4/192.0.2.1/tcp/1 --run {'ab' * 32} --network-key FILE"
+    )
     _, _, err = run(capsys, "invite", "--bootstrap", f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}", "--data-dir", str(keyed))
     assert "needs no invitation" in err
     founded(capsys, home, 'access = "invited"\n' + RUN)

@@ -35,6 +35,7 @@ from nolocod.observe.events import (
     Relaying,
     RelayLost,
     Resumed,
+    RunFound,
     Started,
     StateChanged,
     Troubled,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 BOB = PeerId("12D3KooWxyzabcd1234")
 JSON_EVENTS = """
 started: peer_id run_id run_name addresses http
+run_found: run_id run_name peer_id
 state_changed: state waiting_for
 weights_loaded: round source
 inner_steps: steps tokens loss learning_rate seconds
@@ -161,6 +163,10 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
         (WeightsLoaded(7, "checkpoint"), "info starting from the checkpoint's weights, round 7"),
         (Evaluated(3, 2.25, 0.1), "info round 3: validation loss 2.25"),
         (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
+        (
+            RunFound("ab" * 32, "demo", BOB),
+            f"info joining run demo ({'ab' * 32}) on the word of …abcd1234 alone; --run ID names the run to join",
+        ),
         (StateChanged("discovering", "a peer that answers"), "info discovering, waiting for a peer that answers"),
         (PeerSeen(BOB, 3, 1, 2.0, "training"), "info peer …abcd1234 is here: training, round 3"),
         (PeerLost(BOB, "no heartbeat"), "info peer …abcd1234 is gone: no heartbeat"),

@@ -40,6 +40,7 @@ from nolocod.observe.events import (
     Relaying,
     RelayLost,
     Resumed,
+    RunFound,
     Started,
     StateChanged,
     Traffic,
@@ -54,6 +55,7 @@ ALICE, BOB = PeerId("12D3KooWalice000"), PeerId("12D3KooWbob00000")
 
 ONE_OF_EACH: list[Event] = [
     Started(ALICE, "ab" * 32, "demo", ("/ip4/127.0.0.1/tcp/1",), "127.0.0.1:2"),
+    RunFound("ab" * 32, "demo", BOB),
     StateChanged("training"),
     InnerSteps(10, 5120, 2.5, 1e-3, 0.5),
     WeightsLoaded(2, "donor"),

@@ -26,14 +26,15 @@ from nolocod.errors import (
     PeerVersionError,
     RefusedError,
     RemoteError,
+    UsageError,
     VersionError,
     WrongRunError,
 )
 from nolocod.identity import short
-from nolocod.observe.events import Troubled
+from nolocod.observe.events import RunFound, Troubled
 from nolocod.p2p.discovery.kademlia import look_up
 from nolocod.p2p.discovery.run_info import fetch_info
-from nolocod.run.manifest import RunId
+from nolocod.run.manifest import RUN_ID_DIGITS, RunId
 
 if TYPE_CHECKING:
     import random
@@ -54,21 +55,26 @@ Contact = tuple["PeerId", tuple[str, ...]]
 _FINAL = (ManifestError, VersionError, OtherRunError, PeerVersionError, PeerNetworkKeyError, PeerNotAllowedError)
 """What asking again does not change."""
 _RETRY = 0.5
+_OTHERS = 2.0
+"""Seconds that the other contacts are given to contradict, where only the beginning of the run's id is known."""
 _REMEMBERED_AT_ONCE = 8
 _HINTS = 8
 """Peers that are asked because a server of the DHT named them."""
 
 
-async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, seconds: float) -> Sealed:
-    """Ask all contacts at once which run they are in; the first good answer wins.
+async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, seconds: float, emit: Emit) -> Sealed:
+    """Ask all contacts at once which run they are in; the first good answer wins. Where `terms` name the run that is one about
+    this run, and who is in another is told of; where they have the beginning of its id alone, all answers must agree.
 
     A peer that does not answer yet is asked again until `seconds` are over: it may just be starting. One that is in
-    no run, or left ours, may still serve the DHT: where `terms` name the run, those that it names are asked too.
+    no run, or left ours, may still serve the DHT: where `terms` have the whole id, those that it names are asked too.
     Raises NoBootstrapError with each address's cause, or what all of them gave: WrongRunError, VersionError,
-    ManifestError; or what all that answered gave: NetworkKeyError, NotAllowedError.
+    ManifestError; or what all that answered gave: NetworkKeyError, NotAllowedError. UsageError for an ambiguous beginning.
     """
     causes: dict[PeerId, LocalError | RemoteError] = {}
-    found: list[Sealed] = []
+    found: dict[RunId, Sealed] = {}
+    wanted = terms.run_id or ""
+    partial = 0 < len(wanted) < RUN_ID_DIGITS
     asked = {peer for peer, _ in contacts}
     named = frozenset(asked)
 
@@ -83,24 +89,32 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
         peer, addresses = contact
         while True:
             try:
-                found.append(await fetch_info(host, peer, addresses, terms))
+                sealed = await fetch_info(host, peer, addresses, terms)
             except _FINAL as error:
                 causes[peer] = error
+                if isinstance(error, OtherRunError):
+                    emit(Troubled(error.code, f"{addresses[0] if addresses else peer}: {error.cause}"))
                 return
             except RemoteError as error:
                 causes[peer] = error
-                if terms.run_id is not None and peer in named and isinstance(error, RefusedError):
-                    await follow(peer, RunId(terms.run_id))
+                if wanted and not partial and peer in named and isinstance(error, RefusedError):
+                    await follow(peer, RunId(wanted))
+                await trio.sleep(_RETRY)
             else:
-                scope.cancel()
-            await trio.sleep(_RETRY)
+                if not found and not wanted:
+                    emit(RunFound(sealed.run_id, sealed.manifest.name, peer))
+                found.setdefault(sealed.run_id, sealed)
+                scope.deadline = min(scope.deadline, trio.current_time() + (_OTHERS if partial else 0))
+                return
 
     with trio.move_on_after(seconds) as scope:
         async with trio.open_nursery() as nursery:
             for contact in contacts:
                 nursery.start_soon(query, contact)
+    if partial and len(found) > 1:
+        raise UsageError(f"several runs have an id that begins with {wanted}: {', '.join(found)}.", remedy="Give the whole id.")
     if found:
-        return found[0]
+        return next(iter(found.values()))
     raise verdict(contacts, {peer: cause for peer, cause in causes.items() if peer in named})
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nolocod.errors import ManifestError, ProtocolError
+from nolocod.errors import ManifestError, OtherRunError, ProtocolError
 from nolocod.identity import short
 from nolocod.p2p.transport.requests import Terms, answer, ask
 from nolocod.p2p.transport.stream import INFO
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.limits import Limits
-from nolocod.run.manifest import MAX_MANIFEST_BYTES, RunId, Sealed, unseal
+from nolocod.run.manifest import MAX_MANIFEST_BYTES, Sealed, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,8 @@ LIMITS = Limits(envelope_bytes=MAX_MANIFEST_BYTES + (1 << 10))
 
 
 async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Sealed:
-    """Ask `peer` for its run's manifest, and check it. With `terms.run_id` None any run will do.
+    """Ask `peer` for its run's manifest, and check it. Where `terms` name none any run will do; it may be the beginning
+    of an id.
 
     Raises RemoteError (OtherRunError, PeerVersionError, ... ), ManifestError or VersionError.
     """
@@ -36,9 +37,11 @@ async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: 
     body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), replace(terms, run_id=None, limits=LIMITS))
     if not body.HasField("info"):
         raise ProtocolError(f"{short(peer)} answered a question about the run with another message.")
-    sealed = unseal(body.info.manifest, run_id=RunId(terms.run_id) if terms.run_id else None)
+    sealed = unseal(body.info.manifest)
     if body.run_id != sealed.run_id:
         raise ManifestError(f"{short(peer)} is in run {body.run_id[:12]!r}, but sends the manifest of {sealed.run_id[:12]}.")
+    if not sealed.run_id.startswith(wanted := terms.run_id or ""):
+        raise OtherRunError(f"{short(peer)} is in run {sealed.run_id[:12]}, and {wanted[:12]} was asked for.")
     return sealed
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from nolocod.errors import NoBootstrapError
+from nolocod.errors import ManifestError, NoBootstrapError, UsageError, WrongRunError
 from nolocod.identity import Identity
-from nolocod.observe.events import Event, PartitionHealed, Troubled
+from nolocod.observe.events import Event, PartitionHealed, RunFound, Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
 from nolocod.p2p.discovery.kademlia import PROTOCOL, Dht, look_up, open_dht
+from nolocod.p2p.discovery.run_info import LIMITS, serve_info
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
@@ -22,16 +23,19 @@ from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import MeshSettings
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.transport.requests import Terms
-from nolocod.p2p.transport.stream import GOSSIP
+from nolocod.p2p.transport.requests import Terms, answer, ask
+from nolocod.p2p.transport.stream import GOSSIP, INFO
+from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.types import Standing
-from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.run.manifest import Manifest, Sealed, seal, unseal
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from nolocod.p2p.transport.stream import Stream
 
 QUICK = Timing(heartbeat=0.1, live=6.0, eager=1.0, bootstrap=3.0, search=0.5, widen=3.0, lookup=1.0)
 LOOPBACK = (Address("127.0.0.1", 0),)
@@ -143,9 +147,107 @@ async def test_a_newcomer_that_knows_the_run_by_name_gets_it_through_the_dht(tmp
         identity = Identity.generate()
         newcomer = await stack.enter_async_context(open_host(identity, LOOPBACK, (), silent))
         contacts = [(stale.own, stale.announced)]
-        assert await find_run(newcomer, contacts, Terms(identity, run.run_id, 2.0), 10.0) == run
+        assert await find_run(newcomer, contacts, Terms(identity, run.run_id, 2.0), 10.0, silent) == run
         with pytest.raises(NoBootstrapError, match="does not know the protocol"):
-            await find_run(newcomer, contacts, Terms(identity, None, 1.0), 1.0)
+            await find_run(newcomer, contacts, Terms(identity, None, 1.0), 1.0, silent)
+
+
+@asynccontextmanager
+async def informant(run: Sealed, claimed: str = "", delay: float = 0.0) -> AsyncIterator[Host]:
+    """A node that answers newcomers, after `delay` seconds, that its run is `run`, and has the id `claimed`."""
+    identity = Identity.generate()
+    terms = Terms(identity, None, ENOUGH)
+
+    async def inform(stream: Stream) -> None:
+        await trio.sleep(delay)
+        about = pb.Body(info=pb.Info(manifest=run.to_bytes()), run_id=claimed or run.run_id)
+        await answer(stream, replace(terms, limits=LIMITS), lambda _: about)
+
+    async with open_host(identity, LOOPBACK, (), silent) as host:
+        host.serve(INFO, inform)
+        yield host
+
+
+@dataclass
+class Asked:
+    """What a newcomer gets out of its contacts; `told` are the events."""
+
+    identity: Identity
+    newcomer: Host
+    contacts: list[Contact]
+    told: list[Event] = field(default_factory=list)
+
+    async def find(self, run_id: str, seconds: float = ENOUGH) -> Sealed:
+        terms = Terms(self.identity, run_id or None, 2.0)
+        with trio.fail_after(ENOUGH):
+            return await find_run(self.newcomer, self.contacts, terms, seconds, self.told.append)
+
+
+@asynccontextmanager
+async def asked(*informants: Any) -> AsyncIterator[Asked]:  # noqa: ANN401 - context managers of hosts
+    async with AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(one) for one in informants]
+        identity = Identity.generate()
+        newcomer = await stack.enter_async_context(open_host(identity, LOOPBACK, (), silent))
+        yield Asked(identity, newcomer, [(host.own, host.announced) for host in hosts])
+
+
+@pytest.mark.parametrize("digits", [12, 64])
+async def test_a_bootstrap_of_another_run_is_named_and_the_others_are_asked_on(digits: int) -> None:
+    """However late the honest one answers."""
+    run, other = a_run("ours"), a_run("theirs")
+    async with asked(informant(other), informant(run, delay=0.3)) as here:
+        assert await here.find(run.run_id[:digits]) == run
+        (trouble,) = here.told
+        assert isinstance(trouble, Troubled)
+        assert trouble.code == WrongRunError.entry.code
+        (liar, (address, *_)), _ = here.contacts
+        for text in (address, liar[-8:], run.run_id[:12], other.run_id[:12]):
+            assert text in trouble.message
+
+
+async def test_where_all_bootstraps_are_of_another_run_the_join_ends_with_it() -> None:
+    run, others = a_run("ours"), [a_run("theirs"), a_run("its")]
+    async with asked(*map(informant, others)) as here:
+        with pytest.raises(WrongRunError, match=run.run_id[:12]):
+            await here.find(run.run_id, 2.0)
+
+
+async def test_without_a_run_asked_for_the_first_word_counts_and_its_speaker_is_told() -> None:
+    run = a_run("ours")
+    async with asked(informant(run), informant(a_run("theirs"), delay=1.0)) as here:
+        assert await here.find("") == run
+        assert here.told == [RunFound(run.run_id, "ours", here.contacts[0][0])]
+
+
+async def test_an_ambiguous_beginning_of_a_runs_id_is_told() -> None:
+    """Nobody makes two of twelve equal digits for a test: the beginning is shorter here."""
+    run = a_run("ours")
+    while (other := a_run("theirs")).run_id[0] != run.run_id[0]:
+        pass
+    async with asked(informant(run), informant(other, delay=0.2)) as here:
+        with pytest.raises(UsageError, match="several runs") as caught:
+            await here.find(run.run_id[0])
+        assert run.run_id in caught.value.cause
+        assert other.run_id in caught.value.cause
+
+
+async def test_a_run_id_that_is_not_the_manifests_is_an_altered_manifest() -> None:
+    """Neither by the id that it claims nor by the manifest that it hands over does such a node bring in a newcomer."""
+    run, claimed = a_run("ours"), a_run("theirs").run_id
+    async with asked(informant(run, claimed)) as here:
+        for wanted in ("", run.run_id, claimed):
+            with pytest.raises(ManifestError, match=f"is in run {claimed[:12]!r}, but sends the manifest of {run.run_id[:12]}"):
+                await here.find(wanted, 2.0)
+
+
+async def test_a_node_names_the_run_of_the_manifest_that_it_hands_over() -> None:
+    run, identity = a_run(), Identity.generate()
+    async with open_host(identity, LOOPBACK, (), silent) as host, asked() as here:
+        host.serve(INFO, lambda stream: serve_info(stream, Terms(identity, run.run_id, ENOUGH), run))
+        stream = await here.newcomer.open_stream(host.own, INFO, host.announced)
+        body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), Terms(here.identity, None, ENOUGH, LIMITS))
+        assert body.run_id == unseal(body.info.manifest).run_id == run.run_id
 
 
 async def test_a_client_of_the_dht_provides_and_asks_and_serves_nothing() -> None:
