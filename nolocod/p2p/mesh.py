@@ -250,8 +250,10 @@ class Mesh:
         self._work.cancel()
 
     async def _save(self) -> None:
+        """Verified members; while we know a few only, those that are connected too: a founder has verified nobody at first."""
+        few = len(self._book.recent()) < _REMEMBERED
         for member in self.live():
-            if member.verified:
+            if member.verified or (few and member.reach):
                 self._book.remember(member.peer_id, member.addresses, time.time())
         await trio.to_thread.run_sync(self._book.save)
         await trio.to_thread.run_sync(self._records.save)
