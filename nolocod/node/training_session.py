@@ -64,10 +64,11 @@ class TrainingSession:
     async def refresh(self) -> None:
         """Take a donor's weights in place of our own, which are too old to be anybody's partner's."""
         self.state = "joining"
+        await self._checkpoint()  # what donors give may be refused, and ours are then loaded again
         await self.weights.refresh()
 
     async def train(self, stop: trio.Event) -> Reason:
-        """Train until told to stop, finished, paused or behind; a last checkpoint is written unless behind."""
+        """Train until told to stop, finished, paused or behind; a last checkpoint is written, if behind then by `refresh`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._trainer.wait_dead)
             nursery.start_soon(self._keep_checkpoints)

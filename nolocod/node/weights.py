@@ -1,7 +1,9 @@
 """Where a node's weights come from: its last checkpoint, a donor that trains, or the run's seed.
 
 The rule: what a donor gives is tried on this node's own held-out text, and compared with samples of other donors'
-weights, before it is kept.
+weights, before it is kept. Donors count as independent where they are of several address groups; where all are of one (a
+home, a test network), each counts. Weights that replace our own have to be hardly worse than these, and other donors that
+there are have to agree; if not, ours are kept.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +45,8 @@ _FASTER = 30.0
 """No run goes so many times as fast as a node that keeps pairing in it could go alone."""
 _HARDER, _MORE = 1.5, 0.5
 """How much more than the members' median loss, times and plus, is taken for a harder text and not for bad weights."""
+_LOST = 0.2
+"""By how many nats per token others' weights may be worse than our own on our text: ours learned from text like it."""
 _WORSE = 0.1
 """By how many nats per token the loss of weights may be above that of others that were far off: those are more likely
 the text's own, and the donors that agree are wrong together."""
@@ -83,6 +88,8 @@ class Weights:
         """Our round after our last paired outer step, and when that was: by trio's clock, and by the time of day."""
         self._phase = math.inf
         """The shortest time for a round's inner steps that we measured, in seconds."""
+        self._ours = math.inf
+        """The held-out loss of the weights of ours that a donor's are to replace."""
 
     def follow(self, event: Event) -> None:
         """Learn how fast rounds can go."""
@@ -136,10 +143,14 @@ class Weights:
     async def refresh(self) -> None:
         """Take a donor's weights in place of our own, if one gives them: old ones are better than waiting for others."""
         try:
+            if self._donors(self._counted()):
+                loss = await self._trainer.evaluate(told=False)
+                self._ours = loss if math.isfinite(loss) else math.inf
             await self._fetch(0.0)
         except NoDonorError as error:
             self._emit(Troubled(error.code, f"{error.cause} Training goes on with our own."))
             await self._restore()
+        self._ours = math.inf
         self.refreshed_at = trio.current_time()
 
     async def _restore(self) -> None:
@@ -166,6 +177,8 @@ class Weights:
             choosing = len(doubted) < most
             donors = [donor for donor in self._donors(members) if donor not in misfits and donor not in doubted]
             if doubted and not (donors and choosing):
+                if self._ours < math.inf:
+                    raise NoDonorError(f"the weights of {len(doubted)} that gave them were too bad, or far from others'.")
                 donors, choosing = [min(doubted, key=lambda donor: doubted[donor])], False
                 if donors == [self._rejected]:  # the last that was tried
                     self._keep()
@@ -184,7 +197,9 @@ class Weights:
                 if not fits:
                     misfits.add(donor)
                     continue
+                groups = {member.peer_id: member.group for member in members}
                 others = [other for other in donors if other != donor]
+                others = [other for other in others if groups[other] != groups[donor]] or others
                 loss, objection = await self._examine(donor, others, doubted) if choosing else (0.0, None)
                 if objection is None:
                     self._keep()
@@ -232,25 +247,34 @@ class Weights:
         # not told: weights that are rejected are not this node's, and those that are kept are measured as training begins
         loss = await self._trainer.evaluate(told=False)
         loss = loss if math.isfinite(loss) else sys.float_info.max
-        limit = min(_plausible_loss(self._counted()), *(one + _WORSE for one in doubted.values()), sys.float_info.max)
+        told = _plausible_loss(self._counted())
+        limit = min(told, self._ours + _LOST, *(one + _WORSE for one in doubted.values()), sys.float_info.max)
         if loss >= limit:
             due = f"our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
             return loss, HarmfulTensorError(f"with the weights of {short(donor)} {due}")
         wanted = self._settings.manifest.trust.donors, self._size
         samples = await self._peers.sample_weights(others, wanted, self._settings.incoming)
         try:
-            why = await self._trainer.compare(samples) if samples else ""
+            alone = "no other donor gave a sample to compare them with" if others and self._ours < math.inf else ""
+            why = await self._trainer.compare(samples) if samples else alone
         finally:
             for sample in samples:
                 sample.path.unlink(missing_ok=True)
         return loss, FarWeightsError(f"weights of {short(donor)}: {why}.") if why else None
 
     def _donors(self, members: list[Member]) -> list[PeerId]:
-        """Those with weights, the furthest first; who tells of a round that no partner would follow comes last."""
+        """Those with weights, the furthest first, but one of each address group before a second of any; who tells of a round
+        that no partner would follow comes last."""
         having = [member for member in members if member.state in ("training", "finished")]
         edge = statistics.median(member.standing.round for member in having) + self._staleness if having else 0.0
         edge = min(edge, self._furthest())
         having.sort(key=lambda member: (member.standing.round > edge, -member.standing.round))
+        seen: Counter[str] = Counter()
+        before = {}
+        for member in having:
+            before[member.peer_id] = seen[member.group]
+            seen[member.group] += 1
+        having.sort(key=lambda member: (member.standing.round > edge, before[member.peer_id]))
         return [member.peer_id for member in having]
 
     def _median_round(self) -> float:

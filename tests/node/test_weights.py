@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import trio
 
@@ -363,3 +364,74 @@ async def test_time_that_this_machine_slept_allows_a_jump_too(
     scene.swarm.add("one", 1001)
     await scene.weights.refresh()
     assert scene.trainer.round == 1001
+
+
+# --- weights in place of our own
+
+
+@pytest.mark.parametrize("loss", [9.0, 1.3])
+async def test_weights_that_are_worse_than_our_own_do_not_replace_them(
+    tmp_path: Path, autojump_clock: object, loss: float
+) -> None:
+    """All that give them agree, and members tell of such a loss: ours of round 2 have one of 1.0."""
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    for number in range(3):
+        liar = scene.swarm.add(f"liar {number}", 9 - number, group=f"203.0.{number}.0/24")
+        scene.swarm.members[-1] = msgspec.structs.replace(scene.swarm.members[-1], standing=Standing(9 - number, 0, 8.0))
+        scene.trainer.losses[liar.encode()] = loss
+    await scene.weights.load()
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
+    assert scene.codes == [HarmfulTensorError.entry.code] * 2 + [NoDonorError.entry.code]
+    assert scene.events[-1] == WeightsLoaded(2, "checkpoint")
+    assert [len(asked) for asked in scene.swarm.asked] == [3, 2], "as many as the run says, and no best of the bad"
+
+
+async def test_where_others_do_not_agree_our_own_weights_are_kept(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    for number in range(3):
+        scene.trainer.far.add(scene.swarm.add(f"far {number}", 9 - number).encode())
+    await scene.weights.load()
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
+    assert scene.codes == [FarWeightsError.entry.code] * 2 + [NoDonorError.entry.code]
+
+
+async def test_one_donors_word_is_not_enough_where_there_are_others(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    scene.swarm.add("one", 9)
+    scene.swarm.unreachable.add(scene.swarm.add("silent", 8))
+    await scene.weights.load()
+    assert (scene.trainer.weights, scene.trainer.round) == (b"", 2)
+    scene.swarm.unreachable.clear()
+    await scene.weights.refresh()
+    assert (scene.trainer.weights, scene.trainer.round) == (b"one", 9)
+
+
+@pytest.mark.parametrize("donors", [1, 2])
+async def test_a_swarm_of_two_and_one_behind_one_address_give_weights_as_any(
+    tmp_path: Path, autojump_clock: object, donors: int
+) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    for number in range(donors):
+        scene.swarm.add(f"donor {number}", 9 - number, group="192.0.2.0/24")
+    await scene.weights.load()
+    assert (scene.trainer.weights, scene.codes) == (b"donor 0", [])
+
+
+async def test_samples_are_of_other_address_groups_and_donors_one_of_each_first(tmp_path: Path, autojump_clock: object) -> None:
+    """Four of one group tell of the furthest rounds, and agree with each other."""
+    scene = Scene(tmp_path)
+    for number in range(4):
+        scene.swarm.add(f"liar {number}", 9, group="203.0.113.0/24")
+    scene.swarm.add("one", 8, group="198.51.100.0/24")
+    scene.swarm.add("two", 8, group="192.0.2.0/24")
+    sampled: list[list[PeerId]] = []
+    sample = scene.swarm.sample_weights
+
+    async def seen(donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> object:
+        sampled.append(donors)
+        return await sample(donors, wanted, folder)
+
+    scene.swarm.sample_weights = seen  # type: ignore[method-assign, assignment]  # the same, looked at
+    await scene.weights.load()
+    assert scene.swarm.asked == [["liar 0", "one", "two", "liar 1", "liar 2", "liar 3"]]
+    assert sampled == [["one", "two"]]

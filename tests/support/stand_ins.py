@@ -169,10 +169,10 @@ class StandInSwarm:
         self.offered: Callable[[LocalSide], Any] | None = None
         self.standings: dict[PeerId, Standing] = {}
 
-    def add(self, name: str, round_number: int, state: str = "training", *, verified: bool = True) -> PeerId:
+    def add(self, name: str, round_number: int, state: str = "training", *, verified: bool = True, group: str = "") -> PeerId:
         peer = PeerId(name)
         standing = Standing(round_number, 0, 1.0)
-        self.members.append(Member(peer, standing, state, (), "1", 0.0, None, verified=verified))
+        self.members.append(Member(peer, standing, state, (), "1", 0.0, None, verified=verified, group=group))
         return peer
 
     def live(self) -> list[Member]:
