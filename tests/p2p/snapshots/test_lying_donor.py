@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import trio
 
-from nolocod.errors import FarWeightsError
+from nolocod.errors import FarWeightsError, HarmfulTensorError, NoDonorError
 from nolocod.identity import Identity, PeerId, short
 from nolocod.node.peers import Peers
 from nolocod.node.weights import SessionSettings, Weights
@@ -108,16 +108,20 @@ def trained(run: Sealed, folder: Path, name: str) -> Replica:
 
 
 class Trainer:
-    """The newcomer's, as far as a training session begins with it, without a process of its own."""
+    """The newcomer's, as far as a training session begins with it, without a process of its own; `source`: of its weights."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, source: Literal["seed", "checkpoint"] = "seed") -> None:
         self.replica = replica
         self.standing = replica.standing
+        self.source: Literal["seed", "checkpoint"] = source
+        self._kept = replica.phi.clone()
 
     async def load(self, _setup: Setup) -> Loaded:
         await trio.lowlevel.checkpoint()
+        self.replica.phi.copy_(self._kept)
+        self.replica.theta.copy_(self._kept)
         sizes = self.replica.layout.size, self.replica.snapshot_size, 1
-        return Loaded(self.standing, *sizes, "seed", outbox_offset=0, phase=4, trouble=())
+        return Loaded(self.standing, *sizes, self.source, outbox_offset=0, phase=4, trouble=())
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         await trio.lowlevel.checkpoint()
@@ -134,8 +138,10 @@ class Trainer:
         return self.replica.compare(samples)
 
 
-async def load_as_newcomer(newcomer: Node, emit: Callable[[Event], None]) -> dict[str, torch.Tensor]:
-    """What a daemon does first; the weights that it came to hold."""
+async def load_as_newcomer(
+    newcomer: Node, emit: Callable[[Event], None], own: Replica | None = None
+) -> dict[str, torch.Tensor]:
+    """What a daemon does first, with a checkpoint of its `own` or without one; the weights that it came to hold."""
     assert newcomer.mesh is not None
     peers = Peers(newcomer.mesh, cast("ExchangeService", None), newcomer.context, emit)
     paths, run = newcomer.config.paths, newcomer.run
@@ -150,7 +156,7 @@ async def load_as_newcomer(newcomer: Node, emit: Callable[[Event], None]) -> dic
         cache=paths.cache,
     )
     settings = SessionSettings(setup, run.manifest, paths.incoming, may_seed=False, checkpoint_every=60.0, grace=1.0)
-    trainer = Trainer(make_replica(newcomer.run, newcomer.folder, "newcomer"))
+    trainer = Trainer(make_replica(newcomer.run, newcomer.folder, "newcomer")) if own is None else Trainer(own, "checkpoint")
     await Weights(settings, cast("TrainerProcess", trainer), peers, emit).load()
     return {name: tensor.clone() for name, tensor in trainer.replica.layout.split(trainer.replica.phi)}
 
@@ -186,6 +192,33 @@ async def test_a_newcomer_does_not_take_altered_weights(tmp_path: Path) -> None:
     assert [[event.code for event in troubles] for troubles in told] == [[FarWeightsError.entry.code]] * 3, told
     assert all(short(liar.identity.peer_id) in troubles[0].message for troubles in told)
     assert [event.whole for event in liar.events if isinstance(event, WeightsServed)] == [True] * 3
+
+
+async def test_random_weights_of_donors_that_agree_do_not_replace_our_own(tmp_path: Path) -> None:
+    """A node that fell behind meets donors that all hold the same random weights: it took them, and held-out loss went up."""
+    run = sealed_run()
+    events: list[Event] = []
+    liars, node = [Node(run, tmp_path, number) for number in (1, 2, 3)], Node(run, tmp_path, 4)
+    random_weights = make_replica(run, tmp_path, "liar")
+    noise = torch.randn(random_weights.phi.shape, generator=torch.Generator().manual_seed(1))
+    random_weights.phi.add_(noise * 0.3)
+    for liar in liars:
+        liar.serve(random_weights, round_number=40)
+    own = trained(run, tmp_path, "node")
+    kept = own.phi.clone()
+    with trio.fail_after(60):
+        async with AsyncExitStack() as stack:
+            bootstrap: tuple[str, ...] = ()
+            for one in (*liars, node):
+                await stack.enter_async_context(one.meshed(random.Random(1), bootstrap))
+                assert one.mesh is not None
+                bootstrap = bootstrap or one.mesh.addresses[:1]
+            while node.mesh is None or sum(one.state == "training" for one in node.mesh.live()) < 3:  # noqa: ASYNC110  # others do it
+                await trio.sleep(0.05)
+            await load_as_newcomer(node, events.append, own)
+    assert torch.equal(own.phi, kept)
+    codes = [event.code for event in events if isinstance(event, Troubled)]
+    assert codes == [HarmfulTensorError.entry.code] * 2 + [NoDonorError.entry.code], events
 
 
 async def _until_heard(newcomer: Node, liar: Node) -> None:
