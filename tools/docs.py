@@ -254,6 +254,27 @@ def bounds() -> list[Bound]:
             "a_flood_of_streams_is_refused_and_harms_no_other",
         ),
         Bound(
+            "time",
+            "chunks of an exchange: bytes over a minute, ours and the partner's",
+            f"{wire.least(1 << 30):,.0f}, or a tenth of the message",
+            "`Limits.least`",
+            "a_trickle_is_a_stall_whatever_the_size",
+        ),
+        Bound(
+            "time",
+            "the partner's snapshot; its inspection, on top of bytes under way",
+            f"{wire.snapshot_seconds:.0f} s, {wire.settle_seconds:.0f} s",
+            "`Limits`",
+            "a_snapshot_that_never_comes_has_a_bound",
+        ),
+        Bound(
+            "time",
+            "exchanges with one partner that come to nothing",
+            "a sixteenth of ours",
+            "`outer/loop.py`",
+            "who_takes_our_time_for_nothing_gets_a_sixteenth_of_it",
+        ),
+        Bound(
             "memory",
             "receive windows beyond their first size, per connection",
             _bytes(mux.windows),
@@ -326,6 +347,7 @@ def bounds() -> list[Bound]:
             "files_kept_open_are_bounded",
         ),
         Bound("disk", "receipts: two files of about", _bytes(receipts), "`ReceiptStore`", "two_files_bound_what_is_kept"),
+        Bound("disk", "votes whose outcome is not known", "16", "`ReceiptStore`", "so_many_votes_are_kept_and_no_more"),
         Bound("disk", "checkpoints kept", f"{KEPT}", "`checkpoint.KEPT`", "two_are_kept_and_left_overs_removed"),
         Bound(
             "disk",

@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nolocod.proto.types import AHEAD_CHUNKS
+from nolocod.units import SLOWEST_RATE
+
+_IN_FLIGHT = 4 << 20
+"""Bytes that were sent and have not arrived, on a slow line."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,12 @@ class Limits:
     """How long a newcomer waits for a donor's snapshot."""
     snapshot_seconds: float = 120.0
     """How long our trainer may take to write its tensor."""
-    settle_seconds: float = 30.0
-    """The wait for a Confirm or a Commit, on top of a moment per byte."""
+    settle_seconds: float = 120.0
+    """How long the partner may inspect our tensor: its trainer ends the inner step under way before."""
+    stall_seconds: float = 60.0
+    """The window in which `least` bytes move while chunks are due."""
+    stall_rate: float = SLOWEST_RATE / 4
+    """An owner's limit of `SLOWEST_RATE` may be shared by an exchange, two uploads and all else."""
     acknowledge_seconds: float = 10.0
     resume_seconds: float = 20.0
     """How long a broken exchange waits to be resumed."""
@@ -70,5 +78,9 @@ class Limits:
         return size / self.turn(size)
 
     def settle(self, size: int) -> float:
-        """The wait for the partner's verdict on `size` bytes: it drains its buffers and inspects them."""
-        return self.settle_seconds + size / (8 * self.bytes_per_second)
+        """The wait for the partner's verdict on `size` bytes: the last arrive, and it inspects them."""
+        return self.settle_seconds + min(size, _IN_FLIGHT) / SLOWEST_RATE
+
+    def least(self, size: int) -> float:
+        """Bytes that move in `stall_seconds` of an exchange of `size` each way."""
+        return self.stall_seconds * min(self.stall_rate, size / self.whole(size))

@@ -308,6 +308,59 @@ async def test_cancelled_in_the_middle_discards_the_capture(autojump_clock: obje
     assert isinstance(node.events[-1], ExchangeEnded), "nobody is shown an exchange that is over"
 
 
+async def test_a_stop_does_not_come_between_a_commitment_and_its_step(autojump_clock: object) -> None:
+    """The partner applies too."""
+    node = Table().add("node")
+    apply, handed = node.trainer.apply, []
+
+    async def slow(partner_round: int, skipped: bytes) -> Applied:
+        await trio.sleep(5)
+        handed.append(skipped)
+        return await apply(partner_round, skipped)
+
+    node.trainer.apply = slow  # type: ignore[method-assign]
+    await trio.sleep(INNER_STEPS)
+    assert isinstance(node.loop.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
+    await node.loop.local_side.capture(Subject())
+    with trio.move_on_after(1):
+        ended = Ended("committed", PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0), skipped=b"\x05")
+        await node.loop.ended(ended)
+    assert node.trainer.round == 1
+    assert handed == [b"\x05"], "the blocks that the partner leaves out are left out here too"
+
+
+async def test_who_takes_our_time_for_nothing_gets_a_sixteenth_of_it(autojump_clock: object) -> None:
+    node, other = Table().add("node"), PeerId("other")
+    await trio.sleep(INNER_STEPS)
+    began, wasted, accepted = trio.current_time(), 0.0, 0
+    while trio.current_time() < began + 40_000:
+        answer = node.loop.decide(Offer(other, b"s", Standing(0, 0, 1.0)))
+        if isinstance(answer, Accept):
+            accepted += 1
+            await trio.sleep(100.0)
+            wasted += 100.0
+            await node.loop.ended(Ended("aborted" if accepted % 2 else "in_doubt", other, b"s"))
+        else:
+            assert isinstance(answer, Refuse)
+            assert other in node.loop._avoided(), "nothing is offered to it either"
+            assert isinstance(node.loop.decide(Offer(PeerId("third"), b"s", Standing(0, 0, 1.0))), Accept)
+            await node.loop.ended(Ended("aborted", PeerId("third"), b"s"))
+            await trio.sleep(INNER_STEPS)
+    assert 0.05 < wasted / 40_000 < 0.075
+    assert len(node.loop._wasted) <= 2
+
+
+async def test_an_exchange_that_broke_is_forgiven(autojump_clock: object) -> None:
+    """Twenty seconds are gone, as with a line that broke: the same partner is welcome at once."""
+    node, other = Table().add("node"), PeerId("other")
+    await trio.sleep(INNER_STEPS)
+    for _ in range(2):
+        assert isinstance(node.loop.decide(Offer(other, b"s", Standing(0, 0, 1.0))), Accept)
+        await trio.sleep(20)
+        await node.loop.ended(Ended("aborted", other, b"s"))
+    assert other not in node.loop._avoided()
+
+
 async def test_an_offer_accepted_in_the_moment_another_ends_keeps_the_desk(autojump_clock: object) -> None:
     table = Table()
     node = table.add("node")

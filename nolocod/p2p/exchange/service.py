@@ -25,6 +25,7 @@ from nolocod.errors import (
     RemoteError,
 )
 from nolocod.p2p.exchange.doubts import AFTERWARDS, Doubts
+from nolocod.p2p.exchange.progress import StalledError
 from nolocod.p2p.exchange.session import Session
 from nolocod.p2p.membership.peer_scoring import Conduct, conduct_in, conduct_of
 from nolocod.p2p.transport.channel import Channel
@@ -273,7 +274,9 @@ class ExchangeService:
         if session.machine.state is State.ABORTED:
             await self._context.aside(self._receipts.settle, name[1])  # this node may have voted for it
         found = failure if isinstance(failure, RemoteError) else None
-        self._judged(session.machine.partner, conduct_in(ended, found, self._context.size))
+        stalled = isinstance(failure, StalledError) and ended.outcome != "committed"
+        conduct = Conduct.WITHHELD if stalled else conduct_in(ended, found, self._context.size)
+        self._judged(session.machine.partner, conduct)
         return ended
 
     def _judged(self, partner: PeerId, conduct: Conduct | None) -> None:

@@ -26,6 +26,7 @@ from nolocod.errors import (
     UnacknowledgedError,
 )
 from nolocod.p2p.exchange.context import redial_pauses
+from nolocod.p2p.exchange.progress import Pace, StalledError
 from nolocod.p2p.transport.channel import Channel, send_working
 from nolocod.p2p.transport.deadlines import deadline, together
 from nolocod.p2p.transport.stream import EXCHANGE
@@ -47,10 +48,6 @@ _DECIDING = (State.CONFIRMED, State.STORING)
 _STOPPED = RemoteError.entry.code
 
 
-class _OverdueError(PeerTooSlowError):
-    """The stream lives, but the partner's verdict does not come: a new stream would not help."""
-
-
 class Session:
     """One side of one exchange from Accept on. `run` once; then `ended` says how it went."""
 
@@ -66,6 +63,7 @@ class Session:
         self._aside = context.aside
         self._description: Description | None = None
         self._skipped = b""
+        self._pace = Pace(context.limits, context.size, lambda: machine.next_chunk is not None or not self._received.is_set())
         self._came = trio.Event()
         self._prepared = trio.Event()
         self._received = trio.Event()
@@ -87,7 +85,8 @@ class Session:
         self._channel = channel
         try:
             with self._scope, deadline(self._limits.whole(self._size), "the exchange"):
-                await together(self._converse, partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine))
+                own = partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine)
+                await together(self._converse, *own, partial(self._pace.watch, self._prepared))
         except NolocodError as error:
             self._note(error)
         finally:
@@ -200,7 +199,7 @@ class Session:
             try:
                 await self._talk()
                 return
-            except _OverdueError:
+            except StalledError:
                 if self.machine.state is State.IN_DOUBT:
                     return
                 raise
@@ -232,7 +231,7 @@ class Session:
         await self._send_tensor()
         if machine.offerer:
             await self._received.wait()
-            with deadline(self._limits.settle(self._size), "the partner's confirmation", _OverdueError):
+            with deadline(self._limits.settle(self._size), "the partner's confirmation", StalledError):
                 await self._confirmed.wait()
             await self.decision.wait()
             await channel.send_envelope(machine.commit())
@@ -243,7 +242,7 @@ class Session:
             if not machine.over:  # or our Abort is on its way
                 await self._or_abort(self._vote)
                 await channel.send_envelope(machine.confirm())
-            with deadline(self._limits.settle(self._size), "the partner's commitment", _OverdueError):
+            with deadline(self._limits.settle(self._size), "the partner's commitment", StalledError):
                 await self._settled.wait()
             await channel.send_envelope(machine.acknowledge())
 
@@ -262,7 +261,7 @@ class Session:
             start, length = description.span(index)
             machine.sending(length)
             with outbox.view(start, length) as content:
-                await self._channel.send_chunk(index, content)
+                await self._channel.send_chunk(index, content, self._pace.move)
             outbox.release(start, length)
 
     async def _receive(self) -> None:
@@ -274,7 +273,7 @@ class Session:
             else:
                 start, length = machine.expect(frame)
                 with self._local_side.inbox.place(start, length) as place:
-                    await channel.read_into(place)
+                    await channel.read_into(place, self._pace.move)
                     machine.chunk(place)
                 self._local_side.inbox.release(start, length)
                 self._came.set()
@@ -284,6 +283,8 @@ class Session:
     async def _taken(self, name: str) -> None:
         """Follow a message that the machine took."""
         match name:
+            case "describe":
+                self._pace.described.set()
             case "abort":
                 raise RefusedError(f"the partner aborted ({self.machine.verdict[0]}): {self.machine.verdict[1]}")
             case "resume":

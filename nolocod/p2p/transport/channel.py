@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.limits import Limits
 
+_PIECE = 512 << 10
+"""Bytes of a chunk after which its progress is told."""
+
 
 class Channel:
     """Frames on one stream."""
@@ -41,8 +44,9 @@ class Channel:
     async def send_envelope(self, raw: bytes) -> None:
         await self._send(envelope_head(len(raw)) + raw)
 
-    async def send_chunk(self, index: int, content: memoryview) -> None:
-        await self._send(chunk_head(index, len(content)), content)
+    async def send_chunk(self, index: int, content: memoryview, moved: Callable[[int], None] = lambda _: None) -> None:
+        """`moved` is told of bytes as they go."""
+        await self._send(chunk_head(index, len(content)), *_pieces(content), moved=moved)
 
     async def receive(self) -> bytes | ChunkHead:
         """Wait for a frame: an envelope is returned whole, of a chunk the head; the caller reads its content."""
@@ -56,8 +60,11 @@ class Channel:
             raise ProtocolError(f"chunk {frame.index} came where a message was due.")
         return frame
 
-    async def read_into(self, view: memoryview) -> None:
-        await self._stream.read_into(view)
+    async def read_into(self, view: memoryview, moved: Callable[[int], None] = lambda _: None) -> None:
+        """Fill `view`; `moved` is told of bytes as they come."""
+        for piece in _pieces(view):
+            await self._stream.read_into(piece)
+            moved(len(piece))
 
     async def close(self) -> None:
         """Let go of the stream: in order if that is possible at once, or else by reset."""
@@ -80,11 +87,12 @@ class Channel:
         """For what is still to be done when all else is cancelled."""
         return shielded(self._limits.abort_seconds)
 
-    async def _send(self, *parts: bytes | memoryview) -> None:
+    async def _send(self, *parts: bytes | memoryview, moved: Callable[[int], None] = lambda _: None) -> None:
         async def write() -> None:
             self._torn = True
             for part in parts:
                 await self._stream.write(part)
+                moved(len(part))
             self._torn = False
             self.spoke_at = trio.current_time()
 
@@ -92,6 +100,10 @@ class Channel:
             if self._torn:
                 raise PeerUnavailableError("the stream was given up in the middle of a frame.")
             await to_the_end(write, self._limits.abort_seconds)
+
+
+def _pieces(view: memoryview) -> list[memoryview]:
+    return [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
 
 
 async def send_working(channel: Channel, working: Callable[[], bytes], every: float) -> None:

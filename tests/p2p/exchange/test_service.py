@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event
     from nolocod.p2p.exchange.session import Session
+    from nolocod.proto.receipt import Receipt
     from nolocod.proto.types import Answer, Offer
 
 SIZE, CHUNK = 2500, 1000
@@ -315,7 +316,7 @@ async def test_nobody_there_is_unreachable(tmp_path: Path, virtual_clock: object
     assert (ended.outcome, ended.error) == ("unreachable", "NLC-201")
 
 
-async def silent(_stream: object) -> None:
+async def silent(*_: object) -> None:
     await trio.sleep_forever()
 
 
@@ -781,6 +782,86 @@ async def test_nothing_aborts_while_the_receipt_is_being_written(
     assert results[0].outcome == "committed"
     assert len(list(alice.receipts.all())) == 1
     assert {type(error) for error in net.caught} == {PeerTooSlowError}
+
+
+async def test_a_question_waits_for_the_decision_under_way(
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_disk(monkeypatch, 3.0)
+    async with pair(tmp_path) as (alice, bob, net):
+        net.nursery.start_soon(alice.offer, bob)
+        await trio.sleep(1)
+        assert session_of(alice).machine.state is State.STORING
+        assert await ask_in_doubt(net, alice, bob) == "commit"
+
+
+async def test_what_was_decided_is_told_and_returned_to_a_caller_that_is_stopped_meanwhile(
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path) as (alice, bob, _):
+        add, ended = alice.receipts.add, None
+        with trio.CancelScope() as stop:
+
+            def add_and_stop(receipt: Receipt) -> None:
+                add(receipt)
+                stop.cancel()
+
+            monkeypatch.setattr(alice.receipts, "add", add_and_stop)
+            ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended is not None, "the caller applies"
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+
+
+async def test_a_receipt_answers_nobody_but_the_partner(tmp_path: Path, virtual_clock: object) -> None:
+    eve = Identity.from_secret(bytes([3]) * 32)
+    async with pair(tmp_path) as (alice, bob, net):
+        ended = await alice.offer(bob)
+        answers = []
+        for one in (eve, HIGH):
+            dialogue = Dialogue(one, "run", alice.peer_id, ended.session, 50)
+            channel = Channel(await net.dial(one.peer_id)(alice.peer_id, EXCHANGE), LIMITS)
+            await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=True))))
+            answers.append(dialogue.open(await channel.receive_envelope()).WhichOneof("content"))
+    assert answers == ["abort", "commit"]
+
+
+@pytest.mark.parametrize("stalls", ["offerer", "answerer"])
+async def test_who_stalls_after_some_chunks_is_found_out_and_blamed(
+    tmp_path: Path, virtual_clock: object, monkeypatch: pytest.MonkeyPatch, stalls: str
+) -> None:
+    """It says Working all the time."""
+    async with pair(tmp_path, size=10 * CHUNK) as (alice, bob, net):
+        one, other = (alice, bob) if stalls == "offerer" else (bob, alice)
+        view, count = one.local_side.outbox.view, 0
+
+        def some(start: int, length: int) -> memoryview:
+            nonlocal count
+            count += 1
+            if count == 3:
+                session = session_of(one)
+                monkeypatch.setattr(session._channel, "send_chunk", silent)
+                session._pace._least = -1
+            return view(start, length)
+
+        one.local_side.outbox.view = some  # type: ignore[method-assign]
+        began = trio.current_time()
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+        took = trio.current_time() - began
+    assert ended.outcome == bob.reception.over[0].outcome == "aborted"
+    assert took < 80
+    assert (one.peer_id, Conduct.WITHHELD) in other.judged, net.caught
+
+
+async def test_steps_of_half_a_minute_and_more_are_no_fault(tmp_path: Path, virtual_clock: object) -> None:
+    """An inspection waits for the inner step under way."""
+    async with pair(tmp_path) as (alice, bob, _):
+        alice.local_side.inspect_seconds, bob.local_side.inspect_seconds = 5.0, 100.0
+        ended = await alice.offer(bob)
+        await bob.reception.told.wait()
+    assert ended.outcome == bob.reception.over[0].outcome == "committed"
+    assert alice.judged == [(bob.peer_id, Conduct.COMMITTED)]
 
 
 async def test_an_inspection_that_ends_while_an_abort_is_told_confirms_nothing(

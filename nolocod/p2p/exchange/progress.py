@@ -1,0 +1,59 @@
+"""Whether a partner does its part of an exchange in time.
+
+The rule: bytes count, not words. That a partner says Working keeps its stream, and no more: its snapshot and its
+inspection have a bound each, and while chunks are due so many bytes move in any `stall_seconds`, its own and those of
+ours that it takes. An honest line is many times faster, however slow; and what we hold up ourselves is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NoReturn
+
+import trio
+
+from nolocod.errors import PeerTooSlowError
+from nolocod.p2p.transport.deadlines import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.proto.limits import Limits
+
+_LOOKS = 6
+"""In each window."""
+
+
+class StalledError(PeerTooSlowError):
+    """The stream lives, but the partner's part does not come: a new stream would not help."""
+
+
+class Pace:
+    """Of one exchange of `size` bytes each way, over all its streams. `due`: whether chunks of either side are."""
+
+    def __init__(self, limits: Limits, size: int, due: Callable[[], bool]) -> None:
+        self._limits = limits
+        self._least = limits.least(size)
+        self._due = due
+        self._moved = 0
+        self.described = trio.Event()
+        """The partner's snapshot is done."""
+
+    def move(self, count: int) -> None:
+        """So many bytes of chunks came, or went."""
+        self._moved += count
+
+    async def watch(self, prepared: trio.Event) -> NoReturn:
+        """StalledError once the partner is too slow; `prepared` is set when our own snapshot is done."""
+        limits, counts = self._limits, deque[int](maxlen=_LOOKS + 1)
+        with deadline(limits.snapshot_seconds + limits.accept_seconds, "the partner's snapshot", StalledError):
+            await self.described.wait()
+        await prepared.wait()  # it may wait for our bytes
+        while True:
+            if self._due():
+                counts.append(self._moved)
+            else:
+                counts.clear()
+            if len(counts) > _LOOKS and counts[-1] - counts[0] < self._least:
+                raise StalledError(f"{counts[-1] - counts[0]} bytes moved in {limits.stall_seconds:.0f} s.")
+            await trio.sleep(limits.stall_seconds / _LOOKS)
