@@ -18,6 +18,7 @@ import trio
 from nolocod.errors import RefusedError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
+from nolocod.outer.wasted import WastedTime
 from nolocod.proto.types import (
     Accept,
     Answer,
@@ -44,9 +45,6 @@ _CLOSED_SECONDS = 5.0
 """What a peer is told when we are stopping, or fetching weights."""
 _AVOID_SECONDS = 30.0
 """How long a partner that refused or failed is not asked again, at most: one inner phase."""
-_SHARE, _FORGIVEN = 15.0, 60.0
-"""Who takes our time for nothing may have a sixteenth of it, and a minute besides: after that its offers are refused, and
-nothing is offered to it, until 15 times as much time has gone by. An honest partner on a bad line is not blamed for that."""
 _LOOK_AGAIN = 0.5
 """The longest pause between two looks for a partner: members come and go meanwhile."""
 _OWN_TRIES = 3
@@ -179,7 +177,7 @@ class OuterLoop:
         self._closing = False
         self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
         self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
-        self._wasted: dict[PeerId, float] = {}  # by whom: until when it has no further time of ours, _FORGIVEN aside
+        self._wasted = WastedTime()
         self._step_seconds = 1.0
         self._tries = 0  # our own draws in this step
 
@@ -228,18 +226,7 @@ class OuterLoop:
         now = trio.current_time()
         self._busy = {peer: until for peer, until in self._busy.items() if until > now}
         self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
-        return {*self._busy, *self._shunned, *filter(self._wastes, self._wasted)}
-
-    def _wastes(self, peer: PeerId) -> bool:
-        """Whether exchanges with `peer` took too much time and came to nothing."""
-        return self._wasted.get(peer, 0.0) > trio.current_time() + _SHARE * _FORGIVEN
-
-    def _charge(self, ended: Ended) -> None:
-        if ended.outcome != "committed":
-            now = trio.current_time()
-            before = max(now, self._wasted.get(ended.partner, 0.0))
-            self._wasted = {peer: until for peer, until in self._wasted.items() if until > now}
-            self._wasted[ended.partner] = before + _SHARE * (now - self._started)
+        return {*self._busy, *self._shunned, *self._wasted.peers(now)}
 
     async def _look_again(self, deadline: float) -> None:
         names = ", ".join(short(peer) for peer in self._busy)
@@ -304,7 +291,7 @@ class OuterLoop:
             return Refuse(RefusedError.entry.code, "this node takes no more outer steps")
         if apart > self._settings.staleness:
             return Refuse(RefusedError.entry.code, f"{apart} rounds apart, the limit is {self._settings.staleness}")
-        if self._wastes(offer.partner):
+        if self._wasted.by(offer.partner, trio.current_time()):
             return Refuse(RefusedError.entry.code, "exchanges with this peer took long and came to nothing")
         glare = self._offering_to == offer.partner and offer.partner < self._own
         if self._closing:
@@ -364,7 +351,9 @@ class OuterLoop:
 
     async def _conclude(self, ended: Ended, local_side: TrainerSide, *, initiator: bool) -> None:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
-        self._charge(ended)
+        if ended.outcome != "committed":
+            now = trio.current_time()
+            self._wasted.charge(ended.partner, now - self._started, now)
         if ended.outcome != "committed":
             try:
                 await self._abandon(local_side)

@@ -347,7 +347,7 @@ async def test_who_takes_our_time_for_nothing_gets_a_sixteenth_of_it(autojump_cl
             await node.loop.ended(Ended("aborted", PeerId("third"), b"s"))
             await trio.sleep(INNER_STEPS)
     assert 0.05 < wasted / 40_000 < 0.075
-    assert len(node.loop._wasted) <= 2
+    assert len(node.loop._wasted._until) <= 2
 
 
 async def test_an_exchange_that_broke_is_forgiven(autojump_clock: object) -> None:

@@ -199,9 +199,9 @@ class Session:
             try:
                 await self._talk()
                 return
-            except StalledError:
+            except StalledError as error:
                 if self.machine.state is State.IN_DOUBT:
-                    return
+                    return self._note(error)
                 raise
             except (PeerUnavailableError, PeerTooSlowError) as error:
                 tries += 1
