@@ -32,10 +32,10 @@ from nolocod.p2p.nat.circuit_relay import RelayLimits
 from nolocod.p2p.settings import Relaying
 from nolocod.p2p.snapshots.client import ROOM
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.transport.buffers import Unread
+from nolocod.p2p.transport.buffers import HeldMemory
 from nolocod.p2p.transport.noise import MAX_HANDSHAKE
 from nolocod.p2p.transport.yamux import MuxLimits
-from nolocod.proto.limits import Limits
+from nolocod.proto.limits import Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
 from nolocod.trainer.checkpoint import KEPT
@@ -214,7 +214,7 @@ def _label(name: str, values: list[str]) -> str:
 def bounds() -> list[Bound]:
     """Every bound that the page names, with its value as the code has it."""
     host, mux, wire, relay, timing = HostLimits(), MuxLimits(), Limits(), RelayLimits(), Timing()
-    asked, unread = AutoNatLimits(), inspect.signature(Unread).parameters["most"].default
+    asked, held = AutoNatLimits(), inspect.signature(HeldMemory).parameters
     receipts = inspect.signature(ReceiptStore).parameters["limit"].default
     return [
         Bound("connections", "at once", f"{host.connections}", "`HostLimits`", "so_many_connections_and_no_more"),
@@ -281,12 +281,16 @@ def bounds() -> list[Bound]:
             "`MuxLimits`",
             "the_window_grows_and_all_windows_together_have_a_limit",
         ),
-        Bound(
-            "memory",
-            "arrived and not read, all connections together",
-            _bytes(unread),
-            "`Unread`",
-            "the_connection_with_most_unread_bytes_ends_when_all_together_have_too_many",
+        *(
+            Bound("memory", f"held for {who} together", _bytes(held[name].default), "`HeldMemory`", f"{test}")
+            for who, name, test in (
+                ("all peers", "most", "the_connection_that_holds_most_ends_when_all_together_hold_too_much"),
+                (
+                    "strangers",
+                    "most_of_strangers",
+                    "strangers_together_have_their_share_and_push_out_neither_partners_nor_who_holds_little",
+                ),
+            )
         ),
         Bound("memory", "members known", f"{timing.capacity}", "`Timing.capacity`", "the_table_is_bounded_and_keeps_the_fresh"),
         Bound(
@@ -297,8 +301,15 @@ def bounds() -> list[Bound]:
             "an_announced_length_is_believed_by_nobody",
         ),
         Bound("messages", "of a handshake", _bytes(MAX_HANDSHAKE), "`noise.py`", "a_proof_with_a_huge_key_is_not_looked_at"),
-        Bound(
-            "messages", "an envelope", _bytes(wire.envelope_bytes), "`Limits`", "no_head_passes_a_limit_or_raises_anything_else"
+        *(
+            Bound("messages", what, _bytes(most_bytes([name])), "`proto/limits.py`", "each_message_has_a_limit_of_its_own")
+            for what, name in (
+                ("the first on a stream", "offer"),
+                ("one with a reason", "refuse"),
+                ("a verdict on an exchange", "commit"),
+                ("gossip", "gossip"),
+                ("an offer of weights", "snapshot_offer"),
+            )
         ),
         Bound("messages", "a chunk", _bytes(wire.chunk_bytes), "`Limits`", "no_head_passes_a_limit_or_raises_anything_else"),
         Bound("messages", "a heartbeat", _bytes(MAX_HEARTBEAT), "`MAX_HEARTBEAT`", "what_no_honest_node_sends_is_refused"),

@@ -223,7 +223,7 @@ async def members(host: Host, peer: PeerId, sealed: Sealed, identity: Identity) 
     """The heartbeats that `peer` knows, its own first. Raises RemoteError."""
     stream = await host.open_stream(peer, GOSSIP)
     terms = Terms(identity, sealed.run_id, _ANSWER)
-    body = await ask(stream, pb.Body(gossip=pb.Gossip(answer=True)), terms)
+    body = await ask(stream, pb.Body(gossip=pb.Gossip(answer=True)), terms, "gossip")
     now = time.time()
     found: list[Member] = []
     for raw in body.gossip.heartbeats:

@@ -20,6 +20,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig
 from libp2p.peer.id import ID
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from multiaddr import Multiaddr
 
 from nolocod.errors import PortTakenError, RemoteError, UsageError
@@ -31,6 +32,7 @@ from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.connection_manager import ConnectionLimits, ConnectionManager
 from nolocod.p2p.limits.peerstore import BoundedStore
 from nolocod.p2p.limits.rate_limits import StreamLimiter
+from nolocod.p2p.transport.buffers import HeldMemory
 from nolocod.p2p.transport.connection import relayed
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.dialer import Dialer
@@ -41,7 +43,7 @@ from nolocod.p2p.transport.listen_addresses import announced, claim
 from nolocod.p2p.transport.multiaddrs import dialable, host_of, multiaddr_of, with_peer
 from nolocod.p2p.transport.noise import NOISE_PROTOCOL, NoiseTransport
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
-from nolocod.p2p.transport.yamux import MuxLimits, YamuxMultistream
+from nolocod.p2p.transport.yamux import PROTOCOL, MuxLimits, Yamux
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from nolocod.identity import Identity
     from nolocod.observe.events import Emit
     from nolocod.p2p.limits.bandwidth import Meter
+    from nolocod.p2p.transport.noise import SecureChannel
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.units import Address
 
@@ -109,7 +112,8 @@ async def open_host(
     limits = limits or HostLimits()
     keys = create_new_key_pair(identity.secret)
     noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater or ConnectionGater())
-    basic = _basic_host(keys, limits, noise)
+    memory = HeldMemory()
+    basic = _basic_host(keys, limits, noise, memory)
     swarm = cast("Swarm", basic.get_network())
     dialer = Dialer(swarm, bound, limits.connect, ConnectionManager(limits.connections, limits.inbound))
     async with basic.run([Multiaddr(multiaddr_of(address)) for address in bound]), trio.open_nursery() as nursery:
@@ -117,6 +121,7 @@ async def open_host(
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
             raise PortTakenError(f"{bound[0]} was taken a moment ago.")
         host = Host(basic, dialer, nursery, emit, limits)
+        host.memory = memory
         host.announce(bound, announce)
         try:
             yield host
@@ -126,7 +131,7 @@ async def open_host(
             nursery.cancel_scope.cancel()
 
 
-def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> BasicHost:
+def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport, memory: HeldMemory) -> BasicHost:
     most = limits.connections + limits.inbound.half_open  # our own manager keeps to `connections`
     config = ConnectionConfig(
         max_connections=most,
@@ -154,7 +159,7 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport) -> Bas
         connection_config=config,
         disable_identify_address_discovery=True,
     )
-    muxer = YamuxMultistream(MuxLimits(streams=limits.streams_per_connection))
+    muxer = _Muxer(MuxLimits(streams=limits.streams_per_connection), memory)
     libp2p_patches.offer_only(cast("Swarm", basic.get_network()), muxer)
     libp2p_patches.never_identify(basic)
     libp2p_patches.contain_streams(basic, _contained)
@@ -175,6 +180,18 @@ def _contained(handle: RawHandler) -> RawHandler:
     return handle_stream
 
 
+class _Muxer(MuxerMultistream):  # type: ignore[misc]  # libp2p has no types that mypy follows
+    """Offers our yamux and nothing else."""
+
+    def __init__(self, limits: MuxLimits, memory: HeldMemory) -> None:
+        super().__init__({PROTOCOL: Yamux})
+        self._limits, self._memory = limits, memory
+
+    async def new_conn(self, conn: SecureChannel, peer_id: ID) -> Yamux:
+        await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        return Yamux(conn, peer_id, self._limits, self._memory)
+
+
 class Host(Connections):
     """Connections and streams to peers, and what these are told of us. Made by `open_host`."""
 
@@ -182,6 +199,8 @@ class Host(Connections):
         super().__init__(cast("Swarm", basic.get_network()), dialer, nursery, emit, limits.connect)
         self.basic = basic
         self.limits = limits
+        self.memory = HeldMemory()
+        """What is held for peers, all connections together."""
         self.faults = 0
         """Inbound streams that ended with a fault of the peer."""
         self.circuits: tuple[str, ...] = ()

@@ -198,6 +198,7 @@ class Mesh:
         self._table = Membership(own_id, sealed.run_id, parts.timing, self._admission, ban, reputation.committed)
         self._host.refuses = lambda peer: reputation.banned(peer, time.time()) > 0
         self._host.judge = self.blame
+        self._host.memory.is_partner = lambda peer: reputation.committed(peer) > 0
         connectivity = parts.connectivity
         connectivity.members, connectivity.resting = self.live, lambda: own()[1] == "paused"
         own_heartbeat = OwnHeartbeat(

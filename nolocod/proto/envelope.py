@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError, Message
 from nolocod.errors import OtherRunError, PeerVersionError, ProtocolError
 from nolocod.identity import Identity, PeerId, short, verify
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing
 
 M = TypeVar("M", bound=Message)
@@ -35,23 +34,14 @@ def seal(body: pb.Body, identity: Identity) -> bytes:
     return envelope.SerializeToString()
 
 
-def open_envelope(
-    raw: bytes,
-    *,
-    run_id: str | None,
-    receiver: str,
-    remote: str | None = None,
-    limit: int = Limits.envelope_bytes,
-) -> pb.Body:
-    """Check a serialised envelope and return its body.
+def open_envelope(raw: bytes, *, run_id: str | None, receiver: str, remote: str | None = None) -> pb.Body:
+    """Check a serialised envelope, of which whoever read it has checked the size, and return its body.
 
     `run_id` is ours, or None where any run may ask (a newcomer's question for the manifest). `remote`
     is the stream's authenticated peer, which must be the sender; None for gossip, which others carry.
 
     Raises PeerVersionError, OtherRunError (both name both sides), SignatureError or ProtocolError.
     """
-    if len(raw) > limit:
-        raise ProtocolError(f"an envelope of {len(raw)} bytes is above the limit of {limit}.")
     envelope = _parse(pb.Envelope(), raw)
     if envelope.major != MAJOR:
         raise PeerVersionError(

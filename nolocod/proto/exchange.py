@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, PeerBusyError, ProtocolError, RefusedError
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
+from nolocod.proto.content import HASH_SIZE, check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
-from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, following
-from nolocod.proto.limits import Limits
+from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, expected, following
+from nolocod.proto.limits import FIRST, Limits, most_bytes
 from nolocod.proto.receipt import Receipt, Skipped, check_signature, commit_message, content_of, sign, skipped_of
 from nolocod.proto.types import CHUNK_SIZE, Subject
 
@@ -221,6 +221,16 @@ class Exchange:
 
     # --- what comes ---------------------------------------------------------------------------------
 
+    def most(self) -> int:
+        """Bytes of the largest envelope that may come now; a Describe has a hash for each chunk of the run's message."""
+        names = expected(self._table, self.state)
+        hashes = -(-self._setting.size // self._chunk_size) if "describe" in names else 0
+        return max(most_bytes(names), FIRST + hashes * (HASH_SIZE + 2))
+
+    @property
+    def _chunk_size(self) -> int:
+        return min(CHUNK_SIZE, self._setting.limits.chunk_bytes)
+
     def receive(self, raw: bytes) -> str:
         """Take an envelope; return the message's name, with `state` changed as `TABLE` says.
 
@@ -336,8 +346,8 @@ class Exchange:
             raise ProtocolError(
                 f"a message of {description.size} bytes is not of this run, whose largest has {self._setting.size}."
             )
-        if description.chunk_size != (due := min(CHUNK_SIZE, self._setting.limits.chunk_bytes)):
-            raise ProtocolError(f"a message has chunks of {description.chunk_size} bytes instead of {due}.")
+        if description.chunk_size != self._chunk_size:
+            raise ProtocolError(f"a message has chunks of {description.chunk_size} bytes instead of {self._chunk_size}.")
         self._other.description = description
 
     def _take_resume(self, resume: pb.Resume) -> None:

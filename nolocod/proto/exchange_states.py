@@ -29,6 +29,11 @@ def following(table: dict[S, dict[str, S]], state: S, step: str, partner: str, s
     return after
 
 
+def expected(table: dict[S, dict[str, S]], state: S) -> list[str]:
+    """The messages that may come in `state`."""
+    return [step[1:] for step in table[state] if step.startswith("<")]
+
+
 class State(enum.Enum):
     NEW = enum.auto()
     OFFERED = enum.auto()

@@ -1,12 +1,13 @@
 """The bounds of exchanges and snapshots: what a peer may send, hold or delay. Sizes in bytes, times in seconds.
 
-The rule: a size is compared with its limit before anything is allocated for it, and no wait on a peer
-is without one of these times.
+The rule: a size is compared with the limit of the messages that may come before anything is read of them, and no
+wait on a peer is without one of these times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nolocod.proto.types import AHEAD_CHUNKS
 from nolocod.units import SLOWEST_RATE
@@ -14,19 +15,37 @@ from nolocod.units import SLOWEST_RATE
 _IN_FLIGHT = 4 << 20
 """Bytes that were sent and have not arrived, on a slow line."""
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FIRST = 4 << 10
+"""Bytes of the first envelope on a stream, and of every other one that is not named in `_MORE`."""
+_REASON = 16 << 10
+_SKIPPED = 64 << 10
+_MORE = {
+    **dict.fromkeys(("busy", "refuse", "abort"), _REASON),
+    **dict.fromkeys(("confirm", "commit"), _SKIPPED + FIRST),
+    "gossip": 80 << 10,  # heartbeats, and all that the run's owner has revoked (64 KiB)
+    "info": (16 << 20) + FIRST,  # a manifest with its tokenizer
+    "snapshot_offer": 4 << 20,  # the hashes of 120 000 chunks: 240 GB
+}
+
+
+def most_bytes(names: Iterable[str]) -> int:
+    """Bytes of the largest envelope among messages of these names (fields of `Body`); a Describe's follow from the run."""
+    return max((_MORE.get(name, FIRST) for name in names), default=FIRST)
+
 
 @dataclass(frozen=True)
 class Limits:
     """The defaults are the daemon's; tests make them small."""
 
-    envelope_bytes: int = 4 << 20
-    """Holds the hashes of 120 000 chunks: 120 GB of tensor."""
     chunk_bytes: int = 4 << 20
     snapshot_bytes: int = 256 << 30
     """The largest snapshot that a newcomer fetches."""
     chunks_per_request: int = 256
     ahead_chunks: int = AHEAD_CHUNKS
-    skipped_bytes: int = 64 << 10
+    skipped_bytes: int = _SKIPPED
     """The bit map of a message of 34 G elements in blocks of 64 Ki."""
     resumes: int = 5
     """Broken streams in a row, with no chunk gained, after which a transfer is given up."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Literal
 
-from nolocod.proto.exchange_states import following
+from nolocod.proto.exchange_states import expected, following
+from nolocod.proto.limits import most_bytes
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
@@ -75,6 +76,10 @@ class Service:
         self.side = side
         self.state = Serving.NEW
         self._partner = partner
+
+    def most(self) -> int:
+        """Bytes of the largest envelope that may come now."""
+        return most_bytes(expected(SERVING[self.side], self.state))
 
     def step(self, name: str) -> None:
         """`name` came or was done. ProtocolError if it may not come now."""

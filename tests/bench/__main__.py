@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import NolocodError
-from tests.bench import contest, exchange_run, report, transport, utilisation, wan
+from tests.bench import contest, exchange_run, messages, report, transport, utilisation, wan
 from tests.bench.base import Options
 from tests.bench.node import node
 from tests.bench.training import training
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-_PARTS = ("exchange", "transport", "relay", "training", "node", "wan", "utilisation")
+_PARTS = ("exchange", "transport", "relay", "training", "node", "wan", "utilisation", "messages")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,6 +79,9 @@ def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None])
             return {"text": joined.to_text(), "figures": asdict(joined)}
         case "wan":
             return wan.measure(rounds, say).to_table()
+        case "messages":
+            worst = messages.measure(rounds, say)
+            return {"text": worst.to_text(), "figures": worst.to_figures()}
         case _:
             return utilisation.measure(Options(model="10m", codec="bfloat16", pairs=min(3, rounds)), say).to_table()
 

@@ -83,6 +83,7 @@ def to_markdown(table: Table) -> str:
         ("node", "What a joining node costs", "python -m tests.bench node"),
         ("wan", "A long way", "python -m tests.bench wan"),
         ("utilisation", "Utilisation over a long way", "python -m tests.bench utilisation"),
+        ("messages", "The worst message of each kind", "python -m tests.bench messages"),
     ):
         if name in table:
             parts.append(f"## {title}\n\nAs `{command}` prints it:\n\n```\n{table[name]['text']}\n```\n")

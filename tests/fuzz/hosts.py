@@ -407,7 +407,7 @@ async def _asks_to_dial_back(target: Target, peer: PeerId, address: str, _: str)
 
 async def _gossips(target: Target, peer: PeerId, address: str, protocol: str) -> None:
     stream = await target.host.open_stream(peer, protocol, [address])
-    await ask(stream, pb.Body(gossip=pb.Gossip(answer=True)), target.terms)
+    await ask(stream, pb.Body(gossip=pb.Gossip(answer=True)), target.terms, "gossip")
 
 
 async def _offers(target: Target, peer: PeerId, address: str, _: str) -> None:

@@ -159,7 +159,7 @@ class Scene:
     async def gossip(self, heartbeats: list[bytes]) -> None:
         """Swap views with Alice, and tell her of these."""
         terms = Terms(self.identity, self.run.run_id, 5.0)
-        await ask(await self.stream(GOSSIP), pb.Body(gossip=pb.Gossip(heartbeats=heartbeats, answer=True)), terms)
+        await ask(await self.stream(GOSSIP), pb.Body(gossip=pb.Gossip(heartbeats=heartbeats, answer=True)), terms, "gossip")
 
 
 def forged(number: int, run_id: str) -> bytes:

@@ -10,22 +10,21 @@ from hypothesis import strategies as st
 
 from nolocod.errors import ProtocolError
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
-from nolocod.proto.limits import Limits
 
-LIMITS = Limits(envelope_bytes=1000, chunk_bytes=5000)
+LIMITS = 1000, 5000
 
 
 @given(st.integers(1, 1000), st.integers(0, 2**32 - 1), st.integers(1, 5000))
 def test_heads_survive_the_wire(envelope: int, index: int, chunk: int) -> None:
-    assert parse_head(envelope_head(envelope), LIMITS) == EnvelopeHead(envelope)
-    assert parse_head(chunk_head(index, chunk), LIMITS) == ChunkHead(index, chunk)
+    assert parse_head(envelope_head(envelope), *LIMITS) == EnvelopeHead(envelope)
+    assert parse_head(chunk_head(index, chunk), *LIMITS) == ChunkHead(index, chunk)
 
 
 @given(st.binary(min_size=HEAD_SIZE, max_size=HEAD_SIZE))
 def test_no_head_passes_a_limit_or_raises_anything_else(raw: bytes) -> None:
     with suppress(ProtocolError):
-        head = parse_head(raw, LIMITS)
-        assert 0 < head.length <= (LIMITS.envelope_bytes if isinstance(head, EnvelopeHead) else LIMITS.chunk_bytes)
+        head = parse_head(raw, *LIMITS)
+        assert 0 < head.length <= LIMITS[isinstance(head, ChunkHead)]
 
 
 @pytest.mark.parametrize(
@@ -43,4 +42,4 @@ def test_no_head_passes_a_limit_or_raises_anything_else(raw: bytes) -> None:
 )
 def test_what_is_no_frame_is_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
-        parse_head(raw, LIMITS)
+        parse_head(raw, *LIMITS)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from nolocod.p2p.mesh import Mesh
     from nolocod.p2p.settings import MeshSettings
-    from nolocod.p2p.transport.buffers import Unread
+    from nolocod.p2p.transport.buffers import HeldMemory
     from nolocod.proto.types import Member
 
 PROGRESS = 2.0
@@ -71,7 +71,7 @@ class Stack:
     yamux: str = "ours"
     meter: Meter | None = None
     limits: MuxLimits | None = None
-    unread: Unread[Yamux] | None = None
+    memory: HeldMemory | None = None
 
     def __str__(self) -> str:
         return f"{self.noise}-{self.yamux}"
@@ -130,7 +130,7 @@ def muxer(stack: Stack, channel: Any) -> Any:  # noqa: ANN401
     if stack.yamux == "stock":
         return StockYamux(channel, peer, is_initiator=channel.is_initiator)
     assert isinstance(channel, SecureChannel)
-    return Yamux(channel, peer, stack.limits, stack.unread)
+    return Yamux(channel, peer, stack.limits, stack.memory)
 
 
 @asynccontextmanager

@@ -25,8 +25,8 @@ PER_ADDRESS = 48
 """At once from one address, so that one reader leaves room for others (Prometheus, a health check)."""
 _REQUEST_SECONDS = 10.0
 _WRITE_SECONDS = 10.0
-_REQUEST_BYTES = 16 << 10
-_PIECE = 16 << 10
+_REQUEST_BYTES = 8 << 10
+_PIECE = 4 << 10
 
 
 @dataclass(frozen=True)

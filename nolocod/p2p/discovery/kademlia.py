@@ -26,7 +26,7 @@ from nolocod.p2p.libp2p_patches import bound_dht, own_dht
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.exceptions import map_exceptions
-from nolocod.p2p.transport.identify import readable
+from nolocod.p2p.transport.identify import texts_of
 from nolocod.p2p.transport.multiaddrs import dialable
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ async def look_up(host: Host, server: PeerId, run_id: RunId) -> dict[PeerId, tup
         await stream.reset()
     with map_exceptions(server, "reading what the DHT tells"):
         told = {PeerId(str(ID(one.id))): one.addrs[:_MOST_ADDRESSES] for one in answer.providerPeers[:_MOST_PROVIDERS]}
-        texts = {peer: map(readable, addresses) for peer, addresses in told.items() if peer != host.own}
-        return {peer: tuple(text for text in known if text and dialable(text)) for peer, known in texts.items()}
+        texts = {peer: await texts_of(addresses) for peer, addresses in told.items() if peer != host.own}
+        return {peer: tuple(text for text in known if dialable(text)) for peer, known in texts.items()}
 
 
 class Dht:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nolocod.errors import ManifestError, OtherRunError, ProtocolError
+from nolocod.errors import ManifestError, OtherRunError
 from nolocod.identity import short
-from nolocod.p2p.transport.requests import Terms, answer, ask
+from nolocod.p2p.transport.requests import Terms, answer, ask, off_the_loop
 from nolocod.p2p.transport.stream import INFO
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.limits import Limits
-from nolocod.run.manifest import MAX_MANIFEST_BYTES, Sealed, unseal
+from nolocod.run.manifest import Sealed, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.host import Host
     from nolocod.p2p.transport.stream import Stream
-
-LIMITS = Limits(envelope_bytes=MAX_MANIFEST_BYTES + (1 << 10))
-"""An Info holds a manifest."""
 
 
 async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Sealed:
@@ -34,9 +30,7 @@ async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: 
     Raises RemoteError (OtherRunError, PeerVersionError, ... ), ManifestError or VersionError.
     """
     stream = await host.open_stream(peer, INFO, addresses)
-    body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), replace(terms, run_id=None, limits=LIMITS))
-    if not body.HasField("info"):
-        raise ProtocolError(f"{short(peer)} answered a question about the run with another message.")
+    body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), replace(terms, run_id=None), "info")
     sealed = unseal(body.info.manifest)
     if body.run_id != sealed.run_id:
         raise ManifestError(f"{short(peer)} is in run {body.run_id[:12]!r}, but sends the manifest of {sealed.run_id[:12]}.")
@@ -48,9 +42,7 @@ async def fetch_info(host: Host, peer: PeerId, addresses: Sequence[str], terms: 
 async def serve_info(stream: Stream, terms: Terms, sealed: Sealed) -> None:
     """Answer one INFO stream about our run; a peer that names another run is refused by name."""
 
-    def reply(body: pb.Body) -> pb.Body:
-        if not body.HasField("info_request"):
-            raise ProtocolError("an info stream began with another message.")
-        return pb.Body(info=pb.Info(manifest=sealed.to_bytes()), run_id=sealed.run_id)
+    async def reply(_: pb.Body) -> pb.Body:
+        return await off_the_loop(lambda: pb.Body(info=pb.Info(manifest=sealed.to_bytes()), run_id=sealed.run_id), large=True)
 
-    await answer(stream, replace(terms, run_id=None, limits=LIMITS), reply)
+    await answer(stream, replace(terms, run_id=None), "info_request", reply)

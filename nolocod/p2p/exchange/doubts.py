@@ -19,6 +19,7 @@ from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue
+from nolocod.proto.limits import most_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ class Doubts:
         try:
             await channel.send_envelope(dialogue.seal(pb.Body(resume=pb.Resume(confirmed=True, described=True))))
             while True:
-                body = dialogue.open(await channel.receive_envelope())
+                body = dialogue.open(await channel.receive_envelope(lambda: most_bytes(["commit", "abort"])))
                 if body.WhichOneof("content") in ("commit", "abort"):
                     return body
         finally:

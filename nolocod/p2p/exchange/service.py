@@ -131,7 +131,7 @@ class ExchangeService:
         try:
             with deadline(limits.accept_seconds, "the answer to an offer"):
                 await channel.send_envelope(machine.offer(standing, subject))
-                machine.receive(await channel.receive_envelope())
+                machine.receive(await channel.receive_envelope(machine.most))
             await trio.lowlevel.checkpoint_if_cancelled()  # dropped just as the answer came: drop it still
         except BaseException:
             if machine.may_abort:  # an Accept may be on its way: its sender must not wait for us
@@ -173,13 +173,8 @@ class ExchangeService:
         """None for a peer of another run or version: it is told, so that its user learns what ours would."""
         context = self._context
         try:
-            return open_envelope(
-                raw,
-                run_id=context.run_id,
-                receiver=context.identity.peer_id,
-                remote=channel.remote,
-                limit=context.limits.envelope_bytes,
-            )
+            own = context.identity.peer_id
+            return open_envelope(raw, run_id=context.run_id, receiver=own, remote=channel.remote)
         except (PeerVersionError, OtherRunError) as error:
             dialogue = Dialogue(context.identity, context.run_id, channel.remote, b"")
             await channel.last_words(dialogue.seal(pb.Body(refuse=pb.Refuse(code=error.code, reason=error.cause))))

@@ -267,7 +267,7 @@ class Session:
     async def _receive(self) -> None:
         machine, channel = self.machine, self._channel
         while True:
-            frame = await channel.receive()
+            frame = await channel.receive(machine.most)
             if isinstance(frame, bytes):
                 await self._taken(machine.receive(frame))
             else:
@@ -378,7 +378,7 @@ class Session:
             self._channel = Channel(await self._dial(self.machine.partner, EXCHANGE), self._limits)
         await self._channel.send_envelope(self.machine.resume())
         with deadline(self._limits.accept_seconds, "the answer to Resume"):
-            while (name := self.machine.receive(await self._channel.receive_envelope())) == "working":
+            while (name := self.machine.receive(await self._channel.receive_envelope(self.machine.most))) == "working":
                 pass
         return name
 

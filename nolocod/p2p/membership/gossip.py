@@ -12,13 +12,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nolocod.errors import RemoteError
+from nolocod.errors import ProtocolError, RemoteError
+from nolocod.identity import short
 from nolocod.observe.events import PartitionHealed, PeerLost, PeerSeen
 from nolocod.proto import nolocod_pb2 as pb
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.heartbeat import OwnHeartbeat
@@ -29,6 +30,8 @@ _ENOUGH = 16
 _CANDIDATES = 3
 """Members drawn to find a connected one. Few, so that one to whom everybody is connected, as to a bootstrap, is
 asked at most so many times as often as others."""
+_MOST_TOLD = 64
+"""Heartbeats in one message; this release sends and reads 16."""
 _MESSAGES = 3
 """Full messages that a source is listened to per beat."""
 _SLOW_STATES = frozenset({"paused", "finished"})
@@ -108,15 +111,20 @@ class Gossip:
         return self._message(now, (), answer=True)
 
     def reply(self, source: PeerId, message: pb.Gossip, now: float) -> tuple[pb.Gossip, Heard]:
-        """Answer a question: with what the other does not have."""
-        before, before_life, sealed = self._table.said(source)
+        """Learn from a question, and answer it."""
+        before = self._table.said(source)
         heard = self.learn(source, message, now)
+        return self.answer(source, message, before, now), heard
+
+    def answer(self, source: PeerId, message: pb.Gossip, said: tuple[bytes, int, float], now: float) -> pb.Gossip:
+        """The answer to a question: what the other does not have. `said` is what the table knew of `source` before it."""
         if not message.answer:
-            return pb.Gossip(), heard
+            return pb.Gossip()
+        before, life, sealed = said
         # two speak in one name, or one has begun anew: whoever asks is told of the other, for it hears of it nowhere else
-        other = before and self._table.said(source)[1] != before_life
+        other = before and self._table.said(source)[1] != life
         first = [(before, max(0.0, now - sealed))] if other else []
-        return self._message(now, frozenset(message.heartbeats), answer=False, first=first), heard
+        return self._message(now, frozenset(message.heartbeats), answer=False, first=first)
 
     def _message(
         self, now: float, without: Collection[bytes], *, answer: bool, first: Sequence[tuple[bytes, float]] = ()
@@ -134,12 +142,23 @@ class Gossip:
         )
 
     def learn(self, source: PeerId, message: pb.Gossip, now: float) -> Heard:
-        """Take in what `source` told; heartbeats that are not valid are dropped, one by one."""
-        heard, table, wall = Heard(), self._table, self._own_heartbeat.clock()
+        """`learning`, all at once."""
+        heard = Heard()
+        for _ in self.learning(heard, source, message, now):
+            pass
+        return heard
+
+    def learning(self, heard: Heard, source: PeerId, message: pb.Gossip, now: float) -> Iterator[None]:
+        """Take in what `source` told, into `heard`; heartbeats that are not valid are dropped, one by one. Each takes a
+        signature or three, and is a step. ProtocolError for more of them than anybody tells."""
+        if max(len(message.heartbeats), len(message.ages)) > _MOST_TOLD:
+            raise ProtocolError(f"{short(source)} tells more than {_MOST_TOLD} heartbeats at once.")
+        table, wall = self._table, self._own_heartbeat.clock()
         before, settled, looked_at = len(table), table.settled(now), 0
         own_round = self._own_heartbeat.own()[0].round
         ages = [*message.ages, *[0] * len(message.heartbeats)]
         for raw, told in zip(message.heartbeats[: self._timing.view + 1], ages, strict=False):
+            yield
             if self._listened[source] >= _MESSAGES * (self._timing.view + 1):
                 break
             self._listened[source] += 1
@@ -168,7 +187,6 @@ class Gossip:
         elif self._is_new(now):
             heard.contact = newcomers[: max(_ENOUGH - self._greeted, 0)]
             self._greeted += len(heard.contact)
-        return heard
 
     def _is_new(self, now: float) -> bool:
         if self._began is None:

@@ -19,11 +19,10 @@ from nolocod.errors import (
     PeerInvitationOverError,
     PeerNotInvitedError,
     PeerVersionError,
-    ProtocolError,
     RemoteError,
 )
 from nolocod.observe.events import PeerLost, PeerSeen, Troubled
-from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.gossip import Gossip, Heard
 from nolocod.p2p.membership.peer_scoring import Conduct, conduct_of
 from nolocod.p2p.transport.requests import Terms, answer, ask
 from nolocod.p2p.transport.stream import GOSSIP
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
     from nolocod.p2p.host import Host
-    from nolocod.p2p.membership.gossip import Heard
     from nolocod.p2p.membership.heartbeat import OwnHeartbeat
     from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
@@ -64,6 +62,7 @@ class GossipService:
         """The life of the clone that was told last: each is told once."""
         self._terms = Terms(own_heartbeat.identity, own_heartbeat.run_id, timing.request)
         self._under_way: set[PeerId] = set()
+        self._learning = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self.judge: Callable[[PeerId, Conduct], None] = lambda _, __: None
         """Told what peers do wrong that we asked, or that pass on what is not valid."""
@@ -106,16 +105,14 @@ class GossipService:
         try:
             stream = await self._host.open_stream(peer, GOSSIP, (*addresses, *self._table.addresses(peer)))
             question = self._gossip.question(trio.current_time())
-            body = await ask(stream, pb.Body(gossip=question), self._terms)
-            if not body.HasField("gossip"):
-                raise ProtocolError("a peer answered gossip with another message.")
+            body = await ask(stream, pb.Body(gossip=question), self._terms, "gossip")
+            await self._learn(peer, body.gossip)
         except RemoteError as error:
             if (conduct := conduct_of(error)) is not None:
                 self.judge(peer, conduct)
             raise
         finally:
             self._under_way.discard(peer)
-        self._take(peer, self._gossip.learn(peer, body.gossip, trio.current_time()))
         if (objection := self._table.objection(peer)) is not None:
             raise AdmissionError(objection.cause)
         self._met(peer)
@@ -131,18 +128,17 @@ class GossipService:
     async def handle(self, stream: Stream) -> None:
         """Answer a GOSSIP stream."""
 
-        def reply(body: pb.Body) -> pb.Body:
-            if not body.HasField("gossip"):
-                raise ProtocolError("a gossip stream began with another message.")
+        async def reply(body: pb.Body) -> pb.Body:
             if (ban := self._table.ban(stream.remote)) is not None:
                 raise ban  # before a word of it is taken in
-            gossip, heard = self._gossip.reply(stream.remote, body.gossip, trio.current_time())
-            self._take(stream.remote, heard)
+            before = self._table.said(stream.remote)
+            await self._learn(stream.remote, body.gossip)
+            gossip = self._gossip.answer(stream.remote, body.gossip, before, trio.current_time())
             if (objection := self._table.objection(stream.remote)) is not None:
                 raise objection
             return pb.Body(gossip=gossip)
 
-        refused = await answer(stream, self._terms, reply)
+        refused = await answer(stream, self._terms, "gossip", reply)
         if refused is not None:
             if not isinstance(refused, _THEIRS):
                 self.trouble(refused)
@@ -152,6 +148,16 @@ class GossipService:
     def _met(self, peer: PeerId) -> None:
         self.heard_directly[peer] = trio.current_time()
         self._table.met(peer, *self._host.way(peer))
+
+    async def _learn(self, source: PeerId, message: pb.Gossip) -> None:
+        """Take in what `source` told. One message after another, and others have their turn between any two heartbeats."""
+        heard = Heard()
+        try:
+            async with self._learning:
+                for _ in self._gossip.learning(heard, source, message, trio.current_time()):
+                    await trio.lowlevel.checkpoint()
+        finally:
+            self._take(source, heard)
 
     def _take(self, source: PeerId, heard: Heard) -> None:
         self._host.faults += heard.faults

@@ -22,7 +22,7 @@ from nolocod.p2p.limits.rate_limits import Windows
 from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
-from nolocod.p2p.transport.identify import readable
+from nolocod.p2p.transport.identify import readable, texts_of
 from nolocod.p2p.transport.multiaddrs import host_of
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ class AutoNatServer:
         seen_at = host_of(cast("LibStream", stream).remote_address or "")
         if not seen_at:
             return refusal(Message.E_DIAL_REFUSED, "not through a relay")
-        told = [readable(raw) for raw in message.dial.peer.addrs[:_MOST_TOLD]]
-        theirs = [text for text in dict.fromkeys(told) if text and host_of(text) == seen_at]
+        theirs = [text for text in await texts_of(message.dial.peer.addrs[:_MOST_TOLD]) if host_of(text) == seen_at]
         wanted = [text for text in theirs if self._host.may_dial(text, seen_at)]
         if not wanted:
             return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks, and may be dialled from here")

@@ -92,17 +92,21 @@ class DonorStream:
         limits = self._context.limits
         await self._ask("snapshot_request", pb.Body(snapshot_request=pb.SnapshotRequest()))
         with deadline(limits.offer_seconds, "a snapshot"):
-            while (body := self._take(await self._channel.receive_envelope())).HasField("working"):
+            while (body := await self._next()).HasField("working"):
                 pass
         if not body.HasField("snapshot_offer"):
             raise _declined(body, RefusedError)
         offer = body.snapshot_offer
-        description = describe_from_wire(offer.content, limits)
+        description = await self._context.aside(describe_from_wire, offer.content, limits)
         if offer.id != description.root:
             raise ProtocolError("a snapshot is not named by its content.")
         if abs(description.size - size) > ROOM:
             raise RefusedError(f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due.")
         return standing_from_wire(offer.standing), description
+
+    async def _next(self) -> pb.Body:
+        raw = await self._channel.receive_envelope(self._service.most)
+        return await self._context.aside(self._take, raw)  # an offer may have the hashes of 120 000 chunks
 
     async def fetch(self, description: Description, first: int, count: int, file: FileIO) -> AsyncIterator[int]:
         """Ask for `count` chunks from `first` on; each is told once it is checked and in its place in `file`."""
@@ -121,7 +125,7 @@ class DonorStream:
 
     async def _chunk(self, description: Description, index: int, buffer: memoryview) -> memoryview:
         """Chunk `index`, which is due, not checked yet."""
-        frame = await self._channel.receive()
+        frame = await self._channel.receive(self._service.most)
         if isinstance(frame, bytes):
             raise _declined(self._take(frame), GoneError)
         _, length = description.span(index)

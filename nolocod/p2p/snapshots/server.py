@@ -280,7 +280,7 @@ class Donor:
 
     async def _say(self, upload: _Upload, body: pb.Body) -> None:
         with deadline(self._limits.chunk_seconds, "a message"):
-            await upload.channel.send_envelope(upload.dialogue.seal(body))
+            await upload.channel.send_envelope(await self._context.aside(upload.dialogue.seal, body))
 
     # --- open files -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Memory that a host's connections share: large buffers, and a bound on what nobody reads.
+"""Memory that a host's connections share: large buffers, and a bound on what peers make it hold.
 
 The rule: a connection takes a buffer when there is something to move and gives it back when it is empty, so that
 an idle one has none.
@@ -6,12 +6,17 @@ an idle one has none.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
 
+from nolocod.identity import PeerId
+from nolocod.p2p.limits.address_groups import customer
 from nolocod.p2p.transport.noise_records import MOST_PLAIN, RECORD
 
-Holder = TypeVar("Holder", bound=Hashable)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from libp2p.peer.id import ID
 
 BATCH = 1 << 20
 """Bytes of content that are sealed and sent at once: half a chunk. Half as much costs a tenth more time."""
@@ -38,22 +43,54 @@ class Pool:
             self._free.append(buffer)
 
 
-class Unread(Generic[Holder]):
-    """Bytes that arrived and nobody has read, of all connections of a host; at most `most`.
+class Connection(Protocol):
+    """What holds memory of the host (yamux.Yamux)."""
 
-    One connection's windows are not much, those of all that peers may open are more than a machine has.
+    peer_id: ID
+
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+    def end(self, why: str) -> None: ...
+
+
+class HeldMemory:
+    """What a host holds for its peers, by connection: what arrived and is not read, messages of which only a part has come,
+    what is sent and not taken, open streams. All peers together have `most` bytes of it, strangers `most_of_strangers`.
+
+    One connection's share is not much, that of all that peers may open is more than a machine has. The connection that is
+    ended is of the customer who holds most, so that one with many connections does not push out others.
     """
 
-    def __init__(self, most: int = 64 << 20) -> None:
+    def __init__(self, most: int = 64 << 20, most_of_strangers: int = 32 << 20) -> None:
         self.total = 0
-        self._held: dict[Holder, int] = {}
-        self._most = most
+        self.is_partner: Callable[[PeerId], bool] = lambda _: False
+        """Whether exchanges with a peer were committed; all others are strangers."""
+        self._most, self._most_of_strangers = most, most_of_strangers
+        self._held = Counter[Connection]()
 
-    def add(self, holder: Holder, count: int) -> Holder | None:
-        """Count `count` bytes more of `holder`, or less. Above the limit: who holds most, and is to be ended."""
+    @property
+    def scarce(self) -> bool:
+        """Nobody is to be promised more."""
+        return self.total * 2 > self._most_of_strangers
+
+    def add(self, holder: Connection, count: int) -> None:
+        """Count `count` bytes more of `holder`, or less."""
         self.total += count
-        self._held[holder] = self._held.get(holder, 0) + count
-        return max(self._held, key=self._held.__getitem__) if count > 0 and self.total > self._most else None
+        self._held[holder] += count
+        if count <= 0 or self.total <= self._most_of_strangers:
+            return
+        strangers = {one: held for one, held in self._held.items() if not self.is_partner(PeerId(str(one.peer_id)))}
+        if sum(strangers.values()) > self._most_of_strangers:
+            _worst(strangers).end("strangers hold too much memory here, and this connection most of it")
+        elif self.total > self._most:
+            _worst(self._held).end("too much of what it sent, or was sent, is not taken")
 
-    def drop(self, holder: Holder) -> None:
+    def drop(self, holder: Connection) -> None:
         self.total -= self._held.pop(holder, 0)
+
+
+def _worst(held: Mapping[Connection, int]) -> Connection:
+    address = {one: customer((one.get_remote_address() or ("",))[0]) for one in held}  # through relays they all are one
+    customers = Counter[str]()
+    for one, count in held.items():
+        customers[address[one]] += count
+    return max(held, key=lambda one: (customers[address[one]], held[one]))

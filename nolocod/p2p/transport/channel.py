@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import PeerUnavailableError, ProtocolError, RemoteError
+from nolocod.errors import PeerUnavailableError, RemoteError
 from nolocod.p2p.transport.deadlines import shielded, to_the_end
 from nolocod.proto.framing import HEAD_SIZE, ChunkHead, EnvelopeHead, chunk_head, envelope_head, parse_head
+from nolocod.proto.limits import FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,17 +49,19 @@ class Channel:
         """`moved` is told of bytes as they go."""
         await self._send(chunk_head(index, len(content)), *_pieces(content), moved=moved)
 
-    async def receive(self) -> bytes | ChunkHead:
-        """Wait for a frame: an envelope is returned whole, of a chunk the head; the caller reads its content."""
-        head = parse_head(await self._stream.read_exactly(HEAD_SIZE), self._limits)
+    async def receive(self, most: Callable[[], int] = lambda: FIRST) -> bytes | ChunkHead:
+        """Wait for a frame: an envelope is returned whole, of a chunk the head; the caller reads its content.
+
+        `most` is asked once the head is here: bytes of the largest envelope that may come then.
+        """
+        raw = await self._stream.read_exactly(HEAD_SIZE)
+        head = parse_head(raw, most(), self._limits.chunk_bytes)
         return await self._stream.read_exactly(head.length) if isinstance(head, EnvelopeHead) else head
 
-    async def receive_envelope(self) -> bytes:
-        """ProtocolError if a chunk comes."""
-        frame = await self.receive()
-        if isinstance(frame, ChunkHead):
-            raise ProtocolError(f"chunk {frame.index} came where a message was due.")
-        return frame
+    async def receive_envelope(self, most: Callable[[], int] = lambda: FIRST) -> bytes:
+        """ProtocolError if a chunk comes, or more bytes than `most` tells once the head is here."""
+        raw = await self._stream.read_exactly(HEAD_SIZE)
+        return await self._stream.read_exactly(parse_head(raw, most()).length)
 
     async def read_into(self, view: memoryview, moved: Callable[[int], None] = lambda _: None) -> None:
         """Fill `view`; `moved` is told of bytes as they come."""

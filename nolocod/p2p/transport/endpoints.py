@@ -74,7 +74,7 @@ class TcpEndpoint(TrioTCPStream):  # type: ignore[misc]  # libp2p has no types t
         """With IPv6 too, where libp2p's own class returns None; the last known one after the connection ended."""
         try:
             host, port, *_ = self._socket.getpeername()
-        except OSError:
+        except (OSError, ValueError):  # gone, or no address of the internet
             return self._remote
         self._remote = plain(host), int(port)
         return self._remote

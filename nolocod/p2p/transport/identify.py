@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import trio
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
@@ -56,11 +57,11 @@ async def ask(stream: Stream) -> Identified:
     """Read the one message of an identify stream. Raises RemoteError."""
     with deadline(_ANSWER, "a peer's word about itself"):
         message = await receive_message(stream, Identify, _MOST_BYTES)
-    listen = [text for text in map(readable, message.listen_addrs[:_MOST_ADDRESSES]) if text and dialable(text)]
+    listen = [text for text in await texts_of(message.listen_addrs[:_MOST_ADDRESSES]) if dialable(text)]
     observed = readable(message.observed_addr)
     return Identified(
         observed if observed and straight(observed) else None,
-        tuple(dict.fromkeys(listen)),
+        tuple(listen),
         frozenset(message.protocols[:_MOST_PROTOCOLS]),
     )
 
@@ -78,6 +79,16 @@ async def answer(
         protocols=protocols,
     )
     await send_message(stream, message)
+
+
+async def texts_of(raws: Iterable[bytes]) -> list[str]:
+    """The multiaddrs among `raws`. One may take a quarter of a millisecond to read, so others have their turn after each."""
+    found = dict[str, None]()
+    for raw in raws:
+        if text := readable(raw):
+            found[text] = None
+        await trio.lowlevel.checkpoint()
+    return list(found)
 
 
 def readable(raw: bytes) -> str | None:

@@ -50,9 +50,7 @@ class LibStream:
 
     async def read_exactly(self, count: int) -> bytes:
         with map_exceptions(self.remote, "reading"):
-            content = bytearray(count)
-            await self.muxed.read_into(memoryview(content), self._progress)
-            return bytes(content)
+            return await self.muxed.gather(count, self._progress)
 
     async def read_into(self, view: memoryview) -> None:
         with map_exceptions(self.remote, "reading"):

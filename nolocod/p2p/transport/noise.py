@@ -27,7 +27,7 @@ from nolocod.p2p.limits.bandwidth import Unmetered
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
 from nolocod.p2p.transport.exceptions import already_gone
-from nolocod.p2p.transport.noise_records import HEAD, MOST_PLAIN, TAG, Opener, Sealer, pending, sealed_size
+from nolocod.p2p.transport.noise_records import HEAD, MOST_PLAIN, RECORD, TAG, Opener, Sealer, pending, sealed_size
 
 if TYPE_CHECKING:
     from libp2p.crypto.keys import KeyPair
@@ -179,18 +179,18 @@ class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types
         plain, self._plain = self._plain, memoryview(b"")
         return plain
 
-    async def fill(self, *, due: bool = False) -> None:
-        """Receive what is there, or wait for it.
+    async def fill(self, *, due: bool = False, bulk: bool = False) -> None:
+        """Receive what is there, or wait for it; as much as a large buffer holds where `bulk` comes, else a record or two.
 
         If bytes are `due`, or a record has begun, not for longer than the deadline on progress:
         trio.TooSlowError. ConnectionClosedError at the end of the connection, wherever that comes.
         """
-        buffer = self._make_room()
+        buffer = self._make_room(bulk)
         while (count := self._end.receive_now(self._allowed(buffer))) is None:
             self._let_go(buffer)
             with trio.fail_after(self._progress if due or self._partial else float("inf")):
                 await self._end.receivable()
-            buffer = self._make_room()
+            buffer = self._make_room(bulk)
         self._stop += count
         if not count:
             raise ConnectionClosedError("the connection ended.")
@@ -202,21 +202,22 @@ class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types
         try:
             await self.meter.down(count)
         finally:
-            self._make_room()
+            self._make_room(bulk)
 
-    def release(self) -> None:
-        """Keep no large buffer while others run."""
+    def release(self) -> int:
+        """Keep no large buffer while others run; how many bytes are kept, of a record of which only a part has come."""
         if self._in is not None:
             self._let_go(self._in)
+        return len(self._partial)
 
     def _allowed(self, buffer: memoryview) -> memoryview:
         """The part of the room in `buffer` that may be filled at once: what came has to be paid in one go."""
         return buffer[self._stop : self._stop + self.meter.piece(len(buffer) - self._stop)]
 
-    def _make_room(self) -> memoryview:
+    def _make_room(self, bulk: bool) -> memoryview:
         """A buffer with the beginning of the next record at its front."""
         if self._in is None:
-            self._in = self._pool.take()
+            self._in = self._pool.take(SIZE if bulk or len(self._partial) > RECORD else RECORD)
             self._start, self._stop = 0, len(self._partial)
             self._in[: self._stop] = self._partial
             self._partial = b""

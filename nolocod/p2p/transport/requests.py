@@ -6,8 +6,11 @@ gives the stream up, so that both users read the same cause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
 
 from nolocod.errors import (
     CATALOGUE,
@@ -25,35 +28,40 @@ from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, readable, seal
-from nolocod.proto.framing import HEAD_SIZE, EnvelopeHead, envelope_head, parse_head
-from nolocod.proto.limits import Limits
+from nolocod.proto.framing import HEAD_SIZE, envelope_head, parse_head
+from nolocod.proto.limits import most_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
 
     from nolocod.p2p.transport.stream import Stream
 
+T = TypeVar("T")
+
+_LARGE = 256 << 10
+"""Bytes of which a signature is checked in half a millisecond, and made in one."""
+_LARGE_AT_ONCE = trio.CapacityLimiter(1)
+
 
 @dataclass(frozen=True)
 class Terms:
-    """What a question and its answer are held to: whose, about which run, how large, within how many seconds."""
+    """What a question and its answer are held to: whose, about which run, within how many seconds."""
 
     identity: Identity
     run_id: str | None
     seconds: float
-    limits: Limits = field(default_factory=Limits)
 
 
-async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
-    """Send `body`, return the answer, and end the stream. Every failure is a RemoteError.
+async def ask(stream: Stream, body: pb.Body, terms: Terms, due: str) -> pb.Body:
+    """Send `body`, return the answer, a message named `due`, and end the stream. Every failure is a RemoteError.
 
     A peer's Refuse is raised as what its code says, or as RefusedError, with the peer's words.
     """
     try:
         with map_exceptions(stream.remote, "asking"), deadline(terms.seconds, f"the answer of {short(stream.remote)}"):
             await _send(stream, body, terms)
-            answer = await _receive(stream, terms)
+            answer = await _receive(stream, terms, due, "refuse")
         await stream.close()
     except BaseException:
         await stream.reset()
@@ -63,19 +71,18 @@ async def ask(stream: Stream, body: pb.Body, terms: Terms) -> pb.Body:
     return answer
 
 
-async def answer(stream: Stream, terms: Terms, reply: Callable[[pb.Body], pb.Body]) -> RemoteError | None:
-    """Read one question and send what `reply` makes of it; the stream is closed by whoever called.
+async def answer(stream: Stream, terms: Terms, due: str, reply: Callable[[pb.Body], Awaitable[pb.Body]]) -> RemoteError | None:
+    """Read one question, a message named `due`, and send what `reply` makes of it; the stream is closed by whoever called.
 
     Returns the error for which the question was refused, if it was; the peer was told, and its stream must
     not be reset before it has read that. Raises RemoteError for what cannot be answered at all.
     """
     with _served(stream, terms):
         try:
-            told = reply(await _receive(stream, terms))
+            await _send(stream, await reply(await _receive(stream, terms, due)), terms)
         except (OtherRunError, PeerVersionError, RefusedError) as error:
             await _send(stream, _refuse(error), terms)
             return error
-        await _send(stream, told, terms)
     return None
 
 
@@ -100,24 +107,35 @@ def _refuse(error: RemoteError) -> pb.Body:
 async def _send(stream: Stream, body: pb.Body, terms: Terms) -> None:
     body.receiver = stream.remote
     body.run_id = terms.run_id or body.run_id
-    raw = seal(body, terms.identity)
-    await stream.write(envelope_head(len(raw)) + raw)
+    raw = await off_the_loop(partial(_framed, body, terms.identity), large=body.HasField("info"))
+    del body  # a large one is held once while it is sent
+    await stream.write(raw)
 
 
-async def _receive(stream: Stream, terms: Terms) -> pb.Body:
-    head = parse_head(await stream.read_exactly(HEAD_SIZE), terms.limits)
-    if not isinstance(head, EnvelopeHead):
-        raise ProtocolError(f"{short(stream.remote)} sent a chunk where a message belongs.")
-    raw = await stream.read_exactly(head.length)
-    own, remote = terms.identity.peer_id, stream.remote
+def _framed(body: pb.Body, identity: Identity) -> bytes:
+    raw = seal(body, identity)
+    return envelope_head(len(raw)) + raw
+
+
+async def _receive(stream: Stream, terms: Terms, *due: str) -> pb.Body:
+    """A message of one of the names in `due`, which bound its size; of any name if there are none."""
+    raw = await stream.read_exactly(parse_head(await stream.read_exactly(HEAD_SIZE), most_bytes(due)).length)
+    opened = partial(open_envelope, raw, receiver=terms.identity.peer_id, remote=stream.remote)
     try:
-        return open_envelope(raw, run_id=terms.run_id, receiver=own, remote=remote, limit=terms.limits.envelope_bytes)
+        body = await off_the_loop(partial(opened, run_id=terms.run_id), large=len(raw) > _LARGE)
     except OtherRunError:
         # A refusal carries the refuser's own run, which is another than ours: its words say it best.
-        body = open_envelope(raw, run_id=None, receiver=own, remote=remote, limit=terms.limits.envelope_bytes)
-        if body.HasField("refuse"):
-            return body
-        raise
+        body = opened(run_id=None)
+        if not body.HasField("refuse"):
+            raise
+    if due and (name := body.WhichOneof("content")) not in due:
+        raise ProtocolError(f"{short(stream.remote)} sent {name or 'an unknown message'} where {due[0]} was due.")
+    return body
+
+
+async def off_the_loop(work: Callable[[], T], *, large: bool) -> T:
+    """What `work` makes of a message; of a `large` one in a thread, where its signature alone would hold up all others."""
+    return await trio.to_thread.run_sync(work, limiter=_LARGE_AT_ONCE) if large else work()
 
 
 def _refusal(refuse: pb.Refuse, stream: Stream) -> RemoteError:

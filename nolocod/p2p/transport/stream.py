@@ -19,7 +19,9 @@ class Stream(Protocol):
     @property
     def remote(self) -> PeerId: ...
 
-    async def read_exactly(self, count: int) -> bytes: ...
+    async def read_exactly(self, count: int) -> bytes:
+        """The next `count` bytes; memory is taken for those that have arrived."""
+        ...
 
     async def read_into(self, view: memoryview) -> None:
         """Fill `view`."""

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import trio
 from libp2p.abc import IMuxedConn
 from libp2p.custom_types import TProtocol
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
-from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
-from nolocod.p2p.transport.buffers import BATCH, Unread
+from nolocod.p2p.transport.buffers import BATCH, HeldMemory
 from nolocod.p2p.transport.deadlines import shielded
 from nolocod.p2p.transport.exceptions import FOREIGN, without_frames
-from nolocod.p2p.transport.noise_records import sealed_size
+from nolocod.p2p.transport.noise_records import RECORD, sealed_size
 from nolocod.p2p.transport.yamux_frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -49,8 +49,11 @@ if TYPE_CHECKING:
 PROTOCOL = TProtocol("/yamux/1.0.0")
 _MOST_CONTROL = 32 << 10
 """Bytes of control frames that wait to be sent; a peer that makes us owe more does not read."""
+_TURN = 256  # headers, and pieces of bodies, that are handled at once: a record may hold 5461, which take 20 ms
 _GOODBYE = 0.5
 """Seconds to get a last frame out."""
+A_STREAM = 8 << 10
+"""Bytes that an open stream counts for: its books, and the task that serves it."""
 _NOTHING = memoryview(b"")
 
 
@@ -66,24 +69,11 @@ class MuxLimits:
     """Bytes by which all receive windows together may grow beyond their first size."""
 
 
-class YamuxMultistream(MuxerMultistream):  # type: ignore[misc]  # libp2p has no types that mypy follows
-    """Offers our yamux and nothing else."""
-
-    def __init__(self, limits: MuxLimits) -> None:
-        super().__init__({PROTOCOL: Yamux})
-        self._limits = limits
-        self._unread: Unread[Yamux] = Unread()
-
-    async def new_conn(self, conn: SecureChannel, peer_id: ID) -> Yamux:
-        await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return Yamux(conn, peer_id, self._limits, self._unread)
-
-
 class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
     """One connection. `start` runs it until it ends; every other call may come from any task."""
 
     def __init__(
-        self, channel: SecureChannel, peer_id: ID, limits: MuxLimits | None = None, unread: Unread[Yamux] | None = None
+        self, channel: SecureChannel, peer_id: ID, limits: MuxLimits | None = None, memory: HeldMemory | None = None
     ) -> None:
         self.peer_id = peer_id
         self.secured_conn = channel
@@ -94,7 +84,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         """A reader was woken since the last task switch."""
         self._channel = channel
         self._limits = limits or MuxLimits()
-        self._unread = unread or Unread()
+        self._memory = memory or HeldMemory()
         self._next = 1 if channel.is_initiator else 2
         self._highest = 0
         """The highest stream number of the other side."""
@@ -125,12 +115,12 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             await self._shut()
 
     async def close(self) -> None:
-        self.end("the connection was closed here")
+        self._fail(MuxedConnUnavailable("the connection was closed here."))
         await self._shut()
 
     def end(self, why: str) -> None:
-        """End it without waiting for that."""
-        self._fail(MuxedConnUnavailable(f"{why}."))
+        """End it without waiting for that, and let go of what has arrived."""
+        self._fail(MuxedStreamReset(f"{why}."))
 
     def _fail(self, cause: Exception) -> None:
         """End everything because of `cause`; the first one counts."""
@@ -140,7 +130,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         self._accepted.close()
         for stream in list(self.streams.values()):
             stream.break_off(cause)
-        self._unread.drop(self)
+        self._memory.drop(self)
         self._scope.cancel()
 
     async def _shut(self) -> None:
@@ -170,7 +160,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         self._check_open()
         if self._away or self._next > LAST_STREAM:
             raise MuxedConnUnavailable("the other side takes no more streams.")
-        stream = self.streams[self._next] = YamuxStream(self, self._next)
+        stream = self._enter(YamuxStream(self, self._next))
         self._next += 2
         self.control(pack(Kind.WINDOW, Flag.SYN, stream.stream_id, 0))
         return stream
@@ -181,21 +171,30 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection ended.") from self._cause
 
+    def _enter(self, stream: YamuxStream) -> YamuxStream:
+        self.streams[stream.stream_id] = stream
+        self._count(A_STREAM)
+        return stream
+
     def forget(self, stream: YamuxStream) -> None:
         """The stream is over."""
         if self.streams.pop(stream.stream_id, None) is not None:
             self._growth += stream.window - FIRST_WINDOW
-            self._unread.add(self, -stream.unread)
+            self._count(-stream.held - A_STREAM)
             self._leave_if_asked()
 
     def hold(self, stream: YamuxStream, count: int) -> None:
-        """`count` bytes more of `stream`, or less, wait to be read; what is left of a stream that is over is its owner's."""
-        if self.streams.get(stream.stream_id) is stream and (worst := self._unread.add(self, count)) is not None:
-            worst.end("too much of what it sent is not read")
+        """`count` bytes more of `stream`, or less, wait to be read or sent; what is left of one that is over is its owner's."""
+        if self.streams.get(stream.stream_id) is stream:
+            self._count(count)
+
+    def _count(self, count: int) -> None:
+        if self._cause is None:
+            self._memory.add(self, count)
 
     def grant(self, window: int) -> int:
         """By how much a receive window of `window` bytes may grow now: it doubles, within the limits."""
-        grown = min(window, MOST_WINDOW - window, self._growth)
+        grown = 0 if self._memory.scarce else min(window, MOST_WINDOW - window, self._growth)
         self._growth -= grown
         return grown
 
@@ -273,12 +272,14 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
 
     async def _read(self) -> None:
         try:
-            self._handle(self._channel.leftover())
+            await self._handle(self._channel.leftover())
             while self._cause is None:
                 await self._read_records()
-                self._channel.release()
+                partial = self._channel.release()
+                self._count(partial)
                 await trio.lowlevel.checkpoint()
-                await self._channel.fill(due=self._deframer.inside)
+                await self._channel.fill(due=self._deframer.inside, bulk=self._deframer.body > RECORD)
+                self._count(-partial)
         except FOREIGN as error:
             self._fail(error)
 
@@ -295,20 +296,26 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
                 if not deframer.body:
                     self._body_ends()
             else:
-                self._handle(channel.open(size))
+                await self._handle(channel.open(size))
             if self.woke:  # let it ask for its next bytes before these come
                 self.woke = False
                 await trio.lowlevel.checkpoint()
 
-    def _handle(self, plain: memoryview) -> None:
-        for item in self._deframer.feed(plain):
-            if isinstance(item, Frame):
-                self._handle_frame(item)
-                continue
-            if self._body_of is not None:
-                self._body_of.deliver(item)
-            if not self._deframer.body:
-                self._body_ends()
+    async def _handle(self, plain: memoryview) -> None:
+        """Follow all frames in `plain`; others have their turn after so many."""
+        while self._cause is None:
+            for item in islice(self._deframer.feed(plain), _TURN):
+                if isinstance(item, Frame):
+                    self._handle_frame(item)
+                    continue
+                if self._body_of is not None:
+                    self._body_of.deliver(item)
+                if not self._deframer.body:
+                    self._body_ends()
+            if self._deframer.at == len(plain):
+                return
+            plain = memoryview(bytes(plain[self._deframer.at :]))  # others use its memory meanwhile
+            await trio.lowlevel.checkpoint()
 
     def _body_ends(self) -> None:
         stream, self._body_of = self._body_of, None
@@ -357,9 +364,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         except (trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
             self.control(pack(Kind.WINDOW, Flag.RST, number, 0))
             return None
-        self.streams[number] = stream
         self.control(pack(Kind.WINDOW, Flag.ACK, number, 0))
-        return stream
+        return self._enter(stream)
 
     def _check_known(self, number: int) -> None:
         """Frames may still come for a stream that is over here, but not for one that never was."""

@@ -91,6 +91,8 @@ class Deframer:
     def __init__(self) -> None:
         self.body = 0
         """Bytes that are still to come of the last DATA frame."""
+        self.at = 0
+        """Bytes of what was fed last that have been cut."""
         self._head = bytearray()
 
     @property
@@ -103,17 +105,17 @@ class Deframer:
 
         Each piece must be used before the next one is asked for.
         """
-        at = 0
-        while at < len(plain):
+        self.at = 0
+        while self.at < len(plain):
             if self.body:
-                piece = plain[at : at + self.body]
+                piece = plain[self.at : self.at + self.body]
                 self.body -= len(piece)
-                at += len(piece)
+                self.at += len(piece)
                 yield piece
                 continue
-            missing = HEADER_SIZE - len(self._head)
-            self._head += plain[at : at + missing]
-            at += missing
+            missing = plain[self.at : self.at + HEADER_SIZE - len(self._head)]
+            self._head += missing
+            self.at += len(missing)
             if len(self._head) == HEADER_SIZE:
                 head = bytes(self._head)
                 self._head.clear()

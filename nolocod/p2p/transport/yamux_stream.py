@@ -62,6 +62,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         self._target: memoryview | None = None
         """Where a waiting reader wants its bytes."""
         self._moved = 0.0
+        self._sending = 0
+        """Bytes that a write was given and that are not all sent."""
         self._reading = False
         self._readable = trio.Event()
         self._writable = trio.Event()
@@ -115,6 +117,31 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         finally:
             self._target = None
             self._reading = False
+
+    async def gather(self, count: int, patience: float = _FOREVER) -> bytes:
+        """The next `count` bytes, in memory that grows as they arrive; until all are here they count as unread."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._begin_reading()
+        credited = 0
+        try:
+            while True:
+                arrived = min(len(self._buffer), count)
+                self._give_back(arrived - credited)  # they may be more than a window
+                credited = arrived
+                if arrived == count:
+                    break
+                self._check_readable()
+                await self._arrival(patience)
+        except BaseException:
+            self._read -= credited  # whoever takes them in our stead counts them again
+            raise
+        finally:
+            self._reading = False
+        with memoryview(self._buffer) as whole:
+            taken = bytes(whole[:count])
+        del self._buffer[:count]
+        self.muxed_conn.hold(self, -count)
+        return taken
 
     def _begin_reading(self) -> None:
         if self._reading:
@@ -175,8 +202,15 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         view = memoryview(data).cast("B")
         await trio.lowlevel.checkpoint_if_cancelled()
         self.check_writable()
-        while len(view):
-            view = view[await self.write_some(view, patience) :]
+        size = len(view)
+        self._sending += size
+        self.muxed_conn.hold(self, size)
+        try:
+            while len(view):
+                view = view[await self.write_some(view, patience) :]
+        finally:
+            self._sending -= size
+            self.muxed_conn.hold(self, -size)
 
     async def write_some(self, view: memoryview, patience: float = _FOREVER) -> int:
         """Send a part of `view`; its size. `sealed` tells of it also where this is cancelled."""
@@ -223,9 +257,9 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             self.break_off(MuxedStreamReset("the stream was reset here."))
 
     @property
-    def unread(self) -> int:
-        """Bytes that have arrived and wait to be read."""
-        return len(self._buffer)
+    def held(self) -> int:
+        """Bytes that have arrived and wait to be read, or wait to be sent."""
+        return len(self._buffer) + self._sending
 
     @property
     def closed(self) -> bool:

@@ -15,7 +15,7 @@ from nolocod.identity import Identity
 from nolocod.observe.events import Event, PartitionHealed, RunFound, Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery, find_run
 from nolocod.p2p.discovery.kademlia import PROTOCOL, Dht, look_up, open_dht
-from nolocod.p2p.discovery.run_info import LIMITS, serve_info
+from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
@@ -161,7 +161,11 @@ async def informant(run: Sealed, claimed: str = "", delay: float = 0.0) -> Async
     async def inform(stream: Stream) -> None:
         await trio.sleep(delay)
         about = pb.Body(info=pb.Info(manifest=run.to_bytes()), run_id=claimed or run.run_id)
-        await answer(stream, replace(terms, limits=LIMITS), lambda _: about)
+
+        async def reply(_: pb.Body) -> pb.Body:
+            return about
+
+        await answer(stream, terms, "info_request", reply)
 
     async with open_host(identity, LOOPBACK, (), silent) as host:
         host.serve(INFO, inform)
@@ -246,7 +250,7 @@ async def test_a_node_names_the_run_of_the_manifest_that_it_hands_over() -> None
     async with open_host(identity, LOOPBACK, (), silent) as host, asked() as here:
         host.serve(INFO, lambda stream: serve_info(stream, Terms(identity, run.run_id, ENOUGH), run))
         stream = await here.newcomer.open_stream(host.own, INFO, host.announced)
-        body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), Terms(here.identity, None, ENOUGH, LIMITS))
+        body = await ask(stream, pb.Body(info_request=pb.InfoRequest()), Terms(here.identity, None, ENOUGH), "info")
         assert body.run_id == unseal(body.info.manifest).run_id == run.run_id
 
 

@@ -102,11 +102,15 @@ async def test_a_question_on_the_same_connection_does_not_wait_for_a_transfer(tm
             while await stream.read_available():
                 pass
 
+        async def transfer(stream: Stream) -> None:
+            for _ in range(int(2 * ENOUGH)):
+                await stream.write(bytes(RATE))
+
         bob.host.serve(ECHO, echo)
         bob.host.serve(TAKE, drop)
         bulk = await ann.host.open_stream(bob.host.own, TAKE, bob.host.announced)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bulk.write, bytes(int(2 * ENOUGH * RATE)))
+            nursery.start_soon(transfer, bulk)
             with trio.fail_after(ENOUGH):
                 for _ in range(3):
                     stream = await ann.host.open_stream(bob.host.own, ECHO)

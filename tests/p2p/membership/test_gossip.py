@@ -121,10 +121,13 @@ async def test_who_answers_gossip_with_something_else_is_judged(virtual_clock: o
         terms = Terms(other, RunId("run"), 5.0)
 
         async def evil(stream: Stream) -> None:
-            await answer(stream, terms, lambda _: pb.Body(info_request=pb.InfoRequest()))
+            async def reply(_: pb.Body) -> pb.Body:
+                return pb.Body(info_request=pb.InfoRequest())
+
+            await answer(stream, terms, "gossip", reply)
 
         net.handlers[other.peer_id, GOSSIP] = evil
-        with pytest.raises(ProtocolError, match="another message"):
+        with pytest.raises(ProtocolError, match="sent info_request where gossip was due"):
             await gossip.contact(other.peer_id, ())
         nursery.cancel_scope.cancel()
     assert judged == [(other.peer_id, Conduct.BROKE_PROTOCOL)]

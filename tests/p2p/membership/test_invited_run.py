@@ -201,7 +201,7 @@ async def test_weights_are_for_members(tmp_path: Path, monkeypatch: pytest.Monke
             stream = await mesh._host.open_stream(run.owner.peer_id, protocol, run.mesh.addresses)
             terms = requests.Terms(stranger.identity, run.sealed.run_id, 5.0)
             with pytest.raises(PeerNotInvitedError):
-                await requests.ask(stream, pb.Body(snapshot_request=pb.SnapshotRequest()), terms)
+                await requests.ask(stream, pb.Body(snapshot_request=pb.SnapshotRequest()), terms, "snapshot_offer")
         assert not served
 
 

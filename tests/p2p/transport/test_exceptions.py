@@ -257,7 +257,7 @@ async def test_an_answer_that_no_parser_survives_costs_its_sender(monkeypatch: p
             monkeypatch.setattr("nolocod.p2p.transport.requests.open_envelope", fail)
             stream = await ann.open_stream(bob.own, ECHO, bob.announced)
             with pytest.raises(PeerUnavailableError):
-                await ask(stream, pb.Body(), Terms(ANN, None, 5.0))
+                await ask(stream, pb.Body(), Terms(ANN, None, 5.0), "gossip")
             monkeypatch.undo()
             await answers(ann)
 

@@ -24,9 +24,9 @@ from libp2p.stream_muxer.exceptions import (
 )
 
 from nolocod.p2p.transport import buffers
-from nolocod.p2p.transport.buffers import SIZE, Pool, Unread
+from nolocod.p2p.transport.buffers import SIZE, HeldMemory, Pool
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
-from nolocod.p2p.transport.yamux import MuxLimits, Yamux
+from nolocod.p2p.transport.yamux import A_STREAM, MuxLimits, Yamux
 from nolocod.p2p.transport.yamux_frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -143,34 +143,38 @@ async def test_the_window_of_a_slow_reader_stays_small(autojump_clock: MockClock
         assert other.window <= 2 * FIRST_WINDOW, "what comes behind it on its connection would wait for it"
 
 
-async def test_the_connection_with_most_unread_bytes_ends_when_all_together_have_too_many() -> None:
-    unread: Unread[Yamux] = Unread(300_000)
-    stack = Stack(unread=unread)
+def streams_of(*connections: Yamux) -> int:
+    return A_STREAM * sum(len(one.streams) for one in connections)
+
+
+async def test_the_connection_that_holds_most_ends_when_all_together_hold_too_much() -> None:
+    memory = HeldMemory(most=300_000, most_of_strangers=300_000)
+    stack = Stack(memory=memory)
     async with connections(OURS, stack) as (hoarder, held), connections(OURS, stack) as (honest, kept):
-        for sender, receiver, size in ((hoarder, held, 200_000), (honest, kept, 90_000)):
+        for sender, receiver, size in ((hoarder, held, 190_000), (honest, kept, 90_000)):
             stream, other = await pair_of_streams(sender, receiver)
             await stream.write(bytes(size))
             while len(other._buffer) < size:
                 await trio.lowlevel.checkpoint()
-        assert unread.total == 290_000
+        assert memory.total == 280_000 + streams_of(held, kept)
         await stream.write(bytes(20_000))
         await hoarder.event_closed.wait()
         assert held.is_closed
-        assert unread.total <= 110_000
+        assert memory.total <= 110_000 + streams_of(kept)
         await both_work(honest, kept)
         await other.read_into(memoryview(bytearray(110_000)))
-        assert unread.total == 0
+        assert memory.total == streams_of(kept)
 
 
 @pytest.mark.parametrize("how", ["read", "taken", "reset here", "reset there", "both closed", "connection closed"])
 async def test_what_is_no_longer_held_is_no_longer_counted(how: str) -> None:
-    unread: Unread[Yamux] = Unread(1 << 20)
-    async with connections(OURS, Stack(unread=unread)) as (ann, bob):
+    memory = HeldMemory()
+    async with connections(OURS, Stack(memory=memory)) as (ann, bob):
         stream, other = await pair_of_streams(ann, bob)
         await stream.write(bytes(1000))
         while not other._buffer:
             await trio.lowlevel.checkpoint()
-        assert unread.total == 1000
+        assert memory.total == 1000 + streams_of(bob)
         match how:
             case "read":
                 await other.read(400)
@@ -190,7 +194,96 @@ async def test_what_is_no_longer_held_is_no_longer_counted(how: str) -> None:
             case "connection closed":
                 await bob.close()
                 assert len(await other.read()) == 1000
-        assert unread.total == 0
+        assert memory.total == (0 if bob.is_closed else streams_of(bob))
+
+
+async def test_a_message_larger_than_a_window_is_gathered_and_counts_as_unread_until_it_is_whole() -> None:
+    memory = HeldMemory()
+    size = 4 * FIRST_WINDOW
+    async with connections(OURS, Stack(memory=memory)) as (ann, bob), trio.open_nursery() as nursery:
+        stream, other = await pair_of_streams(ann, bob)
+        content = random.Random(1).randbytes(size + 5)
+        found: list[bytes] = []
+
+        async def gather() -> None:
+            found.append(await other.gather(size))
+
+        nursery.start_soon(gather)
+        await stream.write(content[: size - 1])
+        while len(other._buffer) < size - 1:
+            await trio.lowlevel.checkpoint()
+        assert not found
+        assert memory.total == size - 1 + streams_of(bob)
+        await stream.write(content[size - 1 :])
+        while not found:
+            await trio.lowlevel.checkpoint()
+        assert found == [content[:size]]
+        assert await other.gather(5) == content[size:]
+        assert memory.total == streams_of(bob)
+
+
+async def test_a_cancelled_gathering_loses_no_byte_and_no_credit() -> None:
+    async with connections() as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        await stream.write(bytes(FIRST_WINDOW))
+        with trio.move_on_after(0.2):
+            await other.gather(FIRST_WINDOW + 1)
+        assert len(other._buffer) == FIRST_WINDOW
+        await other.read_into(memoryview(bytearray(FIRST_WINDOW)))
+        with trio.fail_after(ENOUGH):
+            await both_work(ann, bob)
+        assert other._allowed + other._read == other.window
+
+
+async def test_windows_grow_no_more_once_memory_is_scarce() -> None:
+    memory = HeldMemory(most_of_strangers=8 * FIRST_WINDOW)
+    async with connections(OURS, Stack(memory=memory)) as (ann, bob), trio.open_nursery() as nursery:
+        held = [await pair_of_streams(ann, bob) for _ in range(5)]
+        for stream, _ in held:
+            await stream.write(bytes(FIRST_WINDOW))
+        while not memory.scarce:
+            await trio.lowlevel.checkpoint()
+        stream, other = await pair_of_streams(ann, bob)
+        nursery.start_soon(stream.write, bytes(4 * FIRST_WINDOW))
+        await other.read_into(memoryview(bytearray(4 * FIRST_WINDOW)))
+        assert other.window == FIRST_WINDOW
+
+
+async def test_a_part_of_a_record_is_held() -> None:
+    memory = HeldMemory()
+    async with connections(OURS, Stack(memory=memory)) as (ann, bob):
+        channel = ann.secured_conn
+        channel.seal(b"", memoryview(bytes(60_000)))
+        sent = await channel._end.send_some(channel._out[:30_000], 1.0)
+        while memory.total < sent:
+            await trio.lowlevel.checkpoint()
+        assert memory.total == sent == len(bob.secured_conn._partial)
+
+
+async def test_what_is_sent_and_not_taken_is_held() -> None:
+    memory = HeldMemory()
+    async with connections(Stack(memory=memory), OURS) as (ann, bob), trio.open_nursery() as nursery:
+        stream, other = await pair_of_streams(ann, bob)
+        nursery.start_soon(stream.write, bytes(FIRST_WINDOW + 1000))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert memory.total == FIRST_WINDOW + 1000 + streams_of(ann)
+        await other.read_into(memoryview(bytearray(FIRST_WINDOW + 1000)))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert memory.total == streams_of(ann)
+
+
+async def test_others_have_their_turn_within_a_record_full_of_headers() -> None:
+    async with against_frames() as (ours, other):
+        await other.write(pack(Kind.DATA, Flag.SYN, 1, 0))
+        stream = await ours.accept_stream()
+        turns = 0
+        async with trio.open_nursery() as nursery:
+            await other.write(pack(Kind.WINDOW, Flag.NONE, 1, 1) * 5000)
+            nursery.start_soon(trio.sleep, 0)
+            while stream.credit < FIRST_WINDOW + 5000:
+                await trio.lowlevel.checkpoint()
+                turns += stream.credit > FIRST_WINDOW
+        assert turns >= 5000 // 256
 
 
 async def test_what_still_comes_for_a_stream_that_was_reset_is_dropped() -> None:
@@ -245,9 +338,10 @@ async def test_connections_that_receive_at_once_take_turns_with_one_buffer() -> 
         pool = Pool()
         for _, receiver in pairs:
             receiver.secured_conn._pool = pool
-        for sender, _ in pairs:  # straight into the sockets, before any receiver runs
-            channel = sender.secured_conn
-            channel.seal(pack(Kind.PING, Flag.NONE, 0, 1), memoryview(b""))
+        streams = [await pair_of_streams(sender, receiver) for sender, receiver in pairs]
+        for sender, _ in streams:  # straight into the sockets, before any receiver runs
+            channel = sender.muxed_conn.secured_conn
+            channel.seal(pack(Kind.DATA, Flag.NONE, sender.stream_id, FIRST_WINDOW), memoryview(bytes(FIRST_WINDOW - 1)))
             await channel._end.send_some(channel._out, 1.0)
             channel._sent = channel._sealed
         await trio.testing.wait_all_tasks_blocked()
@@ -332,7 +426,8 @@ async def test_a_lost_connection_gives_up_its_buffers_without_a_garbage_collecti
 
             async def send() -> None:
                 with suppress(MuxedStreamReset, MuxedConnUnavailable):
-                    await other.write(bytes(4 * MOST_WINDOW))
+                    for _ in range(4):
+                        await other.write(bytes(MOST_WINDOW))
 
             nursery.start_soon(send)
             await stream.read_into(memoryview(bytearray(MOST_WINDOW)))
