@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -212,14 +213,9 @@ class Mesh:
             life=new_life(time.time(), parts.rng),
         )
         gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit)
-        gossip.cloned = self.cloned
-        gossip.judge = self.judge
+        gossip.cloned, gossip.judge = self.cloned, self.judge
         terms = Terms(self._identity, sealed.run_id, parts.timing.request)
-
-        async def inform(stream: Stream) -> None:
-            await serve_info(stream, terms, sealed)
-
-        self._host.serve(INFO, inform)
+        self._host.serve(INFO, partial(serve_info, terms=terms, sealed=sealed))
         self._host.serve(GOSSIP, gossip.handle)
         discovery = Discovery(gossip, parts.bootstrap, self._book.recent, parts.rng, parts.timing, parts.emit)
         ready = trio.Event()

@@ -224,12 +224,9 @@ class Exchange:
     def most(self) -> int:
         """Bytes of the largest envelope that may come now; a Describe has a hash for each chunk of the run's message."""
         names = expected(self._table, self.state)
-        hashes = -(-self._setting.size // self._chunk_size) if "describe" in names else 0
+        chunk = min(CHUNK_SIZE, self._setting.limits.chunk_bytes)
+        hashes = -(-self._setting.size // chunk) if "describe" in names else 0
         return max(most_bytes(names), FIRST + hashes * (HASH_SIZE + 2))
-
-    @property
-    def _chunk_size(self) -> int:
-        return min(CHUNK_SIZE, self._setting.limits.chunk_bytes)
 
     def receive(self, raw: bytes) -> str:
         """Take an envelope; return the message's name, with `state` changed as `TABLE` says.
@@ -346,8 +343,8 @@ class Exchange:
             raise ProtocolError(
                 f"a message of {description.size} bytes is not of this run, whose largest has {self._setting.size}."
             )
-        if description.chunk_size != self._chunk_size:
-            raise ProtocolError(f"a message has chunks of {description.chunk_size} bytes instead of {self._chunk_size}.")
+        if description.chunk_size != (due := min(CHUNK_SIZE, self._setting.limits.chunk_bytes)):
+            raise ProtocolError(f"a message has chunks of {description.chunk_size} bytes instead of {due}.")
         self._other.description = description
 
     def _take_resume(self, resume: pb.Resume) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from nolocod.observe.events import Event
     from nolocod.studies.sim.replica import MemoryBox
-    from nolocod.studies.sim.swarm import Swarm
 
 _INVENTED, _FIRST = 100, 1 << 20
 """Identities that never run, and the number of the first."""
@@ -50,9 +49,10 @@ class FalseNews(Gossip):
 class Attacker(SimNode):
     """One of them; it is LocalSide and Answerer of its own exchanges, and applies nothing."""
 
-    def __init__(self, swarm: Swarm, number: int) -> None:
+    def __init__(self, swarm: Any, number: int) -> None:  # noqa: ANN401 - a Swarm, which has an Attack itself
         self._swarm = swarm
-        super().__init__(swarm, number, *swarm.place(number), 0)
+        port, replica = swarm.place(number)
+        super().__init__(swarm, number, port, replica, 0)
         self.engaged = False
         self.gossip: FalseNews = FalseNews(self.table, self.gossip._own_heartbeat, self._rng)
         swarm.oracle.killed(self.peer_id)  # it tells nothing
@@ -112,7 +112,7 @@ class Attacker(SimNode):
 class Attack:
     """So many attackers of `swarm`, whose nodes are there already; `begin` lets them loose."""
 
-    def __init__(self, swarm: Swarm, count: int) -> None:
+    def __init__(self, swarm: Any, count: int) -> None:  # noqa: ANN401
         self._swarm = swarm
         self._attackers = [Attacker(swarm, len(swarm.nodes) + number) for number in range(count)]
         self.peers = {attacker.peer_id for attacker in self._attackers}
