@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.disk import disk_errors, sync_folder
+from nolocod.disk import PARTIAL, disk_errors, sync_folder
 from nolocod.errors import (
     DiskFullError,
     NoDonorError,
@@ -190,9 +190,12 @@ async def fetch_snapshot(
     """
     with disk_errors(into):
         into.parent.mkdir(parents=True, exist_ok=True)
+        _remove_parts(into)  # of a process that was killed
         if size > (free := shutil.disk_usage(into.parent).free):
             raise DiskFullError(f"{into.parent} has {free} bytes free, the weights need {size}.")
-    race = _Race(lambda donor, number: _Download(context, dial, donor, (into.with_name(f"{into.name}.{number}.partial"), size)))
+    race = _Race(
+        lambda donor, number: _Download(context, dial, donor, (into.with_name(f"{into.name}.{number}{PARTIAL}"), size))
+    )
     try:
         async with trio.open_nursery() as nursery:
             outcome = await race.run(nursery, donors, trio.current_time() + context.limits.busy_seconds, blame)
@@ -202,8 +205,7 @@ async def fetch_snapshot(
         await context.aside(_finish, outcome.path, into)
         return replace(outcome, path=into)
     finally:
-        for download in race.begun:
-            download.partial.unlink(missing_ok=True)
+        _remove_parts(into)
 
 
 class _Race:
@@ -215,7 +217,7 @@ class _Race:
 
     def __init__(self, download: Callable[[PeerId, int], _Download]) -> None:
         self._download = download
-        self.begun: list[_Download] = []
+        self._begun = 0
         self._lanes: dict[PeerId, _Download] = {}
         self._slower: set[PeerId] = set()  # than another, which goes on
         self._tell: trio.MemorySendChannel[tuple[PeerId, Fetched | NolocodError]]
@@ -257,8 +259,8 @@ class _Race:
         return NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
 
     def _start(self, nursery: trio.Nursery, donor: PeerId) -> None:
-        download = self._lanes[donor] = self._download(donor, len(self.begun))
-        self.begun.append(download)
+        download = self._lanes[donor] = self._download(donor, self._begun)
+        self._begun += 1
         self._slower.discard(donor)
 
         async def run() -> None:
@@ -363,6 +365,11 @@ class _Download:
                 async for index in stream.fetch(description, self._next, count, file):
                     self._next = index + 1
         return self._offer
+
+
+def _remove_parts(into: Path) -> None:
+    for partial in into.parent.glob(f"{into.name}.*{PARTIAL}"):
+        partial.unlink(missing_ok=True)
 
 
 def _finish(partial: Path, into: Path) -> None:
