@@ -98,17 +98,6 @@ def _require_device(name: str) -> None:
         raise DeviceError(error.cause, remedy="Leave out --gpu to compare small models on the CPU.") from error
 
 
-def _choices(options: argparse.Namespace, workers: int) -> None:
-    from nolocod.studies.lab import choices, trials
-
-    place = _place(options, "choices")
-    tables = choices.reduced() if options.reduced else choices.full()
-    text = choices.choices(tables, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
-    if place is not None:
-        place.fill(text)
-    print(text)
-
-
 def _attacks(options: argparse.Namespace, workers: int) -> None:
     """Has a page of its own."""
     from nolocod.studies import pages
@@ -124,7 +113,7 @@ def _attacks(options: argparse.Namespace, workers: int) -> None:
     print(study.to_text(log))
 
 
-_STUDIES = {"compare": _compare, "choices": _choices, "attacks": _attacks}
+_STUDIES = {"compare": _compare, "attacks": _attacks}
 
 
 def _place(options: argparse.Namespace, name: str) -> pages.Place | None:

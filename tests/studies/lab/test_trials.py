@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod.run.manifest import Manifest
-from nolocod.studies.lab import choices, compare
+from nolocod.studies.lab import compare
 from nolocod.studies.lab.methods import BY_NAME, OURS
 from nolocod.studies.lab.multi_replica import Point
 from nolocod.studies.lab.trials import Trial, book, perform
+from tools import choices
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,6 @@
-"""`nolocod lab choices`: what chose a run file's defaults, one setting at a time.
+"""What chose a run file's defaults, one setting at a time: the table `choices` of docs/evidence.md.
+
+    python -m tools.choices [--reduced] [--workers N] [--kept FILE] [--into docs]
 
 The rule: every trial is our method but for the settings that its row and column name, on seeds that `nolocod lab
 compare` does not tell. The outer step's settings were tried last, in runs twice as long; the other tables have those of
@@ -7,12 +9,17 @@ compare` does not tell. The outer step's settings were tried last, in runs twice
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.studies.lab.compare import RATES, TUNING_SEED
 from nolocod.studies.lab.methods import OURS
-from nolocod.studies.lab.trials import Trial, perform_all
+from nolocod.studies.lab.trials import Trial, book, perform_all
+from nolocod.studies.pages import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -159,3 +166,26 @@ def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[
     """Do what is not done yet; every table with its losses, in Markdown."""
     perform_all((trial for table in tables for trial in table.cells.values()), book, workers, tell)
     return "\n".join(table.to_text(book) for table in tables)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.choices", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--reduced", action="store_true", help="a few short trials")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
+    )
+    parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into evidence.md there")
+    options = parser.parse_args()
+    if options.reduced and options.into:
+        parser.error("--into is for the whole study")
+    place = Place(options.into / "evidence.md", "choices", "Name the folder of the page with --into.") if options.into else None
+    tables = reduced() if options.reduced else full()
+    text = choices(tables, book(options.kept), options.workers, lambda line: print(line, file=sys.stderr))  # noqa: T201
+    if place is not None:
+        place.fill(text)
+    print(text)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
