@@ -237,10 +237,7 @@ class Mesh:
                 ready.set()
 
     async def leave(self) -> None:
-        """Tell the others, remember them, and stop. The host itself closes with `open_mesh`.
-
-        A clone goes without a word: the other node with our identity stays.
-        """
+        """Tell the others, remember them, and stop; a clone without a word: the other node with our identity stays."""
         if self._gossip is not None and not self.cloned.is_set():
             await self._gossip.leave(_FAREWELL)
         await self._save()
@@ -256,8 +253,7 @@ class Mesh:
         await trio.to_thread.run_sync(self._records.save)
 
     async def _remember(self) -> None:
-        """Save now and then; the first members as soon as we know them, so that a node that is killed a moment later finds back
-        without a bootstrap."""
+        """Save now and then, and at once whom we know first: a node that is killed then finds back without a bootstrap."""
         while True:
             await trio.sleep(min(_SAVE_EVERY, self._parts.timing.live) if self._book.recent() else _FIRST_SAVE)
             await self._save()
