@@ -7,7 +7,8 @@ side chose the bytes. Cancelled, and what we raise ourselves, pass through.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -104,13 +105,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
                 error = error.__cause__
 
 
-@contextmanager
-def already_gone() -> Iterator[None]:
-    """For closing: a connection that is gone already is what we wanted."""
-    try:
-        yield
-    except FOREIGN:
-        return
+already_gone = partial(suppress, *FOREIGN)
+"""For closing: a connection that is gone already is what we wanted."""
 
 
 def without_frames(error: Exception) -> Exception:
