@@ -147,7 +147,8 @@ def export(receipt: Receipt, path: Path) -> None:
 def as_fields(receipt: Receipt) -> dict[str, object]:
     """What the receipt says, for people and for JSON."""
     parsed = receipt.parsed
-    skipped = (receipt.skipped.blocks, receipt.answerer_skipped.blocks)
+    skipped = (receipt.skipped, receipt.answerer_skipped)
+    told = all(one.signature for one in skipped)  # a partner of release 0.1 keeps only the offerer's, and signs none
     return {
         "session": parsed.session.hex(),
         "run_id": parsed.run_id,
@@ -158,10 +159,10 @@ def as_fields(receipt: Receipt) -> dict[str, object]:
                 "round": side.standing.round,
                 "tokens": side.standing.tokens,
                 "root": side.root.hex(),
-                "skipped": blocks.hex(),
+                "skipped": one.blocks.hex() if told else None,
                 "terms": _terms(side.standing.terms) if side.standing.HasField("terms") else None,
             }
-            for role, side, blocks in zip(("offerer", "answerer"), parsed.sides, skipped, strict=True)
+            for role, side, one in zip(("offerer", "answerer"), parsed.sides, skipped, strict=True)
         ],
     }
 
