@@ -155,7 +155,9 @@ class Mesh:
         self._gossip: GossipService | None = None
         self._admission = Admission()
         self._reputation = Reputation(parts.emit)
-        self._selection = PeerSelection(identity.peer_id, parts.rng, self._reputation)
+        self._selection = PeerSelection(
+            identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond(trio.current_time())
+        )
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0
         self._work = trio.CancelScope()

@@ -22,7 +22,7 @@ from nolocod.p2p.membership.table import PER_GROUP
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.peer_scoring import Reputation
@@ -63,6 +63,8 @@ class PeerSelection:
     own: PeerId
     rng: random.Random
     reputation: Reputation
+    beyond: Callable[[], int] = lambda: 0
+    """How many members there are of whom the table does not know now."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -120,7 +122,8 @@ class PeerSelection:
         than our table."""
         known = {member.peer_id for member in fit}
         known.update(member.peer_id for member in members if member.group and member.state == "training")
-        return len(known.union(peer for peer, _ in self._met))
+        beyond = self.beyond()
+        return max(len(known.union(peer for peer, _ in self._met)), len(members) + beyond if beyond else 0)
 
     def _resting(self, fit: Sequence[Member]) -> set[PeerId]:
         """Partners of the last steps; half of a small run's members."""

@@ -269,6 +269,12 @@ class Membership:
         memory, more_than_we_hold = self._memories.get(peer), len(self._entries) + len(self._memories) > self.timing.capacity
         return peer in self._entries or (memory is not None and more_than_we_hold and now - memory.heard < 3 * self.lasts(now))
 
+    def beyond(self, now: float) -> int:
+        """How many that had to make room are probably there: where the table is full, a run is larger by them."""
+        if len(self._entries) < self.timing.capacity:
+            return 0
+        return sum(now - memory.heard < self.lasts(now) for memory in self._memories.values())
+
     # --- who can be reached -----------------------------------------------------------------------
 
     def suspect(self, peer: PeerId, now: float) -> None:

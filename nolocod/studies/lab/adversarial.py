@@ -1,9 +1,9 @@
 """Replicas under attack: some of them are hostile, and what becomes of the others is measured.
 
-The rule: attackers have all that a real one could have, and more: they know the model, see the victim's message before
-they make their own (a real one commits to the hashes of its own first), know the victim's clip radius, and act as one.
-Honest replicas, their judgement of messages and their peer scores are the product's own. A refused partner costs a try,
-and another is taken, as outer.loop does.
+The rule: attackers have all that a real one could have, and more: they know the model, see the victim's message before they
+make their own (a real one commits to the hashes of its own first), know the victim's clip radius, act as one, and are always
+there and always first. Honest replicas, their judgement of messages, their peer scores, and whom they draw and admit are the
+product's own. A refused partner costs a try, and another is taken, as outer.loop does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from nolocod.identity import PeerId
 from nolocod.outer import step
 from nolocod.outer.codec.base import HEADER
 from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
-from nolocod.proto.types import Subject
+from nolocod.p2p.membership.peer_selection import PeerSelection
+from nolocod.proto.types import Member, Standing, Subject
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica, Point
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from nolocod.trainer.replica import Replica
 
 Kind = Literal["honest", "hostile"]
-Attack = Literal["not finite", "huge", "sign flip", "noise", "drift", "stale", "clock"]
+Attack = Literal["not finite", "huge", "sign flip", "noise", "drift", "stale", "clock", "stall"]
 ATTACKS: dict[Attack, str] = {
     "not finite": "NaN in every value",
     "huge": "a million radii away, in a direction of chance",
@@ -41,9 +42,8 @@ ATTACKS: dict[Attack, str] = {
     "drift": "the victim's own message and exactly a radius, always in the same direction",
     "stale": "the weights with which the attack began, and the victim's round: no work done",
     "clock": "an honest message, and a round as far ahead as is let through",
+    "stall": "takes the exchange, and gives nothing until the victim has to go on alone",
 }
-TRIES = 3
-"""Partners that a node asks in one outer step before it takes it alone."""
 _RADIUS = 1.5
 """Of the usual distance: what attackers take for the clip radius, so that attacks on runs without one are the same."""
 
@@ -56,6 +56,8 @@ class AdversarialReplicas(MultiReplica):
         trust = manifest.trust
         self._names = [PeerId(f"replica {index}") for index in range(honest + attackers)]
         self._scores = [Reputation(lambda _: None, trust.probation, trust.reputation) for _ in range(honest)]
+        self._selections = [PeerSelection(self._names[index], self._rng, score) for index, score in enumerate(self._scores)]
+        self._staleness = manifest.outer.staleness
         self._times = [0.0] * honest
         """Of each honest replica: a minute passes with every exchange."""
         self._attacks = attacks
@@ -69,6 +71,8 @@ class AdversarialReplicas(MultiReplica):
         self._drift /= self._drift.norm()
         self.weights: list[float] = []
         """What each partner's difference counted for, of all exchanges of honest replicas with one another."""
+        self.partners: Counter[Kind | Literal["none"]] = Counter()
+        """Of the outer steps of honest replicas."""
         self.met: Counter[Kind] = Counter()
         """Messages that honest replicas judged."""
         self.refused: list[tuple[Kind, RejectedTensorError]] = []
@@ -93,6 +97,11 @@ class AdversarialReplicas(MultiReplica):
     def share_refused(self, kind: Kind) -> float:
         return sum(refused == kind for refused, _ in self.refused) / max(1, self.met[kind])
 
+    def shares(self) -> tuple[float, float]:
+        """Of the honest replicas' outer steps: those with attackers, and those alone."""
+        whole = max(1, self.partners.total())
+        return self.partners["hostile"] / whole, self.partners["none"] / whole
+
     def train(self) -> Point:
         """To the goal; the held-out losses of the honest replicas at the end."""
         goal = self.manifest.outer.rounds
@@ -107,26 +116,62 @@ class AdversarialReplicas(MultiReplica):
         return self._point(goal)
 
     def _meet(self, free: list[int]) -> None:
-        """Every active replica takes an outer step, with the first of a few partners that it does not refuse."""
-        order = self._rng.sample(free, len(free))
-        while order:
-            one = order.pop()
-            for other in order[-TRIES:][::-1]:
-                if self._exchange(*sorted((one, other))):
-                    order.remove(other)
+        """Every active honest replica takes an outer step: with an attacker if one is admitted, as all of them offer to it as
+        soon as it takes offers; or with whom it draws, if that one is free and takes it; or alone."""
+        count, hostile = len(self._honest), range(len(self._honest), len(self._replicas))
+        waiting = [index for index in free if index < count]
+        self._rng.shuffle(waiting)
+        captors = [self._rng.sample(hostile, len(hostile)) for _ in waiting]
+        waiting = [
+            one for one, some in zip(waiting, captors, strict=True) if not any(self._captured(one, other) for other in some)
+        ]
+        while waiting:
+            one = waiting.pop()
+            draw, own = self._selections[one].draw, self._replicas[one].standing
+            avoid = {name for other, name in enumerate(self._names) if other == one or self._banned(one, other)}
+            while (name := draw(self._members(), own, self._staleness, avoid)) is not None:
+                avoid.add(name)
+                other = self._names.index(name)
+                if other >= count:
+                    done = self._attacked(one, other)
+                else:
+                    done = other in waiting and self._takes(other, one, late=True) and self._pair(*sorted((one, other)))
+                if done:
+                    self._remember(one, other, offered=False)
+                    if other < count:
+                        waiting.remove(other)
+                        self._remember(other, one, offered=True)
                     break
             else:
-                if self._replicas[one] in self._honest:
-                    self._replicas[one].solo()
+                self._replicas[one].solo()
+                self.partners["none"] += 1
 
-    def _exchange(self, first: int, second: int) -> bool:
-        """Whether it was committed; honest replicas have the lower indices."""
-        count = len(self._honest)
-        if first >= count:
-            return True  # two attackers leave each other alone
-        if self._banned(first, second) or (second < count and self._banned(second, first)):
+    def _captured(self, victim: int, attacker: int) -> bool:
+        """Whether `victim` took the offer of `attacker`, and the exchange was committed."""
+        if not self._takes(victim, attacker, late=False) or not self._attacked(victim, attacker):
             return False
-        return self._attacked(first, second) if second >= count else self._pair(first, second)
+        self._remember(victim, attacker, offered=True)
+        return True
+
+    def _takes(self, own: int, other: int, *, late: bool) -> bool:
+        standing, members = self._replicas[own].standing, self._members()
+        admitted = self._selections[own].admits(self._names[other], members, standing, self._staleness, late=late)
+        return admitted and not self._banned(own, other)
+
+    def _remember(self, own: int, other: int, *, offered: bool) -> None:
+        self._selections[own].met(self._names[other], self._members(), offered=offered)
+        self.partners["hostile" if other >= len(self._honest) else "honest"] += 1
+
+    def _members(self) -> list[Member]:
+        """Everybody, each verified at an address of its own; attackers say that they are where one wants them."""
+        ahead = max(replica.standing.round for replica in self._honest)
+        rounds = [
+            replica.standing.round if index < len(self._honest) else ahead for index, replica in enumerate(self._replicas)
+        ]
+        said = [Standing(number, 0, 0.0) for number in rounds]
+        return [
+            Member(name, one, "training", (), "", 0.0, None, group=name) for name, one in zip(self._names, said, strict=True)
+        ]
 
     def _banned(self, own: int, other: int) -> bool:
         return self._scores[own].banned(self._names[other], self._times[own]) > 0
@@ -163,6 +208,10 @@ class AdversarialReplicas(MultiReplica):
         replica, hostile = self._replicas[victim], self._replicas[attacker]
         attack = self._attacks[self._turn % len(self._attacks)]
         self._turn += 1
+        if attack == "stall":
+            self._judge(victim, attacker, Conduct.WITHHELD)
+            replica.solo()
+            return True
         replica.prepare(self._boxes[victim], Subject())
         self._write(attack, hostile, replica, self._boxes[attacker])
         committed = self._inspected(victim, attacker, "hostile")
@@ -186,7 +235,7 @@ class AdversarialReplicas(MultiReplica):
         change = hostile.theta - hostile.phi
         radius = _RADIUS * victim.usual_distance()
         match attack:
-            case "not finite" | "clock":
+            case "not finite" | "clock" | "stall":
                 wanted = step.message(hostile.phi, hostile.theta, settings)
             case "huge":
                 wanted = theirs + 1e6 * radius * self._random_direction()

@@ -74,13 +74,16 @@ class AttackTrial:
 @dataclass(frozen=True)
 class AttackOutcome:
     """Held-out losses in nats per token at the end, of honest replicas, or None where weights are not finite any more; shares
-    of exchanges that honest replicas refused; the mean weight of partners' differences among honest replicas."""
+    of exchanges that honest replicas refused; the mean weight of partners' differences among honest replicas; shares of honest
+    replicas' outer steps with a hostile partner, and alone."""
 
     mean: float | None
     worst: float | None
     refused_hostile: float
     refused_honest: float
     weight: float
+    captured: float
+    alone: float
 
 
 def perform(trial: AttackTrial) -> AttackOutcome:
@@ -101,16 +104,17 @@ def perform(trial: AttackTrial) -> AttackOutcome:
         except TrainerError:  # its weights are not finite any more
             mean = worst = None
     refused = (replicas.share_refused("hostile"), replicas.share_refused("honest"))
-    return AttackOutcome(mean, worst, *refused, statistics.mean(replicas.weights))
+    return AttackOutcome(mean, worst, *refused, statistics.mean(replicas.weights), *replicas.shares())
 
 
 _PAGE = """# What hostile partners do to learning
 
 Made by `nolocod lab attacks --into docs`. A quarter of the replicas is hostile, and everything else is the product's own:
 model, messages, judgement, outer step, reputation. Attackers know more than real ones could: they see the victim's message
-before they make theirs, know its clip radius, and act as one. How the defences work, and what goes through them:
-[security.md](security.md). The outer step has a testnet's alpha, beta and gamma, 0.2, 1 and 1; a run file's default, 0.5, 0.7
-and 0.7, was not tried.
+before they make theirs, know its clip radius, act as one, and are first wherever a node takes offers: what bounds them then
+is whom it draws and admits. Invented members, false ages and floods are the simulator's (`nolocod simulate hostile`). How the
+defences work, and what goes through them: [security.md](security.md). The outer step has a testnet's
+alpha, beta and gamma, 0.2, 1 and 1; a run file's default, 0.5, 0.7 and 0.7, was not tried.
 
 Defended is a run with {trust}, as runs are by default; undefended one without any. In both, messages of another size are
 refused, and so are values that are not finite: that cannot be switched off. A refused partner costs a try, and another one
@@ -176,8 +180,8 @@ class Study:
             f"ones, from weights that had {like.head_start} alone; seeds {seeds}.",
             "Loss: the honest replicas' mean at the end, in nats per token, mean of the seeds; beside it how much more that is "
             "than of the same replicas without attackers and without defences, on the worst seed.\n",
-            "| attack | undefended | | defended | | hostile refused | honest refused |",
-            "|---|---|---|---|---|---|---|",
+            "| attack | undefended | | defended | | hostile refused | honest refused | steps with attackers | alone |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
         for attack in self.attacks:
             cells = [*self._losses(attack, OFF, log), *self._losses(attack, Trust(), log), *self._refused(attack, Trust(), log)]
@@ -217,10 +221,10 @@ class Study:
         return [f"{statistics.mean(one for one, _ in pairs):.4f}", f"{worst:+.2f} %" if worst < RUINED else "broken"]
 
     def _refused(self, attack: str, trust: Trust, log: Log) -> list[str]:
-        """Shares of the messages of hostile and of honest partners."""
+        """Shares of the messages of hostile and of honest partners, and of the outer steps with attackers and alone."""
         found = self._found(attack, trust, log)
-        shares = ([one.refused_hostile for one in found], [one.refused_honest for one in found])
-        return [f"{statistics.mean(some):.1%}" for some in shares]
+        shares = [(one.refused_hostile, one.refused_honest, one.captured, one.alone) for one in found]
+        return [f"{statistics.mean(some):.1%}" for some in zip(*shares, strict=True)]
 
 
 RUINED = 100.0
