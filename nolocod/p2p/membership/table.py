@@ -273,7 +273,7 @@ class Membership:
         """How many that had to make room are probably there: where the table is full, a run is larger by them."""
         if len(self._entries) < self.timing.capacity:
             return 0
-        return sum(now - memory.heard < self.lasts(now) for memory in self._memories.values())
+        return sum(now - memory.heard < 3 * self.lasts(now) for memory in self._memories.values())
 
     # --- who can be reached -----------------------------------------------------------------------
 
