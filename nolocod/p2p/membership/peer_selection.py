@@ -32,7 +32,7 @@ RELAYED = 0.25
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight."""
 HEARD_OF = 0.25
 """The same for one that nobody here ever spoke to: it may be invented."""
-_HOUR, _AT_ONCE = 16, 15
+_HOUR, _AT_ONCE = 16, 13
 """Rounds of an hour, and members whose hour it is at a time; rounds pass a little faster than steps."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
@@ -49,6 +49,8 @@ def _pair(one: PeerId, other: PeerId) -> bytes:
 
 def meet(one: PeerId, other: PeerId, number: int, count: int) -> bool:
     """Whether round `number` lies in an hour of two nodes, each with `count` others; with more of them hours are fewer."""
+    if count <= _AT_ONCE:
+        return True
     pair = _pair(min(one, other), max(one, other))
     hour = (number + pair[0] % _HOUR) // _HOUR
     whole = _HOUR if hour else _HOUR - pair[0] % _HOUR  # the run began within the first: it counts for what was left

@@ -273,8 +273,8 @@ def test_hours_are_the_same_for_both_and_come_to_every_pair() -> None:
     one, other = PeerId("one"), PeerId("other")
     hours = [meet(one, other, number, 199) for number in range(8000)]
     assert hours == [meet(other, one, number, 199) for number in range(8000)]
-    assert 0.05 < sum(hours) / len(hours) < 0.1, "15 of 199"
-    assert all(meet(one, other, number, 14) for number in range(16, 100)), "in a small run it is always their hour"
+    assert 0.05 < sum(hours) / len(hours) < 0.1, "13 of 199"
+    assert all(meet(one, other, number, 12) for number in range(100)), "in a small run it is always their hour"
     assert all(meet(one, other, number, 150) for number, due in enumerate(hours) if due), "who knows fewer knows the hours"
 
 
@@ -316,11 +316,11 @@ def test_in_a_large_run_an_hour_that_is_not_theirs_is_not_taken_though_nobody_el
 
 def test_an_address_group_weighs_as_much_as_four_and_has_four_of_sixteen_answered_steps() -> None:
     crowd = [replace(member(f"c{number}"), group="203.0.113.0/24") for number in range(6)]
-    others = [replace(member(f"o{number}"), group=f"o{number}") for number in range(8)]
+    others = [replace(member(f"o{number}"), group=f"o{number}") for number in range(6)]
     drawing, drawn = selection(), Counter[PeerId | None]()
     for _ in range(6000):
         drawn[drawing.draw([*crowd, *others], OWN, 3, ())] += 1
-    assert sum(drawn[one.peer_id] for one in crowd) == pytest.approx(6000 * 4 / 12, rel=0.08)
+    assert sum(drawn[one.peer_id] for one in crowd) == pytest.approx(6000 * 4 / 10, rel=0.08)
     for one in crowd[:4]:
         assert drawing.admits(one.peer_id, [*crowd, *others], OWN, 3, late=False)
         drawing.met(one.peer_id, [*crowd, *others], offered=True)
