@@ -155,9 +155,7 @@ class Mesh:
         self._gossip: GossipService | None = None
         self._admission = Admission()
         self._reputation = Reputation(parts.emit)
-        self._selection = PeerSelection(
-            identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond(trio.current_time())
-        )
+        self._selection = PeerSelection(identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond())
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0
         self._work = trio.CancelScope()
@@ -301,8 +299,8 @@ class Mesh:
 
     def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
         """Whether an offer of `peer` may be taken: of members only, in its hour or after our own draws have failed (`late`)."""
-        known = self._table.known(peer, trio.current_time())
-        return known and self._selection.admits(peer, self.live(), own, self._staleness, late=late)
+        members = self.live() if self._table.known(peer, trio.current_time()) else None
+        return members is not None and self._selection.admits(peer, members, own, self._staleness, late=late)
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         """An exchange with `peer` was committed, that it `offered`."""

@@ -269,10 +269,11 @@ class Membership:
         memory, more_than_we_hold = self._memories.get(peer), len(self._entries) + len(self._memories) > self.timing.capacity
         return peer in self._entries or (memory is not None and more_than_we_hold and now - memory.heard < 3 * self.lasts(now))
 
-    def beyond(self, now: float) -> int:
+    def beyond(self) -> int:
         """How many that had to make room are probably there: where the table is full, a run is larger by them."""
         if len(self._entries) < self.timing.capacity:
             return 0
+        now = max(entry.heard for entry in self._entries.values())
         return sum(now - memory.heard < 3 * self.lasts(now) for memory in self._memories.values())
 
     # --- who can be reached -----------------------------------------------------------------------
