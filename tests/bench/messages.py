@@ -329,7 +329,7 @@ def records() -> Iterator[Case]:
 
 
 def pages() -> Iterator[Case]:
-    for name, lines in (("HTTP request", 2900), ("HTTP request, refused", 15_000)):
+    for name, lines in (("HTTP request", 2250), ("HTTP request, refused", 15_000)):
         content = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * lines + b"\r\n"
 
         async def run(content: bytes = content) -> None:

@@ -26,7 +26,7 @@ PER_ADDRESS = 48
 _REQUEST_SECONDS = 10.0
 _WRITE_SECONDS = 10.0
 _REQUEST_BYTES = 8 << 10
-_PIECE = 4 << 10
+_PIECE = 1 << 10
 
 
 @dataclass(frozen=True)
