@@ -162,6 +162,7 @@ class Mesh:
         self.cloned = trio.Event()
         """Set once another node, that began before this one, is known to speak with our key."""
         host.dialer.connection_manager.rank = self._rank
+        self._reputation.group_of = lambda peer: address_group(host.way(peer)[1])
 
     @property
     def addresses(self) -> tuple[str, ...]:

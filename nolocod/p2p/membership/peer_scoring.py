@@ -30,8 +30,10 @@ from nolocod.errors import (
 )
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import PeerBanned, PeerJudged, Troubled
+from nolocod.p2p.limits.newest import Newest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from nolocod.errors import RemoteError
@@ -48,6 +50,10 @@ _LONGEST_BAN = 86_400.0
 _KEPT = 1024
 """Peers that are kept in mind, for some 200 bytes each."""
 _MAX_BYTES = 1 << 20
+
+
+_NEIGHBOURS = 3
+"""Bans of one address group, running at once, that keep out whoever comes from it and has committed no exchange."""
 
 
 class Conduct(Enum):
@@ -131,7 +137,10 @@ class Reputation:
     judging: bool = True
     dirty: bool = False
     """Something changed since `dirty` was last set to False."""
+    group_of: Callable[[PeerId], str | None] = lambda _: None
+    """The address group of a connected peer (address_groups)."""
     _records: dict[PeerId, Record] = field(default_factory=dict)
+    _banned_at: Newest[PeerId, str] = field(default_factory=lambda: Newest(_KEPT))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -157,6 +166,8 @@ class Reputation:
             record.until = now + seconds
             record.score = _PAROLE
             record.accepted = 0  # a newcomer once more
+            if group := self.group_of(peer):
+                self._banned_at[peer] = group
             self.emit(PeerBanned(peer, seconds, conduct.words))
 
     def committed(self, peer: PeerId) -> int:
@@ -175,7 +186,12 @@ class Reputation:
     def banned(self, peer: PeerId, now: float) -> float:
         """Seconds for which nothing is asked of `peer` and given to it; 0 if it is not banned."""
         record = self._records.get(peer)
-        return record.banned(now) if record is not None and self.judging else 0.0
+        left = record.banned(now) if record is not None and self.judging else 0.0
+        if left or not self._banned_at or not self.judging or self.committed(peer) or not (group := self.group_of(peer)):
+            return left
+        theirs = [self._records.get(one) for one, at in self._banned_at.items() if at == group]
+        running = sorted((one.banned(now) for one in theirs if one is not None), reverse=True)
+        return running[_NEIGHBOURS - 1] if len(running) >= _NEIGHBOURS else 0.0
 
     def objection(self, peer: PeerId, now: float) -> BannedError | None:
         """The ban of `peer` as an error, while it lasts."""

@@ -17,7 +17,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.errors import RemoteError
-from nolocod.p2p.limits.address_groups import customer
+from nolocod.p2p.limits.address_groups import source
 from nolocod.p2p.limits.rate_limits import Windows
 from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
@@ -54,7 +54,7 @@ class AutoNatLimits:
 
     per_peer: int = 4
     per_address: int = 12
-    """Of all peers behind one address."""
+    """Of all peers of one address group."""
     in_all: int = 30
     question: float = 10.0
     """Seconds until all of one question has come."""
@@ -93,7 +93,7 @@ class AutoNatServer:
         wanted = [text for text in theirs if self._host.may_dial(text, seen_at)]
         if not wanted:
             return refusal(Message.E_DIAL_REFUSED, "no address is of the host that asks, and may be dialled from here")
-        if not self._admit(peer, customer(seen_at), trio.current_time()):
+        if not self._admit(peer, source(seen_at), trio.current_time()):
             return refusal(Message.E_DIAL_REFUSED, "too many questions")
         self._busy.add(peer)
         try:

@@ -321,3 +321,20 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     after = Scene()
     Records(blocked / "reputation.json", after.reputation, 1000.0)
     assert len(after.reputation) == 1, "it is tried again"
+
+
+def test_three_bans_of_one_address_group_keep_out_its_strangers_and_no_partner() -> None:
+    """A fourth identity of the same attacker gets nothing; neighbours that exchanged with us, and other places, do."""
+    groups = {f"evil {number}": "203.0.113.0/24" for number in range(3)} | {
+        "fourth": "203.0.113.0/24",
+        "partner": "203.0.113.0/24",
+    }
+    reputation = Reputation(lambda _: None, group_of=lambda peer: groups.get(peer))
+    reputation.judge(PeerId("partner"), Conduct.COMMITTED, 0.0)
+    for number in range(3):
+        assert not reputation.banned(PeerId("fourth"), float(number)), "two may be a university's"
+        for _ in range(2):
+            reputation.judge(PeerId(f"evil {number}"), Conduct.FALSE_SIGNATURE, float(number))
+    assert reputation.banned(PeerId("fourth"), 3.0) == 597.0, "as long as three last"
+    assert not any(reputation.banned(PeerId(peer), 3.0) for peer in ("partner", "of nowhere"))
+    assert not reputation.banned(PeerId("fourth"), 601.0)

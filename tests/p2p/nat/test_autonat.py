@@ -22,6 +22,7 @@ from multiaddr import Multiaddr
 from nolocod.errors import PeerUnavailableError, RefusedError
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.host import Host, HostLimits, open_host
+from nolocod.p2p.limits.address_groups import source
 from nolocod.p2p.nat.autonat import AUTONAT, AutoNatLimits, AutoNatServer, ask
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.reachability import Reachability, ReachTiming
@@ -138,6 +139,14 @@ async def test_questions_are_rationed_per_address_however_many_peers_ask_from_it
         AutoNatServer(helper, replace(AutoNatLimits(), per_peer=1, per_address=2)).serve()
         found = [(await question(asker, helper, list(asker.local))).dialResponse.status for asker in askers]
         assert found == [Message.OK, Message.OK, Message.E_DIAL_REFUSED]
+
+
+async def test_one_address_group_has_its_share_of_questions_and_no_more() -> None:
+    async with hosts(1) as (helper,):
+        asked = [(PeerId(f"peer {number}"), f"203.0.113.{number}") for number in range(30)]
+        server = AutoNatServer(helper)
+        assert sum(server._admit(peer, source(host), 0.0) for peer, host in asked) == 12
+        assert server._admit(PeerId("another"), source("198.51.100.1"), 0.0)
 
 
 async def test_no_minute_has_more_questions_than_are_allowed_and_a_refused_one_costs_its_peer_nothing() -> None:
