@@ -154,7 +154,7 @@ class Mesh:
         self._table = Membership(identity.peer_id, "", parts.timing)
         self._gossip: GossipService | None = None
         self._admission = Admission()
-        self._reputation = Reputation(parts.emit)
+        self._reputation = Reputation(parts.emit, group_of=lambda peer: address_group(host.way(peer)[1]))
         self._selection = PeerSelection(identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond())
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0
@@ -162,7 +162,6 @@ class Mesh:
         self.cloned = trio.Event()
         """Set once another node, that began before this one, is known to speak with our key."""
         host.dialer.connection_manager.rank = self._rank
-        self._reputation.group_of = lambda peer: address_group(host.way(peer)[1])
 
     @property
     def addresses(self) -> tuple[str, ...]:
