@@ -336,5 +336,5 @@ def test_three_bans_of_one_address_group_keep_out_its_strangers_and_no_partner()
         for _ in range(2):
             reputation.judge(PeerId(f"evil {number}"), Conduct.FALSE_SIGNATURE, float(number))
     assert reputation.banned(PeerId("fourth"), 3.0) == 597.0, "as long as three last"
-    assert not any(reputation.banned(PeerId(peer), 3.0) for peer in ("partner", "of nowhere"))
+    assert not any(reputation.banned(PeerId(peer), 3.0) for peer in ("partner", "elsewhere", "of nowhere"))
     assert not reputation.banned(PeerId("fourth"), 601.0)
