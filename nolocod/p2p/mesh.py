@@ -21,7 +21,6 @@ from nolocod.errors import (
     RelayBudgetError,
     RemoteError,
     VersionError,
-    WrongRunError,
 )
 from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.discovery.bootstrap import Discovery, find_run
@@ -40,7 +39,7 @@ from nolocod.p2p.membership.peer_selection import PeerSelection
 from nolocod.p2p.membership.table import RELAYED, Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
-from nolocod.p2p.transport.multiaddrs import split
+from nolocod.p2p.transport.multiaddrs import split, via
 from nolocod.p2p.transport.requests import Terms, turn_away
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
@@ -82,12 +81,13 @@ async def open_mesh(
 ) -> AsyncIterator[Mesh]:
     """Listen and be ready to find a run; what is sent and received goes by `meter`.
 
-    `interruptible` wraps the handlers of what this node does for others alone, so that it can be broken off.
-    Raises PortTakenError or UsageError, and what `credentials.accept` raises for an invitation.
+    `interruptible` wraps the handlers of what this node does for others alone, so that it can be broken off. Relays in a token's
+    addresses are bootstraps too: in a run by invitation they carry for those that they know. Raises PortTakenError or UsageError, and what `credentials.accept` raises for an invitation.
     """
     access = config.access
     token = accept(config.paths, access.invite, identity.peer_id, time.time()) if access.invite else None
     bootstrap = [contact(text) for text in (*config.bootstrap, *(token.bootstrap if token else ()))]
+    bootstrap += [(found[0], (found[1],)) for _, (address,) in bootstrap if token and (found := via(address))]
     book = AddressBook(config.paths.peers, emit)
     raised: NolocodError | None = None
     gater = ConnectionGater.reading(prologue(_network_key(config)), config.access.allow, read_allow_list)
@@ -100,9 +100,7 @@ async def open_mesh(
         connectivity.serve(interruptible)
         nursery.start_soon(connectivity.run)
         try:
-            run_id = RunId(unchecked(token).run_id if token else config.run)
-            if not run_id.startswith(config.run):
-                raise WrongRunError(f"the invitation is to run {run_id}, and {config.run} was asked for.")
+            run_id = RunId(config.run or (unchecked(token).run_id if token else ""))
             parts = _Parts(bootstrap, nursery, rng, timing or Timing(), emit, connectivity, config.paths, run_id)
             yield Mesh(host, identity, book, parts)
         except NolocodError as error:
@@ -175,8 +173,7 @@ class Mesh:
 
         Raises NoBootstrapError with each address's cause, WrongRunError, VersionError or ManifestError.
         """
-        contacts = dict(self._known())
-        parts = self._parts
+        parts, contacts = self._parts, dict(self._known())
         terms = Terms(self._identity, parts.run_id, parts.timing.request)
         return await find_run(self._host, list(contacts.items()), terms, parts.timing.bootstrap, parts.emit)
 
@@ -193,6 +190,7 @@ class Mesh:
         self._staleness = sealed.manifest.outer.staleness
         if sealed.manifest.access == "invited":
             self._admission = InvitedAdmission(sealed, self._identity.peer_id, parts.paths)
+            parts.connectivity.relay.strangers = 0
         trust, reputation = sealed.manifest.trust, self._reputation
         reputation.newcomers, reputation.judging = trust.probation, trust.reputation
         own_id, ban = self._identity.peer_id, lambda peer: reputation.objection(peer, time.time())
@@ -214,6 +212,7 @@ class Mesh:
         )
         gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit)
         gossip.cloned, gossip.judge = self.cloned, self.judge
+        connectivity.client.introduce = lambda relay: self._greet(gossip, relay, ())
         terms = Terms(self._identity, sealed.run_id, parts.timing.request)
         self._host.serve(INFO, partial(serve_info, terms=terms, sealed=sealed))
         self._host.serve(GOSSIP, gossip.handle)
@@ -340,11 +339,11 @@ class Mesh:
 
     def _rank(self, peer: PeerId) -> int:
         """What a connection with `peer` is worth."""
-        if self._host.refuses(peer):
-            return STRANGER
-        if self._parts.connectivity.needs(peer):
-            return KEPT
-        return PARTNER if self._reputation.committed(peer) else MEMBER if peer in self._table else STRANGER
+        if (refused := self._host.refuses(peer)) or self._parts.connectivity.needs(peer):
+            return STRANGER if refused else KEPT
+        invited = isinstance(self._admission, InvitedAdmission)  # then it is admission that counts, however large the run is
+        member = self._table.objection(peer) is None and (invited or self._table.known(peer, trio.current_time()))
+        return STRANGER if not member else PARTNER if self._reputation.committed(peer) else MEMBER
 
     def clock_offset(self) -> float:
         """The median of the verified members' clocks minus ours, in seconds; 0 without any."""

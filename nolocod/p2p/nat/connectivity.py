@@ -63,10 +63,10 @@ class Connectivity:
         self._bootstrap = dict(bootstrap)
         self._emit = emit
         self._failed: Newest[PeerId, float] = Newest(_KNOWN)  # when punching failed, in trio's time
-        self._client = RelayClient(host)
+        self.client = RelayClient(host)
         self._reachability = Reachability(host, settings, self.follow, rng)
         self._puncher = HolePuncher(host, self.follow)
-        self._reservations = Reservations(host, self._client, self.follow, rng)
+        self._reservations = Reservations(host, self.client, self.follow, rng)
         self._reservations.want, self._reservations.candidates = self._want, self._candidates
         limits = RelayLimits(
             reservations=relaying.reservations,
@@ -74,25 +74,25 @@ class Connectivity:
             circuit_bytes=int(relaying.rate * RelayLimits.circuit_seconds),
             rate=relaying.rate,
         )
-        self._relay = Relay(host, limits, lambda: self.relays)
+        self.relay = Relay(host, limits, lambda: self.relays)
 
     def serve(self, interruptible: Callable[[Handler], Handler]) -> None:
         """Use relays and be one, as far as the owner lets us; `interruptible` is put around what is done for others."""
         self._puncher.serve()
         if self._relaying.use:
-            self._client.serve()
-            self._host.through = self._client.connect
+            self.client.serve()
+            self._host.through = self.client.connect
         if self._relaying.only:
             self._host.straight_to = self._may_connect_straight
         if self._relaying.serve:
-            self._host.serve(HOP, interruptible(self._relay.handle))
+            self._host.serve(HOP, interruptible(self.relay.handle))
 
     async def run(self) -> None:
         """Find out how we are reached, keep reservations, and tell what is relayed, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reachability.run)
             nursery.start_soon(self._reservations.run)
-            nursery.start_soon(self._relay.run, self.follow)
+            nursery.start_soon(self.relay.run, self.follow)
 
     def wake(self) -> None:
         """The network is another one now: what failed is tried again."""
@@ -163,7 +163,7 @@ class Connectivity:
             self._failed[peer] = trio.current_time()
         if self._host.peers().get(peer) != "relayed":
             return
-        carries = self._client.carries(peer)
+        carries = self.client.carries(peer)
         if carries is not None and carries < 2 * self.bulk * _OVERHEAD:
             raise RelayBudgetError(
                 f"{short(peer)} is reached only through a relay that carries {carries / 1e6:.0f} MB, "

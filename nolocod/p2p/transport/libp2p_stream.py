@@ -6,9 +6,11 @@ time; opening, closing and the books are libp2p's.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from nolocod.identity import PeerId
 from nolocod.p2p.transport.connection import origin_of
@@ -59,6 +61,12 @@ class LibStream:
     async def read_available(self) -> bytearray:
         with map_exceptions(self.remote, "reading"):
             return await self.muxed.take(self._progress)
+
+    async def arrived(self, most: int | None) -> bytes | bytearray:
+        """What has arrived, at most `most` bytes; empty at the clean end. Without a deadline on progress."""
+        with map_exceptions(self.remote, "reading"), suppress(MuxedStreamEOF):
+            return await (self.muxed.take() if most is None else self.muxed.read(most))
+        return b""
 
     async def write(self, data: bytes | memoryview) -> None:
         with map_exceptions(self.remote, "writing"):

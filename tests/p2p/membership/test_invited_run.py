@@ -23,17 +23,22 @@ from nolocod.errors import (
     PeerNetworkKeyError,
     PeerNotInvitedError,
     PeerUnavailableError,
+    RefusedError,
 )
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.discovery.bootstrap import verdict
+from nolocod.p2p.host import open_host
 from nolocod.p2p.membership import admission as module
 from nolocod.p2p.membership.admission import InvitedAdmission
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.settings import Access, MeshSettings
+from nolocod.p2p.nat.circuit_relay import RelayClient
+from nolocod.p2p.settings import Access, MeshSettings, Relaying
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
-from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
+from nolocod.p2p.transport.listen_addresses import claim
+from nolocod.p2p.transport.multiaddrs import multiaddr_of
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.types import Standing
 from nolocod.run import credentials
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.stream import Stream
 
 QUICK = Timing(heartbeat=0.2, live=10.0, request=8.0, bootstrap=2 * ENOUGH, search=0.5, widen=1.0, ping=15.0, pong=5.0)
+ANYWHERE = Address("127.0.0.1", 0)
 
 
 @dataclass
@@ -59,6 +65,9 @@ class Node:
     identity: Identity = field(default_factory=Identity.generate)
     access: Access = field(default_factory=Access)
     bootstrap: tuple[str, ...] = ()
+    listen: Address = ANYWHERE
+    announce: tuple[str, ...] = ()
+    relaying: Relaying = field(default_factory=Relaying)
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -67,8 +76,15 @@ class Node:
 
     @property
     def config(self) -> MeshSettings:
-        listen = (Address("127.0.0.1", 0),)
-        return MeshSettings(self.data_dir, bootstrap=self.bootstrap, listen=listen, access=self.access, upnp=False)
+        return MeshSettings(
+            self.data_dir,
+            bootstrap=self.bootstrap,
+            listen=(self.listen,),
+            announce=self.announce,
+            relaying=self.relaying,
+            access=self.access,
+            upnp=False,
+        )
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mesh]:
@@ -96,8 +112,8 @@ class Run:
     sealed: Sealed
     mesh: Mesh
 
-    def invite(self, lasts: float = 600.0, peer: str = "") -> str:
-        grant = Grant(time.time(), lasts, peer, self.mesh.addresses)
+    def invite(self, lasts: float = 600.0, peer: str = "", addresses: tuple[str, ...] = ()) -> str:
+        grant = Grant(time.time(), lasts, peer, addresses or self.mesh.addresses)
         return credentials.issue(self.owner.config.paths, self.sealed, self.owner.identity, grant)[1]
 
     def revoke(self, *names: str) -> None:
@@ -105,9 +121,11 @@ class Run:
 
 
 @asynccontextmanager
-async def a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None = None) -> AsyncIterator[Run]:
+async def a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None = None, listen: Address = ANYWHERE
+) -> AsyncIterator[Run]:
     monkeypatch.setattr(module, "_REREAD", 0.1)
-    owner = Node(tmp_path / "owner")
+    owner = Node(tmp_path / "owner", listen=listen, announce=(multiaddr_of(listen),) if listen.port else ())
     owner.data_dir.mkdir()
     sealed = seal(Manifest(name="private", model={"model_type": "llama"}, access="invited"), owner.identity)
     write_whole(owner.config.paths.manifest, sealed.to_bytes())
@@ -184,6 +202,29 @@ async def test_who_was_not_invited_gets_the_manifest_and_nothing_else(tmp_path: 
             with pytest.raises(NotInvitedError, match="shows no invitation"):
                 await mesh.enter(run.sealed, lambda: (Standing(1, 0, 0.0), "training"))
         assert ann.peer_id not in members(run.mesh)
+
+
+async def test_a_relay_of_an_invited_run_carries_for_its_members_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is invited comes in by the address of a member that only the relay reaches."""
+    (listen,) = claim((ANYWHERE,))
+    async with a_run(tmp_path, monkeypatch, listen=listen) as run, AsyncExitStack() as stack:
+        hidden = Node(tmp_path / "ann", access=Access(invite=run.invite()), relaying=Relaying(only=True))
+        mesh = await stack.enter_async_context(hidden.join())
+        await until(lambda: mesh.addresses)
+        assert all("/p2p-circuit/" in address for address in mesh.addresses)
+
+        eve = Identity.generate()
+        stranger = await stack.enter_async_context(open_host(eve, (ANYWHERE,), (), lambda _: None))
+        await stranger.connect(run.owner.peer_id, run.mesh.addresses)
+        client = RelayClient(stranger)
+        for asked in (client.reserve(run.owner.peer_id), client.connect(run.owner.peer_id, hidden.peer_id)):
+            with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+                await asked
+
+        bob = Node(tmp_path / "bob", access=Access(invite=run.invite(addresses=mesh.addresses)))
+        other = await stack.enter_async_context(bob.join())
+        await until(lambda: hidden.peer_id in members(other))
+        assert await other.dial(hidden.peer_id, GOSSIP)
 
 
 @pytest.mark.parametrize("protocol", [EXCHANGE, SNAPSHOT])

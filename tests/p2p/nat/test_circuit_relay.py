@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,15 +14,16 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import OK, HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as WirePeer
 
 from nolocod.errors import PeerUnavailableError, RefusedError
-from nolocod.identity import Identity
+from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Relaying
 from nolocod.p2p.host import HostLimits, open_host
+from nolocod.p2p.limits.connection_manager import MEMBER, PARTNER, STRANGER
 from nolocod.p2p.nat.circuit_relay import HOP, STOP, Relay, RelayClient, RelayLimits
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from nolocod.p2p.host import Host
     from nolocod.p2p.transport.stream import Stream
@@ -113,6 +114,98 @@ async def test_a_reservation_ends_with_its_holders_connection_and_makes_room(lim
         await bob.host.disconnect(middle.own)
         await until(lambda: not middle.connected(bob.host.own))
         assert await alice.client.reserve(middle.own) > 0
+
+
+@asynccontextmanager
+async def ranked(limits: RelayLimits, **ranks: int) -> AsyncIterator[tuple[Relay, Host, list[End]]]:
+    """A relay, and ends to which it is connected; `ranks` are what these are to it."""
+    async with AsyncExitStack() as stack:
+        middle = await stack.enter_async_context(node(1))
+        relay = Relay(middle, limits)
+        relay.serve()
+        ends = [End(await stack.enter_async_context(node(seed))) for seed, _ in enumerate(ranks, 2)]
+        of = dict(zip([end.host.own for end in ends], ranks.values(), strict=True))
+        middle.dialer.connection_manager.rank = lambda peer: of.get(peer, STRANGER)
+        for end in ends:
+            await end.host.connect(middle.own, middle.addresses)
+        yield relay, middle, ends
+
+
+async def test_members_take_the_reservations_of_strangers_and_partners_those_of_members() -> None:
+    """Of two places strangers have one."""
+    of = ranked(RelayLimits(reservations=2), ann=STRANGER, eve=STRANGER, bob=MEMBER, cat=MEMBER, dan=MEMBER, fay=PARTNER)
+    async with of as (_, middle, (ann, eve, bob, cat, dan, fay)):
+        await ann.client.reserve(middle.own)
+        with pytest.raises(RefusedError, match="RESERVATION_REFUSED"):
+            await eve.client.reserve(middle.own)
+        await bob.client.reserve(middle.own)
+        await cat.client.reserve(middle.own)
+        await until(lambda: not ann.host.connected(middle.own))  # it looks for another relay
+        with pytest.raises(RefusedError, match="RESERVATION_REFUSED"):
+            await dan.client.reserve(middle.own)
+        await bob.client.reserve(middle.own)  # its own again
+        await fay.client.reserve(middle.own)
+        await until(lambda: bob.host.connected(middle.own) != cat.host.connected(middle.own))
+
+
+async def test_at_one_address_a_member_takes_a_strangers_reservation_though_there_is_room() -> None:
+    limits = RelayLimits(reservations=16, reservations_per_address=1)
+    async with ranked(limits, ann=STRANGER, bob=MEMBER, cat=MEMBER) as (_, middle, (ann, bob, cat)):
+        await ann.client.reserve(middle.own)
+        await bob.client.reserve(middle.own)
+        await until(lambda: not ann.host.connected(middle.own))
+        with pytest.raises(RefusedError, match="RESERVATION_REFUSED"):
+            await cat.client.reserve(middle.own)
+
+
+async def test_members_take_the_circuits_of_strangers() -> None:
+    """Though these are in use; of two circuits strangers have one, with a member at the other end too."""
+    limits = RelayLimits(circuits=2)
+    async with ranked(limits, ann=STRANGER, eve=STRANGER, bob=MEMBER, cat=MEMBER, dan=MEMBER) as (_, middle, ends):
+        ann, eve, bob, cat, dan = ends
+        await bob.client.reserve(middle.own)
+        await ann.client.connect(middle.own, bob.host.own)
+        stream = await ann.host.open_stream(bob.host.own, SINK)
+        await stream.write(bytes(PIECE))
+        with pytest.raises(RefusedError, match="RESOURCE_LIMIT_EXCEEDED"):
+            await eve.client.connect(middle.own, bob.host.own)
+        await cat.client.connect(middle.own, bob.host.own)
+        assert ann.host.connected(bob.host.own)
+        await dan.client.connect(middle.own, bob.host.own)
+        await until(lambda: not ann.host.connected(bob.host.own))
+        assert cat.host.connected(bob.host.own)
+
+
+async def test_for_members_only_a_relay_gives_strangers_nothing_and_takes_back_what_one_had_as_a_member() -> None:
+    async with ranked(RelayLimits(), ann=STRANGER, bob=MEMBER) as (relay, middle, (ann, bob)):
+        relay.strangers = 0
+        await bob.client.reserve(middle.own)
+        for asked in (ann.client.reserve(middle.own), ann.client.connect(middle.own, bob.host.own)):
+            with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+                await asked
+        manager = middle.dialer.connection_manager
+        manager.rank = {ann.host.own: MEMBER, bob.host.own: STRANGER}.__getitem__
+        with pytest.raises(RefusedError, match="NO_RESERVATION"):
+            await ann.client.connect(middle.own, bob.host.own)
+
+
+async def test_a_member_that_a_relay_takes_for_a_stranger_introduces_itself_once() -> None:
+    async with ranked(RelayLimits(), ann=STRANGER, bob=STRANGER) as (relay, middle, (ann, bob)):
+        relay.strangers, members, introduced = 0, set[PeerId](), list[PeerId]()
+        middle.dialer.connection_manager.rank = lambda peer: MEMBER if peer in members else STRANGER
+
+        def introducing(end: End, *, known: bool) -> Callable[[PeerId], Awaitable[None]]:
+            async def introduce(relay: PeerId) -> None:
+                introduced.append(relay)
+                members.update([end.host.own] if known else [])
+
+            return introduce
+
+        ann.client.introduce, bob.client.introduce = introducing(ann, known=True), introducing(bob, known=False)
+        assert await ann.client.reserve(middle.own) > 0
+        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+            await bob.client.connect(middle.own, ann.host.own)
+        assert introduced == [middle.own, middle.own], "one that is none after all is not asked for ever"
 
 
 async def test_one_circuits_end_is_not_another_ones() -> None:
