@@ -328,6 +328,13 @@ def bounds() -> list[Bound]:
             "`--relay-peers`",
             "a_reservation_ends_with_its_holders_connection_and_makes_room",
         ),
+        Bound(
+            "relaying",
+            "of these for strangers, and of circuits (runs by invitation: none)",
+            "an eighth",
+            "`Relay.strangers`",
+            "members_take_the_reservations_of_strangers_and_partners_those_of_members",
+        ),
         Bound("relaying", "circuits at once", f"{relay.circuits}", "`RelayLimits`", "no_more_circuits_than_allowed"),
         Bound(
             "relaying",
