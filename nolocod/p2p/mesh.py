@@ -81,8 +81,9 @@ async def open_mesh(
 ) -> AsyncIterator[Mesh]:
     """Listen and be ready to find a run; what is sent and received goes by `meter`.
 
-    `interruptible` wraps the handlers of what this node does for others alone, so that it can be broken off. Relays in a token's
-    addresses are bootstraps too: in a run by invitation they carry for those that they know. Raises PortTakenError or UsageError, and what `credentials.accept` raises for an invitation.
+    `interruptible` wraps the handlers of what this node does for others alone, so that it can be broken off. Relays in the
+    addresses of a token are bootstraps too: in a run by invitation they carry for those that they know. Raises PortTakenError
+    or UsageError, and what `credentials.accept` raises for an invitation.
     """
     access = config.access
     token = accept(config.paths, access.invite, identity.peer_id, time.time()) if access.invite else None

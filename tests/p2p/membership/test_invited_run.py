@@ -223,7 +223,7 @@ async def test_a_relay_of_an_invited_run_carries_for_its_members_only(tmp_path: 
 
         bob = Node(tmp_path / "bob", access=Access(invite=run.invite(addresses=mesh.addresses)))
         other = await stack.enter_async_context(bob.join())
-        await until(lambda: hidden.peer_id in members(other))
+        await until(lambda: any(member.peer_id == hidden.peer_id and member.addresses for member in other.live()))
         assert await other.dial(hidden.peer_id, GOSSIP)
 
 
