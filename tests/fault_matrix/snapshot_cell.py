@@ -39,7 +39,7 @@ class SnapshotCell(Cell):
     folder: Path
 
     async def run(self) -> Verdict:
-        self.dumped: dict[bytes, tuple[str, int]] = {}  # content of every snapshot: whose, and of which round
+        self.dumped: set[tuple[bytes, str, int]] = set()  # content of every snapshot, whose, and of which round
         self.donors: list[Donor] = []
         self.fetched: list[Fetched] = []
         self.joined = trio.Event()
@@ -100,7 +100,7 @@ class SnapshotCell(Cell):
             raise DiskFullError("the simulated disk is full.")
         content = struct.pack(f"<{len(node.replica.phi)}d", *node.replica.phi)
         path.write_bytes(content)
-        self.dumped[content] = node.peer_id, node.replica.round
+        self.dumped.add((content, node.peer_id, node.replica.round))
         return ServedSnapshot(path, node.replica.standing, describe(memoryview(content), LIMITS.chunk_bytes))
 
     # --- the newcomer -----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class SnapshotCell(Cell):
         content = fetched.path.read_bytes()
         fetched.path.unlink()
         self.fetched.append(fetched)
-        if self.dumped.get(content) != (fetched.donor, fetched.standing.round):
+        if (content, fetched.donor, fetched.standing.round) not in self.dumped:
             self.violations.append("the newcomer holds what the donor that it names never wrote")
         phi = struct.unpack(f"<{len(node.replica.phi)}d", content)
         node.replica.restore(State(phi, (0.0,) * len(phi), phi), fetched.standing.round, fetched.standing.tokens)
