@@ -1,4 +1,4 @@
-"""The events of a node, as frozen dataclasses. Logic emits them; metrics, status and log follow them.
+"""The events of a node, as frozen structs. Logic emits them; metrics, status and log follow them.
 
 Sizes in bytes, times in seconds, losses in nats per token.
 """
@@ -6,8 +6,9 @@ Sizes in bytes, times in seconds, losses in nats per token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
@@ -22,12 +23,11 @@ Outcome = Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreac
 """How an exchange, or the attempt to start one, ended."""
 
 
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Something that happened."""
 
 
-@dataclass(frozen=True)
-class Started(Event):
+class Started(Event, frozen=True):
     peer_id: PeerId
     run_id: str
     run_name: str
@@ -35,8 +35,7 @@ class Started(Event):
     http: str
 
 
-@dataclass(frozen=True)
-class RunFound(Event):
+class RunFound(Event, frozen=True):
     """This node joins the run that `peer_id` named first: its owner had asked for no other one."""
 
     run_id: str
@@ -44,24 +43,21 @@ class RunFound(Event):
     peer_id: PeerId
 
 
-@dataclass(frozen=True)
-class StateChanged(Event):
+class StateChanged(Event, frozen=True):
     """`state` is what the node does now; `waiting_for` says in words what it waits for, or is empty."""
 
     state: NodeState
     waiting_for: str = ""
 
 
-@dataclass(frozen=True)
-class WeightsLoaded(Event):
+class WeightsLoaded(Event, frozen=True):
     """The trainer holds weights: the run's initial ones, a checkpoint's, or a donor's."""
 
     round: int
     source: Literal["seed", "checkpoint", "donor"]
 
 
-@dataclass(frozen=True)
-class InnerSteps(Event):
+class InnerSteps(Event, frozen=True):
     """`steps` inner steps were done since the last report, in `seconds` of computing."""
 
     steps: int
@@ -71,8 +67,7 @@ class InnerSteps(Event):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Evaluated(Event):
+class Evaluated(Event, frozen=True):
     """Mean held-out loss of the fast weights at `round`."""
 
     round: int
@@ -80,16 +75,14 @@ class Evaluated(Event):
     seconds: float
 
 
-@dataclass(frozen=True)
-class ExchangeStarted(Event):
+class ExchangeStarted(Event, frozen=True):
     """An offer was accepted, by us or by `partner`."""
 
     partner: PeerId
     initiator: bool
 
 
-@dataclass(frozen=True)
-class ExchangeEnded(Event):
+class ExchangeEnded(Event, frozen=True):
     """`error` is a code or empty."""
 
     partner: PeerId
@@ -103,8 +96,7 @@ class ExchangeEnded(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class DoubtSettled(Event):
+class DoubtSettled(Event, frozen=True):
     """A partner came back and told what it decided in an exchange that had ended in doubt here."""
 
     partner: PeerId
@@ -112,8 +104,7 @@ class DoubtSettled(Event):
     committed: bool
 
 
-@dataclass(frozen=True)
-class OuterStep(Event):
+class OuterStep(Event, frozen=True):
     """One outer step. `spread` is the L2 norm of the two partners' difference in fast weights (paired only)."""
 
     round: int
@@ -126,8 +117,7 @@ class OuterStep(Event):
     """What the partner's difference counted for: 1 in full, less where it was clipped (ClippedGossip)."""
 
 
-@dataclass(frozen=True)
-class PeerJudged(Event):
+class PeerJudged(Event, frozen=True):
     """A peer's conduct changed its `reputation`, from 0 (banned) to 1."""
 
     peer_id: PeerId
@@ -135,8 +125,7 @@ class PeerJudged(Event):
     why: str
 
 
-@dataclass(frozen=True)
-class PeerBanned(Event):
+class PeerBanned(Event, frozen=True):
     """For `seconds` we neither choose `peer_id` nor answer it."""
 
     peer_id: PeerId
@@ -144,15 +133,13 @@ class PeerBanned(Event):
     why: str
 
 
-@dataclass(frozen=True)
-class Checkpointed(Event):
+class Checkpointed(Event, frozen=True):
     round: int
     size: int
     seconds: float
 
 
-@dataclass(frozen=True)
-class PeerSeen(Event):
+class PeerSeen(Event, frozen=True):
     """A member became live or changed what it says."""
 
     peer_id: PeerId
@@ -168,25 +155,21 @@ MADE_ROOM = "made room for others"
 """The reason where a member is dropped that may be alive: a node keeps a limited number of members."""
 
 
-@dataclass(frozen=True)
-class PeerLost(Event):
+class PeerLost(Event, frozen=True):
     peer_id: PeerId
     reason: str
 
 
-@dataclass(frozen=True)
-class PeerConnected(Event):
+class PeerConnected(Event, frozen=True):
     peer_id: PeerId
     reach: Reach
 
 
-@dataclass(frozen=True)
-class PeerDisconnected(Event):
+class PeerDisconnected(Event, frozen=True):
     peer_id: PeerId
 
 
-@dataclass(frozen=True)
-class ReachFound(Event):
+class ReachFound(Event, frozen=True):
     """How others reach this node. `kind` is None while that is not known; `why` says in words what was seen, and what the
     owner can do about it. `addresses` are those that peers are told, best first."""
 
@@ -195,22 +178,19 @@ class ReachFound(Event):
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RelayHeld(Event):
+class RelayHeld(Event, frozen=True):
     """`relay` gave us a reservation, or renewed it, for `seconds`."""
 
     relay: PeerId
     seconds: float
 
 
-@dataclass(frozen=True)
-class RelayLost(Event):
+class RelayLost(Event, frozen=True):
     relay: PeerId
     reason: str
 
 
-@dataclass(frozen=True)
-class Punched(Event):
+class Punched(Event, frozen=True):
     """An attempt to replace the relayed connection to `peer_id` by a direct one took `seconds`; `reason` if it failed."""
 
     peer_id: PeerId
@@ -219,8 +199,7 @@ class Punched(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Relaying(Event):
+class Relaying(Event, frozen=True):
     """What this node relays for others: reservations and `open` circuits now, circuits and bytes since it started."""
 
     reservations: int
@@ -229,16 +208,14 @@ class Relaying(Event):
     bytes: int
 
 
-@dataclass(frozen=True)
-class PartitionHealed(Event):
+class PartitionHealed(Event, frozen=True):
     """`peer_id` told us of so many new `members`, and knew almost none of ours."""
 
     peer_id: PeerId
     members: int
 
 
-@dataclass(frozen=True)
-class WeightsServed(Event):
+class WeightsServed(Event, frozen=True):
     """`peer_id` fetched our snapshot, or a part of it if not `whole`."""
 
     peer_id: PeerId
@@ -247,16 +224,14 @@ class WeightsServed(Event):
     whole: bool
 
 
-@dataclass(frozen=True)
-class WeightsFetched(Event):
+class WeightsFetched(Event, frozen=True):
     donor: PeerId
     round: int
     size: int
     seconds: float
 
 
-@dataclass(frozen=True)
-class Allowed(Event):
+class Allowed(Event, frozen=True):
     """The owner's limits: bytes per second, bytes per month, hours; None and empty for no limit."""
 
     up: int | None
@@ -267,8 +242,7 @@ class Allowed(Event):
     """Whether it goes on when the machine runs on battery."""
 
 
-@dataclass(frozen=True)
-class Traffic(Event):
+class Traffic(Event, frozen=True):
     """All bytes on the connections to peers: of this process, per second lately, and of `month` ("2025-06", UTC)."""
 
     sent: int
@@ -280,8 +254,7 @@ class Traffic(Event):
     month_received: int
 
 
-@dataclass(frozen=True)
-class Paused(Event):
+class Paused(Event, frozen=True):
     """This node pauses training and exchanges. `why` says the cause and what to do about it.
 
     It resumes after `seconds`; None if that does not depend on the clock.
@@ -292,13 +265,11 @@ class Paused(Event):
     seconds: float | None
 
 
-@dataclass(frozen=True)
-class Resumed(Event):
+class Resumed(Event, frozen=True):
     """The reason for the pause is over."""
 
 
-@dataclass(frozen=True)
-class HostChecked(Event):
+class HostChecked(Event, frozen=True):
     """The state of this machine, checked now and then.
 
     `clock_offset`: the members' median clock minus ours, in seconds. `disk_free`: bytes left for the data directory; None
@@ -309,8 +280,7 @@ class HostChecked(Event):
     disk_free: int | None
 
 
-@dataclass(frozen=True)
-class Troubled(Event):
+class Troubled(Event, frozen=True):
     """Something failed and the node went on."""
 
     code: str

@@ -11,11 +11,12 @@ import logging
 import re
 import sys
 import time
-from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from logging import DEBUG, INFO, WARNING
 from math import isfinite
 from typing import TYPE_CHECKING, TextIO
+
+import msgspec
 
 from nolocod.identity import short
 from nolocod.observe import events
@@ -84,8 +85,8 @@ class _JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = getattr(record, "event", "log"), getattr(record, "fields", {})
-        if is_dataclass(event) and not isinstance(event, type):
-            fields = asdict(event) | fields
+        if isinstance(event, events.Event):
+            fields = msgspec.structs.asdict(event) | fields
             event = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),

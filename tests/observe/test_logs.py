@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import logging
@@ -412,5 +411,5 @@ def test_a_debug_log_in_json_has_tracebacks(log: Log) -> None:
 def test_the_json_logs_names_stay() -> None:
     logged = {line.partition(":")[0]: line.partition(":")[2].split() for line in JSON_EVENTS.split("\n") if line}
     names = {re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in Event.__subclasses__()}
-    assert logged == {name: [field.name for field in dataclasses.fields(names[name])] for name in logged if name in names}
+    assert logged == {name: list(names[name].__struct_fields__) for name in logged if name in names}
     assert names.keys() - logged.keys() == {"allowed", "traffic", "host_checked"}
