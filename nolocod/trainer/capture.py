@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import blake3
 import torch
 
 from nolocod.errors import RejectedTensorError, TrainerError
@@ -23,7 +22,7 @@ from nolocod.outer import step
 from nolocod.outer.codec import box_size, coder_for
 from nolocod.outer.codec.base import HEADER, Head, Noise, Shared, read_head, write_head
 from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap
-from nolocod.proto.types import CHUNK_SIZE, Description, Subject
+from nolocod.proto.types import CHUNK_SIZE, Description, Subject, describe
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
 
@@ -144,17 +143,20 @@ class Capture:
 
         TrainerError if the weights are not finite.
         """
-        hasher = _ChunkHasher(outbox)
-        offset = HEADER
+        content, offset = bytes_of(outbox), HEADER
+        hashes: list[bytes] = []
         for block in self.fragment.blocks:
             phi = self._weights.phi[block.span]
             change = self._moved(block, phi) if self._kept is None else self._change(block, phi, outbox)
             size = self._coder.encode(block, phi, change, outbox[offset:])
             self._offsets.append(offset)
             offset += size
-            hasher.reach(offset)
+            while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
+                hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
         write_head(Head.of(self._plan.codec, self.fragment, self.subject, offset), outbox)
-        return hasher.finish(offset)
+        first = describe(content[: min(CHUNK_SIZE, offset)]).hashes  # once more: the header was not in it
+        last = describe(content[max(1, len(hashes)) * CHUNK_SIZE : offset]).hashes
+        return Description(offset, CHUNK_SIZE, (*first, *hashes[1:], *last))
 
     def _moved(self, block: Block, phi: Tensor) -> Tensor:
         """theta - phi now (scratch)."""
@@ -266,28 +268,3 @@ class Capture:
     def _sent(self, block: Block, outbox: Tensor) -> Tensor:
         offset = self._offsets[block.index]
         return outbox[offset : offset + 4 * block.size].view(torch.float32)
-
-
-class _ChunkHasher:
-    """Hashes the chunks of `box` as they are filled; the first one last, because it holds the header."""
-
-    def __init__(self, box: Tensor) -> None:
-        self._content = bytes_of(box)
-        self._hashes: list[bytes] = []
-
-    def reach(self, offset: int) -> None:
-        """The bytes before `offset` are written."""
-        while (len(self._hashes) + 1) * CHUNK_SIZE <= offset:
-            self._hash(len(self._hashes), offset)
-
-    def finish(self, size: int) -> Description:
-        """All `size` bytes are written, the header too."""
-        while len(self._hashes) * CHUNK_SIZE < size:
-            self._hash(len(self._hashes), size)
-        first = blake3.blake3(self._content[: min(CHUNK_SIZE, size)]).digest()
-        return Description(size, CHUNK_SIZE, (first, *self._hashes[1:]))
-
-    def _hash(self, index: int, end: int) -> None:
-        start = index * CHUNK_SIZE
-        whole = self._content[start : min(start + CHUNK_SIZE, end)]
-        self._hashes.append(blake3.blake3(whole).digest() if index else b"")

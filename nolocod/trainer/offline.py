@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, NothingToUseError
@@ -161,12 +162,8 @@ def _tokenizer_file(sealed: Sealed) -> str:
     """The run's tokenizer as a `tokenizers` file; for "bytes", one whose ids are the byte values."""
     if sealed.manifest.data.tokenizer != "bytes":
         return sealed.manifest.data.tokenizer
-    # ByteLevel writes bytes as printable characters: those that are printable as themselves, the others, in
-    # order, as the characters from 256 on (the table of GPT-2).
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}
-    fast = Fast(models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[]))
+    # ByteLevel writes bytes as printable characters.
+    fast = Fast(models.BPE(vocab={name: byte for byte, name in bytes_to_unicode().items()}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     fast.decoder = decoders.ByteLevel()
     return str(fast.to_str())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path  # noqa: TC003 - msgspec reads annotations at run time
-from typing import Any, Generic, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
+from nolocod.observe.events import Evaluated, InnerSteps  # noqa: TC001 - as below
 from nolocod.proto.types import Description, SnapshotParts, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
@@ -19,8 +20,6 @@ MAX_MESSAGE = 64 << 20
 
 
 _NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
-
-T = TypeVar("T")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -178,39 +177,38 @@ def answer(number: int, result: object, progress: Progress | None) -> Answer:
 
 
 class Trained(Message, frozen=True):
-    """Inner steps since the last report."""
-
-    steps: int
-    tokens: int
-    loss: float
-    learning_rate: float
-    seconds: float
+    event: InnerSteps
     progress: Progress
 
 
 class EvaluatedReport(Message, frozen=True):
-    round: int
-    loss: float
-    seconds: float
+    event: Evaluated
 
 
 Reply = Answer | Trained | EvaluatedReport
 
 
+def encode(message: Request | Reply) -> bytes:
+    return msgspec.msgpack.encode(message, enc_hook=os.fspath)
+
+
 def frame(message: Request | Reply) -> bytes:
     """Encode `message` with its length (4 bytes, big-endian) before it."""
-    body = msgspec.msgpack.encode(message, enc_hook=os.fspath)
+    body = encode(message)
     return len(body).to_bytes(4, "big") + body
 
 
-class Unframer(Generic[T]):
-    """Cuts a byte stream into messages; feeds of any size."""
+REQUESTS = msgspec.msgpack.Decoder(Request, dec_hook=lambda path, told: path(told))
+REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
-    def __init__(self, kind: Any) -> None:  # noqa: ANN401 - a union is not a type to mypy
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, dec_hook=lambda path, told: path(told))
+
+class Unframer:
+    """Cuts a byte stream into encoded messages; feeds of any size."""
+
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[T]:
+    def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that `data` completes."""
         self._buffer += data
         messages = []
@@ -220,6 +218,6 @@ class Unframer(Generic[T]):
                 raise ValueError(f"a message of {length} bytes")
             if len(self._buffer) < 4 + length:
                 break
-            messages.append(self._decoder.decode(self._buffer[4 : 4 + length]))
+            messages.append(bytes(self._buffer[4 : 4 + length]))
             del self._buffer[: 4 + length]
         return messages

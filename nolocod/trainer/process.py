@@ -193,11 +193,11 @@ class TrainerProcess:
 
     async def _read(self) -> None:
         """Take in what the child says until it closes its end."""
-        unframer: pipe.Unframer[pipe.Reply] = pipe.Unframer(pipe.Reply)
+        unframer = pipe.Unframer()
         try:
             async for data in self._stream:
                 for message in unframer.feed(data):
-                    self._take_in(message)
+                    self._take_in(pipe.REPLIES.decode(message))
         except trio.BrokenResourceError:
             return
 
@@ -211,11 +211,11 @@ class TrainerProcess:
                 if message.id == self._last_id:  # else its caller was cancelled
                     self._due = -math.inf
                     self._answer = message
-            case pipe.Trained(steps, tokens, loss, rate, seconds, progress):
-                self._progress = progress
-                self._emit(events.InnerSteps(steps, tokens, loss, rate, seconds))
-            case pipe.EvaluatedReport(round_number, loss, seconds):
-                self._emit(events.Evaluated(round_number, loss, seconds))
+            case pipe.Trained():
+                self._progress = message.progress
+                self._emit(message.event)
+            case pipe.EvaluatedReport():
+                self._emit(message.event)
         self._heard, was = trio.Event(), self._heard
         was.set()
 

@@ -13,19 +13,18 @@ import logging
 import math
 import mmap
 import os
-import select
 import signal
-import socket
 import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
-from nolocod.observe.events import Checkpointed
+from nolocod.observe.events import Checkpointed, Evaluated, InnerSteps
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
 
@@ -43,32 +42,22 @@ _REPORT_SECONDS = 0.5
 
 
 class ChildEnd:
-    """The child's end of the pipe: blocking, and polled between steps."""
+    """The child's end of the pipe `descriptor`: blocking, and polled between steps. EOFError if the parent is gone."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._unframer: pipe.Unframer[pipe.Request] = pipe.Unframer(pipe.Request)
-        self._waiting: list[pipe.Request] = []
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)  # which frames as pipe.py does
 
     def receive(self, timeout: float | None) -> pipe.Request | None:
-        """The next request, waiting at most `timeout` seconds (None: for ever); EOFError if the parent is gone."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._poll.poll(None if left is None else math.ceil(left * 1000)):
-                return None
-            data = self._connection.recv(1 << 16)
-            if not data:
-                raise EOFError
-            self._waiting += self._unframer.feed(data)
-        return self._waiting.pop(0)
+        """The next request, waiting at most `timeout` seconds (None: for ever) for it to begin."""
+        try:
+            raw = self._connection.recv_bytes(pipe.MAX_MESSAGE) if self._connection.poll(timeout) else None
+        except ConnectionError as error:
+            raise EOFError from error
+        return None if raw is None else pipe.REQUESTS.decode(raw)
 
     def send(self, reply: pipe.Reply) -> None:
-        """EOFError if the parent is gone."""
         try:
-            self._connection.sendall(pipe.frame(reply))
+            self._connection.send_bytes(pipe.encode(reply))
         except ConnectionError as error:
             raise EOFError from error
 
@@ -171,7 +160,8 @@ class Worker:
         tokens = self._reported_steps * replica.manifest.inner.tokens_per_step
         progress = self._progress()
         assert progress is not None  # a replica is loaded
-        self._parent.send(pipe.Trained(self._reported_steps, tokens, loss, replica.rate, self._computing, progress))
+        event = InnerSteps(self._reported_steps, tokens, loss, replica.rate, self._computing)
+        self._parent.send(pipe.Trained(event, progress))
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
 
     def _progress(self) -> pipe.Progress | None:
@@ -280,7 +270,7 @@ class Worker:
         began = time.perf_counter()
         loss = replica.evaluate()
         self._evaluated_round = replica.standing.round
-        self._parent.send(pipe.EvaluatedReport(replica.standing.round, loss, time.perf_counter() - began))
+        self._parent.send(pipe.EvaluatedReport(Evaluated(replica.standing.round, loss, time.perf_counter() - began)))
         return loss
 
 
@@ -330,7 +320,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control, memory = (int(text) for text in sys.argv[1:])
-    parent = ChildEnd(socket.socket(fileno=control))
+    parent = ChildEnd(control)
     _import_heavy()
     status = 0
     try:

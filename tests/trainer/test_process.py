@@ -279,10 +279,10 @@ async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: 
         trainer = TrainerProcess(stream, (-1, -1), [].append)
 
         async def child() -> None:
-            requests: pipe.Unframer[pipe.Request] = pipe.Unframer(pipe.Request)
+            requests = pipe.Unframer()
             async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as end:
                 async for data in end:
-                    for request in requests.feed(data):
+                    for request in map(pipe.REQUESTS.decode, requests.feed(data)):
                         seconds, result = answers[type(request.command)]
                         await trio.sleep(seconds)
                         await end.send_all(pipe.frame(pipe.answer(request.id, result, None)))

@@ -35,9 +35,9 @@ class Parent:
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(DEADLINE)
         self.memory = anonymous_file("boxes")
-        self.worker = Worker(ChildEnd(theirs), self.memory)
+        self.worker = Worker(ChildEnd(theirs.detach()), self.memory)
         self.thread = threading.Thread(target=self.worker.run)
-        self._unframer: pipe.Unframer[pipe.Reply] = pipe.Unframer(pipe.Reply)
+        self._unframer = pipe.Unframer()
         self._waiting: list[pipe.Reply] = []
         self._last = 0
 
@@ -48,7 +48,7 @@ class Parent:
 
     def next(self) -> pipe.Reply:
         while not self._waiting:
-            self._waiting += self._unframer.feed(self.ours.recv(1 << 16))
+            self._waiting += map(pipe.REPLIES.decode, self._unframer.feed(self.ours.recv(1 << 16)))
         return self._waiting.pop(0)
 
     def answer(self, command: pipe.Command) -> pipe.Answer:
