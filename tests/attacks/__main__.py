@@ -1,0 +1,149 @@
+"""`python -m tests.attacks [--seconds N] [--only NAME]`: three real daemons, of which one is attacked in each way in turn.
+
+A calm run of the same length is the measure. Exit status 1 if a limit did not hold. The longest wait for a page stands for
+the event loop's longest stall, which a node does not tell: on a busy machine it is longer than the stall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import trio
+
+from nolocod.node import data_directory
+from nolocod.studies.pages import Place
+from nolocod.units import Address
+from tests.attacks.attackers import ATTACKS, Target, attack
+from tests.support.swarm import Swarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.swarm import Daemon
+
+_STEPS, _MEMORY, _STALL, _LINES = 0.9, 1.5, 0.05, 10.0
+"""Least share of a calm run's outer steps; most of its memory; seconds of a stall; lines of the log a second."""
+_SETTLED = 5
+"""Paired outer steps before anything is measured."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one node in one run: paired outer steps, bytes of the network process, seconds, lines a second."""
+
+    steps: int
+    memory: int
+    stall: float
+    lines: float
+    reached: int = 0
+
+    def broken(self, calm: Measured) -> list[str]:
+        """Which limits did not hold."""
+        held = {
+            "outer steps": self.steps >= _STEPS * calm.steps,
+            "memory": self.memory <= _MEMORY * calm.memory,
+            "stall": self.stall <= _STALL,
+            "log": self.lines <= _LINES,
+        }
+        return [name for name, good in held.items() if not good]
+
+
+def measured(daemon: Daemon, seconds: float, attacking: Callable[[float], int]) -> Measured:
+    """Look at `daemon` every 20 ms while `attacking`."""
+    process, over = psutil.Process(daemon.running.pid), threading.Event()
+    memory, stall, counts = [0], [0.0], list[int]()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            began = time.monotonic()
+            if (report := daemon.report) is not None:
+                counts.append(report.outer_paired)
+            stall[0] = max(stall[0], time.monotonic() - began)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                memory[0] = max(memory[0], process.memory_info().rss)
+
+    lines = len(daemon.tail(1 << 20).splitlines())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    reached = attacking(seconds)
+    over.set()
+    watcher.join()
+    said = len(daemon.tail(1 << 20).splitlines()) - lines
+    return Measured(counts[-1] - counts[0] if counts else 0, memory[0], stall[0], said / seconds, reached)
+
+
+def calmly(seconds: float) -> int:
+    time.sleep(seconds)
+    return 0
+
+
+def attacked(daemon: Daemon, name: str, seconds: float) -> int:
+    running = data_directory.find_running(daemon.paths)
+    address = running.addresses[0].partition("/p2p/")[0]
+    port = int(address.rpartition("/")[2])
+    http = Address.parse(running.http, "http")
+    target = Target(running.peer_id, f"/ip4/127.0.0.1/tcp/{port}", port, http, running.run_id)
+    trio.run(partial(attack, name, target, seconds))
+    return target.done
+
+
+def row(name: str, found: Measured, calm: Measured) -> str:
+    steps = f"{found.steps / calm.steps:.0%}" if calm.steps else "none in the calm run"
+    verdict = "not held: " + ", ".join(found.broken(calm)) if found.broken(calm) else "held"
+    rest = f"{found.stall * 1000:.0f} ms | {found.lines:.1f} | {verdict} |"
+    return f"| {name} | {found.reached} | {steps} | {found.memory / max(calm.memory, 1):.2f} | {rest}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each attack (%(default)s)")
+    parser.add_argument("--only", action="append", choices=[*ATTACKS], metavar="NAME", help=f"one of: {', '.join(ATTACKS)}")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between its markers there")
+    options = parser.parse_args()
+    place = None if options.into is None else Place(options.into, "attacks", "Name a page that has the table.")
+    head = [
+        "attack",
+        "times",
+        "outer steps, of calm",
+        "memory, of calm",
+        "longest wait for a page",
+        "log lines a second",
+        "verdict",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    broken = False
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            first = swarm.found()
+            swarm.wait("the first node's address", lambda: bool(first.report and first.report.addresses))
+            others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2)]
+            swarm.wait_paired([first, *others], _SETTLED)
+            calm = measured(first, options.seconds, calmly)
+            for name in options.only or ATTACKS:
+                found = measured(first, options.seconds, partial(attacked, first, name))
+                broken |= bool(found.broken(calm))
+                lines.append(row(name, found, calm))
+                sys.stdout.write(lines[-1] + "\n")
+                sys.stdout.flush()
+                swarm.wait_paired([first], 1)
+        finally:
+            swarm.end()
+    if place is not None:
+        place.fill("\n".join(lines))
+    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+    return int(broken)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
