@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import trio
 
@@ -278,8 +278,7 @@ class OuterLoop:
         finally:
             self._release(local_side)
         self._tries = 0
-        self._emit(StateChanged("training"))
-        self._emit(OuterStep(applied.round, "solo", None, applied.inner_steps, None, applied.seconds))
+        self._tell("solo", None, applied)
 
     # --- the answering side (proto.types.Answerer) -----------------------------------------------------
 
@@ -354,7 +353,6 @@ class OuterLoop:
         if ended.outcome != "committed":
             now = trio.current_time()
             self._wasted.charge(ended.partner, now - self._started, now)
-        if ended.outcome != "committed":
             try:
                 await self._abandon(local_side)
             finally:
@@ -370,18 +368,11 @@ class OuterLoop:
         finally:
             self._release(local_side)
             self._report(ended, initiator=initiator)
+        self._tell("paired", ended.partner, applied)
+
+    def _tell(self, kind: Literal["paired", "solo"], partner: PeerId | None, done: Applied) -> None:
         self._emit(StateChanged("training"))
-        self._emit(
-            OuterStep(
-                round=applied.round,
-                kind="paired",
-                partner=ended.partner,
-                inner_steps=applied.inner_steps,
-                spread=applied.spread,
-                seconds=applied.seconds,
-                weight=applied.weight,
-            )
-        )
+        self._emit(OuterStep(done.round, kind, partner, done.inner_steps, done.spread, done.seconds, done.weight))
 
     def _report(self, ended: Ended, *, initiator: bool) -> None:
         self._emit(

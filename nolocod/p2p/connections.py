@@ -67,7 +67,7 @@ class Connections:
         self.patience = patience
         self.through: Callable[[PeerId, PeerId], Awaitable[None]] | None = None
         """Have a connection through a relay, which is connected, to a target: how circuit addresses are dialled."""
-        self.met_through_relay: Callable[[PeerId], Awaitable[None]] | None = None
+        self.met_through_relay: Callable[[PeerId], Awaitable[object]] | None = None
         """Called in the host's nursery for each connection that a peer made to us through a relay."""
         self.straight_to: Callable[[PeerId], bool] | None = None
         """If set, straight connections are made only to those for whom it is true, and only circuits are announced."""

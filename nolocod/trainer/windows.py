@@ -138,20 +138,14 @@ class Shard:
         return self._windows.held_out(count)
 
     def take(self, count: int) -> NDArray[np.int64]:
-        found = self._draw(count)
-        while len(found) < count:  # an epoch ended
-            self._epoch, self._index = self._epoch + 1, 0
-            found = np.concatenate([found, self._draw(count - len(found))])
+        found = self._ahead[:0]
+        while len(found) < count:
+            if self._index == self._windows.training:  # an epoch ended
+                self._epoch, self._index = self._epoch + 1, 0
+            if not len(self._ahead):
+                order = np.arange(self._index, min(self._index + _AHEAD, self._windows.training), dtype=np.uint64)
+                self._ahead = permuted(order, self._windows.training, self._key + b" %d" % self._epoch)
+            drawn, self._ahead = np.split(self._ahead, [count - len(found)])
+            self._index += len(drawn)
+            found = np.concatenate([found, drawn])
         return self._windows.train(found)
-
-    def _draw(self, count: int) -> NDArray[np.int64]:
-        """At most `count` indices of this epoch; fewer only at its end."""
-        if not len(self._ahead):
-            end = min(self._index + _AHEAD, self._windows.training)
-            order = np.arange(self._index, end, dtype=np.uint64)
-            self._ahead = permuted(order, self._windows.training, self._key + b" %d" % self._epoch)
-        found, self._ahead = self._ahead[:count], self._ahead[count:]
-        self._index += len(found)
-        if len(found) < count and self._index < self._windows.training:
-            found = np.concatenate([found, self._draw(count - len(found))])
-        return found

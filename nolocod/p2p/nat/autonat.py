@@ -9,6 +9,7 @@ AutoNAT's first version cannot tell.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -16,12 +17,12 @@ from libp2p.host.autonat.pb.autonat_pb2 import Message
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from nolocod.errors import RemoteError
 from nolocod.p2p.limits.address_groups import source
 from nolocod.p2p.limits.rate_limits import Windows
 from nolocod.p2p.nat.classify import DialBack
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
+from nolocod.p2p.transport.dialer import first_of
 from nolocod.p2p.transport.identify import readable, texts_of
 from nolocod.p2p.transport.multiaddrs import host_of
 
@@ -61,17 +62,14 @@ class AutoNatLimits:
 
 
 class AutoNatServer:
-    """Dials back those who ask."""
+    """Dials back those who ask, from the start."""
 
     def __init__(self, host: Host, limits: AutoNatLimits | None = None) -> None:
         self._host = host
         self._limits = limits = limits or AutoNatLimits()
         self._busy: set[PeerId] = set()
         self._windows = [Windows(count, _MINUTE) for count in (limits.per_peer, limits.per_address, limits.in_all)]
-
-    def serve(self) -> None:
-        """Answer from now on."""
-        self._host.serve(AUTONAT, self.handle)
+        host.serve(AUTONAT, self.handle)
 
     async def handle(self, stream: Stream) -> None:
         """Answer one question. Raises RemoteError for a peer that breaks the protocol, or takes too long."""
@@ -116,17 +114,11 @@ class AutoNatServer:
         found: list[str] = []
 
         async def attempt(address: str) -> None:
-            try:
-                await self._host.probe(peer, address)
-            except RemoteError:
-                return
+            await self._host.probe(peer, address)
             found.append(address)
-            nursery.cancel_scope.cancel()
 
         with trio.move_on_after(_DIAL):
-            async with trio.open_nursery() as nursery:
-                for address in addresses:
-                    nursery.start_soon(attempt, address)
+            await first_of([partial(attempt, address) for address in addresses])
         return found[0] if found else None
 
 

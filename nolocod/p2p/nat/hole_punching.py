@@ -73,10 +73,7 @@ class HolePuncher:
     def serve(self) -> None:
         """Answer others, and open by ourselves where we are reached through a relay, from now on."""
         self._host.serve(DCUTR, self.handle)
-        self._host.met_through_relay = self._met
-
-    async def _met(self, peer: PeerId) -> None:
-        await self.punch(peer)
+        self._host.met_through_relay = self.punch
 
     # --- the opener -----------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ Source: UPnP Forum, WANIPConnection:2 (error codes 718 and 725).
 
 from __future__ import annotations
 
-import ipaddress
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import miniupnpc
 import trio
 
 from nolocod.errors import RouterError
+from nolocod.p2p.limits.address_groups import address_of
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _map(port: int, wanted: list[int]) -> tuple[miniupnpc.UPnP, Address]:
     except RouterError as error:
         raise RouterError("no router answers UPnP here.") from error
     host = _call(gateway.externalipaddress)
-    if not _usable(host):
+    address = address_of(host)
+    if address is None or address.is_unspecified:
         raise RouterError("the router has no outside address.")
     refused = ""
     for external in wanted:
@@ -123,13 +124,6 @@ def _map(port: int, wanted: list[int]) -> tuple[miniupnpc.UPnP, Address]:
             else:
                 return gateway, Address(host, external)
     raise RouterError(refused)
-
-
-def _usable(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def _call(method: Callable[..., T], *arguments: object) -> T:

@@ -90,7 +90,7 @@ class Reachability:
     async def run(self) -> None:
         """Find out, and keep finding out, until cancelled."""
         if not self._settings.relaying.only:
-            autonat.AutoNatServer(self._host).serve()
+            autonat.AutoNatServer(self._host)
         async with trio.open_nursery() as nursery:
             if self._settings.upnp:
                 nursery.start_soon(self._keep_mapping)

@@ -7,7 +7,7 @@ cancelled at any time without losing a byte. During the handshake libp2p itself 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
@@ -20,24 +20,11 @@ _LINGER = 1.0
 """Seconds that the other end of a circuit has to end it after us."""
 
 
-class Endpoint(Protocol):
-    """Our end of a connection; failures are OSError, trio's or libp2p's own."""
-
-    def receive_now(self, view: memoryview) -> int | None:
-        """Bytes received into `view`, 0 at the end of the connection; None if nothing is there yet."""
-        ...
-
-    async def receivable(self) -> None:
-        """Wait until `receive_now` has an answer."""
-        ...
-
-    async def send_some(self, view: memoryview, patience: float) -> int:
-        """Send a part of `view`; its size. trio.TooSlowError if not a byte was taken for `patience` seconds."""
-        ...
-
-
 class TcpEndpoint(TrioTCPStream):  # type: ignore[misc]  # libp2p has no types that mypy follows
-    """Straight on the socket: a system call per megabyte, no copy, no task switch unless there is need to wait."""
+    """Straight on the socket: a system call per megabyte, no copy, no task switch unless there is need to wait.
+
+    Failures are OSError, trio's or libp2p's own.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
@@ -48,15 +35,18 @@ class TcpEndpoint(TrioTCPStream):  # type: ignore[misc]  # libp2p has no types t
     # may belong to somebody else by then.
 
     def receive_now(self, view: memoryview) -> int | None:
+        """Bytes received into `view`, 0 at the end of the connection; None if nothing is there yet."""
         try:
             return os.readv(self._socket.fileno(), [view])
         except (BlockingIOError, InterruptedError):
             return None
 
     async def receivable(self) -> None:
+        """Wait until `receive_now` has an answer."""
         await trio.lowlevel.wait_readable(self._descriptor())
 
     async def send_some(self, view: memoryview, patience: float) -> int:
+        """Send a part of `view`; its size. trio.TooSlowError if not a byte was taken for `patience` seconds."""
         while True:
             try:
                 return os.write(self._socket.fileno(), view)

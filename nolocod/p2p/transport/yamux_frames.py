@@ -49,7 +49,6 @@ class Away(IntEnum):
 
     NORMAL = 0
     PROTOCOL = 1
-    INTERNAL = 2
 
 
 _ALL_FLAGS = int(Flag.SYN | Flag.ACK | Flag.FIN | Flag.RST)

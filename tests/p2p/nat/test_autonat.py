@@ -76,7 +76,7 @@ async def question(asker: Host, helper: Host, addresses: list[str], about: PeerI
 
 async def test_a_helper_tells_where_it_got_through() -> None:
     async with hosts(2) as (ann, bob):
-        AutoNatServer(bob).serve()
+        AutoNatServer(bob)
         await ann.connect(bob.own, bob.local)
         closed = ann.local[0].rpartition("/")[0] + "/1"
         found = await ask(ann, bob.own, [closed, *ann.local])
@@ -93,7 +93,7 @@ async def test_a_helper_tells_where_it_got_through() -> None:
 async def test_only_the_host_that_asks_is_dialled() -> None:
     """Not another address, though it is on the same machine, and no name."""
     async with hosts(3) as (ann, bob, victim):
-        AutoNatServer(bob).serve()
+        AutoNatServer(bob)
         met: list[object] = []
 
         async def meet(stream: object, address: object) -> None:
@@ -116,14 +116,14 @@ async def test_only_the_host_that_asks_is_dialled() -> None:
 
 async def test_a_question_about_another_peer_is_refused() -> None:
     async with hosts(3) as (ann, bob, carol):
-        AutoNatServer(bob).serve()
+        AutoNatServer(bob)
         answer = await question(ann, bob, list(ann.local), about=carol.own)
         assert answer.dialResponse.status == Message.E_BAD_REQUEST
 
 
 async def test_questions_are_rationed_per_peer_and_in_all() -> None:
     async with hosts(3) as (ann, bob, carol):
-        AutoNatServer(bob, replace(AutoNatLimits(), per_peer=2, in_all=3)).serve()
+        AutoNatServer(bob, replace(AutoNatLimits(), per_peer=2, in_all=3))
 
         async def status(asker: Host) -> int:
             return int((await question(asker, bob, list(asker.local))).dialResponse.status)
@@ -136,7 +136,7 @@ async def test_questions_are_rationed_per_address_however_many_peers_ask_from_it
     async with hosts(1) as (helper,), AsyncExitStack() as stack:
         at_home = [open_host(Identity.generate(), [Address("127.0.0.9", 0)], (), lambda _: None, SHORT) for _ in range(3)]
         askers = [await stack.enter_async_context(one) for one in at_home]
-        AutoNatServer(helper, replace(AutoNatLimits(), per_peer=1, per_address=2)).serve()
+        AutoNatServer(helper, replace(AutoNatLimits(), per_peer=1, per_address=2))
         found = [(await question(asker, helper, list(asker.local))).dialResponse.status for asker in askers]
         assert found == [Message.OK, Message.OK, Message.E_DIAL_REFUSED]
 
@@ -164,7 +164,7 @@ async def test_no_minute_has_more_questions_than_are_allowed_and_a_refused_one_c
 
 async def test_one_question_of_a_peer_at_a_time_and_at_most_four_addresses() -> None:
     async with hosts(2) as (ann, bob), trio.open_nursery() as nursery:
-        AutoNatServer(bob, OFTEN).serve()
+        AutoNatServer(bob, OFTEN)
         await ann.connect(bob.own, bob.local)
         dialled: list[str] = []
         gate = trio.Event()
@@ -192,7 +192,7 @@ async def test_one_question_of_a_peer_at_a_time_and_at_most_four_addresses() -> 
 
 async def test_who_comes_through_a_relay_is_not_dialled() -> None:
     async with hosts(3) as (ann, relay, bob):
-        AutoNatServer(bob).serve()
+        AutoNatServer(bob)
         Relay(relay).serve()
         clients = [RelayClient(ann), RelayClient(bob)]
         for client in clients:
@@ -209,7 +209,7 @@ async def test_who_comes_through_a_relay_is_not_dialled() -> None:
 
 async def test_nonsense_costs_its_sender_the_stream_only() -> None:
     async with hosts(2) as (ann, bob):
-        AutoNatServer(bob).serve()
+        AutoNatServer(bob)
         for nonsense in (b"\xff\xff\xff\xff\xff", b"\x80\x80\x01", b"\x03abc"):
             stream = await ann.open_stream(bob.own, AUTONAT, bob.local)
             await stream.write(nonsense)
@@ -221,7 +221,7 @@ async def test_nonsense_costs_its_sender_the_stream_only() -> None:
 
 async def test_a_question_has_to_come_to_its_end() -> None:
     async with hosts(2) as (ann, bob):
-        AutoNatServer(bob, replace(AutoNatLimits(), question=0.3)).serve()
+        AutoNatServer(bob, replace(AutoNatLimits(), question=0.3))
         stream = await ann.open_stream(bob.own, AUTONAT, bob.local)
         await stream.write(b"\x40")
         with suppress(PeerUnavailableError):
@@ -250,7 +250,7 @@ async def test_libp2p_as_it_is_shipped_asks_and_answers() -> None:
     stock = new_host(key_pair=create_new_key_pair())
     async with hosts(1) as (ann,), stock.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
         service = AutoNATService(stock)
-        AutoNatServer(ann).serve()
+        AutoNatServer(ann)
         peer = PeerId(str(stock.get_id()))
         await stock.connect(PeerInfo(ID.from_string(ann.own), [Multiaddr(ann.local[0])]))
         listening = [address.decapsulate("/p2p") for address in stock.get_addrs()]
@@ -286,7 +286,7 @@ async def reaching(
 async def test_a_node_that_is_dialled_back_is_public_until_that_fails_twice() -> None:
     async with hosts(4) as (ann, *helpers), reaching(ann) as (reach, events):
         for helper in helpers:
-            AutoNatServer(helper, OFTEN).serve()
+            AutoNatServer(helper, OFTEN)
         assert reach.kind is None
         for helper in helpers:
             await ann.connect(helper.own, helper.local)
@@ -328,7 +328,7 @@ async def test_one_bootstrap_is_enough_to_find_out_that_a_node_is_public() -> No
 
 async def test_one_helper_cannot_tell_the_kind_of_nat() -> None:
     async with hosts(2) as (ann, bob), reaching(ann) as (reach, _):
-        AutoNatServer(bob, OFTEN).serve()
+        AutoNatServer(bob, OFTEN)
         await deafen(ann)
         await ann.connect(bob.own, bob.local)
         await until(lambda: "1 peer could not dial us" in reach.why)
@@ -349,7 +349,7 @@ async def test_no_relay_and_no_way_in_makes_a_client_until_there_is_a_relay() ->
     async with hosts(3) as (ann, *helpers), reaching(ann, config) as (reach, _):
         await deafen(ann)
         for helper in helpers:
-            AutoNatServer(helper, OFTEN).serve()
+            AutoNatServer(helper, OFTEN)
             await ann.connect(helper.own, helper.local)
         await until(lambda: reach.kind == "client")
         assert "--no-relay forbids" in reach.why
@@ -367,7 +367,7 @@ async def test_relays_only_is_no_question_and_answers_none() -> None:
 async def test_what_is_announced_is_what_helpers_are_asked_about() -> None:
     config = replace(CONFIG, announce=("/ip4/127.0.0.1/tcp/1",))
     async with hosts(2) as (ann, bob), reaching(ann, config) as (reach, _):
-        AutoNatServer(bob, OFTEN).serve()
+        AutoNatServer(bob, OFTEN)
         await ann.connect(bob.own, bob.local)
         await until(lambda: "1 peer could not dial it" in reach.why)
         assert reach.kind == "public"

@@ -216,7 +216,7 @@ from nolocod.units import Address
 async def main(port, expected="", *helpers):
     async with open_host(Identity.generate(), [Address("0.0.0.0", int(port))], (), lambda _: None) as host:
         if not helpers:
-            AutoNatServer(host).serve()
+            AutoNatServer(host)
             print(host.addresses[0], flush=True)
             await trio.sleep_forever()
         config, found = MeshSettings(data_dir=Path("/nonexistent"), upnp=expected != "symmetric"), trio.Event()
