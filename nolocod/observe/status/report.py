@@ -127,37 +127,37 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     http: str
     pid: int
-    uptime: float
     state: str
-    waiting_for: str
-    since: float
+    waiting_for: str = ""
+    uptime: float = 0.0
+    since: float = 0.0
     """Seconds in this state."""
-    round: int
-    inner_steps: int
-    tokens: int
-    tokens_per_second: float
+    round: int = 0
+    inner_steps: int = 0
+    tokens: int = 0
+    tokens_per_second: float = 0.0
     """Mean of the last minute."""
-    loss: float | None
-    validation_loss_first: float | None
-    validation_loss: float | None
-    learning_rate: float | None
-    outer_paired: int
-    outer_solo: int
-    exchanging_with: str | None
-    exchanges_by_outcome: dict[str, int]
-    exchanges: tuple[ExchangeRow, ...]
+    loss: float | None = None
+    validation_loss_first: float | None = None
+    validation_loss: float | None = None
+    learning_rate: float | None = None
+    outer_paired: int = 0
+    outer_solo: int = 0
+    exchanging_with: str | None = None
+    exchanges_by_outcome: dict[str, int] = {}
+    exchanges: tuple[ExchangeRow, ...] = ()
     """The last 20, newest first."""
-    checkpoint_round: int | None
-    checkpoint_age: float | None
-    peers: tuple[PeerRow, ...]
-    errors: tuple[ErrorRow, ...]
+    checkpoint_round: int | None = None
+    checkpoint_age: float | None = None
+    peers: tuple[PeerRow, ...] = ()
+    errors: tuple[ErrorRow, ...] = ()
     """The last 20, newest first."""
-    sent: int
-    received: int
-    utilisation: float
+    sent: int = 0
+    received: int = 0
+    utilisation: float = 0.0
     """Share of the uptime spent in training steps."""
-    tasks: int
+    tasks: int = 0
     """Of the network process, all at this moment: a count that only grows is a leak."""
-    allowance: AllowanceReport
-    reach: ReachReport
+    allowance: AllowanceReport = AllowanceReport()
+    reach: ReachReport = ReachReport()
     curve: CurveReport = CurveReport()

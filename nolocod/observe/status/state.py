@@ -7,21 +7,12 @@ import os
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from nolocod import __version__
 from nolocod.errors import CATALOGUE
 from nolocod.observe import events
-from nolocod.observe.status.report import (
-    AllowanceReport,
-    CurveReport,
-    ErrorRow,
-    ExchangeRow,
-    PeerRow,
-    ReachReport,
-    RelayRow,
-    StatusReport,
-)
+from nolocod.observe.status.report import CurveReport, ErrorRow, ExchangeRow, PeerRow, RelayRow, StatusReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,32 +40,23 @@ class StatusState:
         self._began = clock()
         self.news = 0
         """Grows with each event that a reader should see at once."""
-        self._started = events.Started("", "", "", (), "")  # type: ignore[arg-type]  # an empty peer id: none yet
-        self._state = events.StateChanged("starting")
+        self._report = StatusReport(
+            version=__version__, peer_id="", run_id="", run_name="", addresses=(), http="", pid=os.getpid(), state="starting"
+        )
+        """What needs no clock of it."""
         self._state_since = self._began
-        self._round = 0
-        self._inner_steps = self._tokens = 0
-        self._loss: float | None = None
-        self._rate: float | None = None
         self._training_curve, self._validation_curve = Curve(), Curve()
-        self._validation_first: float | None = None
-        self._validation: float | None = None
         self._reports: deque[tuple[float, float, int]] = deque()  # (begin, end, tokens)
         self._trained = 0.0
-        self._outer: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._exchanges: deque[tuple[float, ExchangeRow]] = deque(maxlen=_KEPT)
-        self._exchanging: PeerId | None = None
-        self._checkpoint: tuple[float, int] | None = None
+        self._saved_at: float | None = None
         self._members: dict[PeerId, tuple[float, events.PeerSeen]] = {}
         self._connected: dict[PeerId, tuple[float, Reach]] = {}
         self._reputations: dict[PeerId, float] = {}
         self._bans: dict[PeerId, float] = {}  # until when
         self._errors: deque[tuple[float, ErrorRow]] = deque(maxlen=_KEPT)
-        self._sent = self._received = 0
-        self._allowance = AllowanceReport()
         self._resumes_at: float | None = None
-        self._reach = ReachReport()
         self._relays: dict[PeerId, float] = {}  # when each reservation ends
 
     def follow(self, event: Event) -> None:
@@ -89,40 +71,44 @@ class StatusState:
         self._follow_reach(event, now)
         match event:
             case events.Started():
-                self._started = event
+                self._set(**asdict(event))
             case events.StateChanged():
-                if event.state != self._state.state:
+                if event.state != self._report.state:
                     self._state_since = now
-                self._state = event
+                self._set(**asdict(event))
             case events.Checkpointed():
-                self._checkpoint = (now, event.round)
+                self._saved_at = now
+                self._set(checkpoint_round=event.round)
             case events.Troubled():
                 entry = CATALOGUE.get(event.code)
                 title, remedy = (entry.title, entry.remedy) if entry else ("", "")
                 row = ErrorRow(code=event.code, message=event.message, age=0.0, title=title, remedy=remedy)
                 self._errors.append((now, row))
 
+    def _set(self, **changes: object) -> None:
+        self._report = replace(self._report, **changes)
+
     def _follow_training(self, event: Event, now: float) -> None:
+        report = self._report
         match event:
             case events.WeightsLoaded() | events.WeightsFetched():
-                self._round = event.round
+                self._set(round=event.round)
             case events.InnerSteps():
-                self._inner_steps += event.steps
-                self._tokens += event.tokens
-                self._loss, self._rate = event.loss, event.learning_rate
-                self._training_curve.add(self._inner_steps, event.loss)
+                steps = report.inner_steps + event.steps
+                self._set(inner_steps=steps, tokens=report.tokens + event.tokens)
+                self._set(loss=_finite(event.loss), learning_rate=_finite(event.learning_rate))
+                self._training_curve.add(steps, event.loss)
                 self._trained += event.seconds
                 self._reports.append((now - event.seconds, now, event.tokens))
                 while self._reports[0][1] < now - _RATE_WINDOW:
                     self._reports.popleft()
             case events.Evaluated():
-                self._validation = event.loss
-                self._validation_curve.add(self._inner_steps, event.loss)
-                if self._validation_first is None:
-                    self._validation_first = event.loss
+                self._validation_curve.add(report.inner_steps, event.loss)
+                loss, first = _finite(event.loss), report.validation_loss_first
+                self._set(validation_loss=loss, validation_loss_first=loss if first is None else first)
             case events.OuterStep():
-                self._round = event.round
-                self._outer[event.kind] += 1
+                self._set(round=event.round, outer_paired=report.outer_paired + (event.kind == "paired"))
+                self._set(outer_solo=report.outer_solo + (event.kind == "solo"))
                 self._note_spread(event)
 
     def _note_spread(self, step: events.OuterStep) -> None:
@@ -134,19 +120,21 @@ class StatusState:
                 return
 
     def _follow_transfers(self, event: Event, now: float) -> None:
+        report = self._report
         match event:
             case events.ExchangeStarted():
-                self._exchanging = event.partner
+                self._set(exchanging_with=event.partner)
             case events.ExchangeEnded():
-                self._exchanging = None
                 self._outcomes[event.outcome] += 1
-                self._exchanges.append((now, _exchange_row(event)))
-                self._sent += event.sent
-                self._received += event.received
+                role = "initiator" if event.initiator else "responder"
+                told = {name: value for name, value in asdict(event).items() if name not in ("session", "initiator")}
+                self._exchanges.append((now, ExchangeRow(role=role, spread=None, age=0.0, **told)))
+                moved = {"sent": report.sent + event.sent, "received": report.received + event.received}
+                self._set(exchanging_with=None, **moved)
             case events.WeightsServed():
-                self._sent += event.size
+                self._set(sent=report.sent + event.size)
             case events.WeightsFetched():
-                self._received += event.size
+                self._set(received=report.received + event.size)
 
     def _follow_peers(self, event: Event, now: float) -> None:
         match event:
@@ -166,87 +154,59 @@ class StatusState:
     def _follow_allowance(self, event: Event, now: float) -> None:
         match event:
             case events.Allowed():
-                self._allowance = replace(
-                    self._allowance,
-                    max_upload=event.up,
-                    max_download=event.down,
-                    monthly_budget=event.monthly,
-                    hours=event.hours,
-                    pause_on_battery=not event.on_battery,
-                )
+                limits = {"max_upload": event.up, "max_download": event.down, "monthly_budget": event.monthly}
+                self._set_allowance(**limits, hours=event.hours, pause_on_battery=not event.on_battery)
             case events.Traffic():
-                self._allowance = replace(
-                    self._allowance,
-                    sent=event.sent,
-                    received=event.received,
-                    sending=event.sending,
-                    receiving=event.receiving,
-                    month=event.month,
-                    month_used=event.month_sent + event.month_received,
-                )
+                told = {name: getattr(event, name) for name in ("sent", "received", "sending", "receiving", "month")}
+                self._set_allowance(**told, month_used=event.month_sent + event.month_received)
             case events.Paused():
-                self._allowance = replace(self._allowance, paused=event.reason, paused_why=event.why)
+                self._set_allowance(paused=event.reason, paused_why=event.why)
                 self._resumes_at = None if event.seconds is None else now + event.seconds
             case events.Resumed():
-                self._allowance = replace(self._allowance, paused="", paused_why="")
+                self._set_allowance(paused="", paused_why="")
                 self._resumes_at = None
 
+    def _set_allowance(self, **changes: object) -> None:
+        self._set(allowance=replace(self._report.allowance, **changes))
+
     def _follow_reach(self, event: Event, now: float) -> None:
-        found = self._reach
+        found = self._report.reach
         match event:
             case events.ReachFound():
-                self._reach = replace(found, kind=event.kind, why=event.why, addresses=event.addresses)
+                found = replace(found, **asdict(event))
             case events.RelayHeld():
                 self._relays[event.relay] = now + event.seconds
             case events.RelayLost():
                 self._relays.pop(event.relay, None)
             case events.Punched():
-                self._reach = replace(found, punches=found.punches + 1, punched=found.punched + event.succeeded)
+                found = replace(found, punches=found.punches + 1, punched=found.punched + event.succeeded)
             case events.Relaying():
-                self._reach = replace(found, carried=event)
+                found = replace(found, carried=event)
             case events.PartitionHealed():
-                self._reach = replace(found, healed=found.healed + 1)
+                found = replace(found, healed=found.healed + 1)
+        if found is not self._report.reach:
+            self._set(reach=found)
 
     def snapshot(self, now: float) -> StatusReport:
         """The report at `now` (seconds of the clock given)."""
-        uptime = max(now - self._began, 0.0)
+        followed, uptime = self._report, max(now - self._began, 0.0)
         relays = tuple(RelayRow(peer_id=peer, seconds=max(0.0, end - now)) for peer, end in self._relays.items())
         resumes_in = None if self._resumes_at is None else max(0.0, self._resumes_at - now)
-        return StatusReport(
-            version=__version__,
-            peer_id=self._started.peer_id,
-            run_id=self._started.run_id,
-            run_name=self._started.run_name,
-            addresses=self._reach.addresses or self._started.addresses,
-            http=self._started.http,
-            pid=os.getpid(),
+        return replace(
+            followed,
+            addresses=followed.reach.addresses or followed.addresses,
             uptime=uptime,
-            state=self._state.state,
-            waiting_for=self._state.waiting_for,
             since=now - self._state_since,
-            round=self._round,
-            inner_steps=self._inner_steps,
-            tokens=self._tokens,
             tokens_per_second=self._tokens_per_second(now),
-            loss=_finite(self._loss),
-            validation_loss_first=_finite(self._validation_first),
-            validation_loss=_finite(self._validation),
-            learning_rate=_finite(self._rate),
-            outer_paired=self._outer["paired"],
-            outer_solo=self._outer["solo"],
-            exchanging_with=self._exchanging,
             exchanges_by_outcome=dict(sorted(self._outcomes.items())),
             exchanges=tuple(replace(row, age=now - at) for at, row in reversed(self._exchanges)),
-            checkpoint_round=self._checkpoint[1] if self._checkpoint else None,
-            checkpoint_age=now - self._checkpoint[0] if self._checkpoint else None,
+            checkpoint_age=None if self._saved_at is None else now - self._saved_at,
             peers=self._peer_rows(now),
             errors=tuple(replace(row, age=now - at) for at, row in reversed(self._errors)),
-            sent=self._sent,
-            received=self._received,
             utilisation=min(self._trained / uptime, 1.0) if uptime else 0.0,
             tasks=self._tasks(),
-            allowance=replace(self._allowance, resumes_in=resumes_in),
-            reach=replace(self._reach, relays=relays),
+            allowance=replace(followed.allowance, resumes_in=resumes_in),
+            reach=replace(followed.reach, relays=relays),
             curve=CurveReport(training=self._training_curve.points, validation=self._validation_curve.points),
         )
 
@@ -276,21 +236,6 @@ class StatusState:
             nat=seen.nat if seen else None,
             age=now - (seen_at if seen_at is not None else connected_at or now),
         )
-
-
-def _exchange_row(ended: events.ExchangeEnded) -> ExchangeRow:
-    return ExchangeRow(
-        partner=ended.partner,
-        role="initiator" if ended.initiator else "responder",
-        outcome=ended.outcome,
-        sent=ended.sent,
-        received=ended.received,
-        seconds=ended.seconds,
-        spread=None,
-        error=ended.error,
-        reason=ended.reason,
-        age=0.0,
-    )
 
 
 def _keep(table: dict[PeerId, float], peer: PeerId, value: float) -> None:
