@@ -14,7 +14,7 @@ from rich.table import Table
 from nolocod.identity import short
 from nolocod.node import data_directory
 from nolocod.observe.status import client
-from nolocod.observe.status.terminal_table import SwarmRow, Watched, loss_text, node_table, swarm_lines, swarm_table
+from nolocod.observe.status.terminal_table import SwarmRow, Watched, loss_text, node_table, swarm_lines, swarm_table, table
 from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
@@ -91,31 +91,25 @@ def _rows(reports: list[StatusReport | None]) -> list[SwarmRow]:
 
 def summary_table(summary: Summary) -> RenderableType:
     """What a testnet came to."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("node", no_wrap=True)
-    table.add_column("peer", no_wrap=True)
-    for name in ("steps", "paired", "solo", "tokens", "val. before", "after", "sent", "received"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for index, node in enumerate(summary.nodes):
-        table.add_row(
+    rows = [
+        (
             f"node-{index}",
             short(node.peer_id),
-            str(node.inner_steps),
-            str(node.outer_paired),
-            str(node.outer_solo),
+            *map(str, (node.inner_steps, node.outer_paired, node.outer_solo)),
             f"{node.tokens:,}",
-            loss_text(node.val_loss_first),
-            loss_text(node.val_loss_last),
-            amount(node.bytes_sent),
-            amount(node.bytes_received),
+            *map(loss_text, (node.val_loss_first, node.val_loss_last)),
+            *map(amount, (node.bytes_sent, node.bytes_received)),
         )
+        for index, node in enumerate(summary.nodes)
+    ]
+    nodes = table("<node <peer >steps >paired >solo >tokens >val.before >after >sent >received", rows)
     facts = Table.grid(padding=(0, 2))
     facts.add_row("validation loss of the averaged model", loss_text(summary.averaged_val_loss))
     facts.add_row("of one node trained alone on as many tokens", loss_text(summary.alone_val_loss))
     spread = "-" if summary.weight_std is None else f"{summary.weight_std:.2e}"
     facts.add_row("standard deviation of weights across nodes", spread)
     facts.add_row("took", f"{summary.seconds:.0f} s" + (", interrupted" if summary.interrupted else ""))
-    return Group("", table, "", facts)
+    return Group("", nodes, "", facts)
 
 
 def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, rate: int) -> Table:
@@ -139,11 +133,11 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
         "checkpoint": f"{amount(20 * needs.parameters)} on disk, two are kept",
         "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
-    table = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         if value:
-            table.add_row(name, value)
-    return table
+            grid.add_row(name, value)
+    return grid
 
 
 def _share(exchange: float, phase: float) -> str:

@@ -24,11 +24,16 @@ def plain(text: str) -> str:
 
 def amount(size: float) -> str:
     """Bytes in powers of 1000: 3_350_000 is "3.35 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    return scaled(size, " B", " kB", " MB", " GB", " TB")
+
+
+def scaled(number: float, *units: str) -> str:
+    """Three digits and the unit; each unit is a thousand times the one before it."""
+    for unit in units[:-1]:
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}{units[-1]}"
 
 
 def duration(seconds: float) -> str:

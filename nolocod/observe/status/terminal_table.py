@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nolocod.identity import short
-from nolocod.observe.words import REACHABLE, amount, duration, plain
+from nolocod.observe.words import REACHABLE, amount, duration, plain, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -48,7 +48,7 @@ def node_table(report: StatusReport, most: int | None = None, *, brief: bool = F
     sections: list[RenderableType] = [_facts(report, _STEADY if brief else (), live=most is not None)]
     if report.errors:
         rows = [(error.code, error.message, duration(error.age)) for error in report.errors[:most]]
-        sections.append(_table("<error <message >ago", rows, wrapped="message"))
+        sections.append(table("<error <message >ago", rows, wrapped="message"))
     if report.peers:
         sections.append(_cut(_peers(_nearest(report)[:most]), len(report.peers), most))
     if report.exchanges:
@@ -97,7 +97,7 @@ def _peers(peers: Iterable[PeerRow]) -> Table:
         )
         for peer in peers
     ]
-    return _table("<peer <state >round >tokens >loss <reach <nat >trust >changed", rows)
+    return table("<peer <state >round >tokens >loss <reach <nat >trust >changed", rows)
 
 
 def _trust(peer: PeerRow) -> str:
@@ -121,7 +121,7 @@ def _exchanges(exchanges: Iterable[ExchangeRow]) -> Table:
         )
         for one in exchanges
     ]
-    return _table("<partner <role <outcome >sent >received >took >spread >ago", rows)
+    return table("<partner <role <outcome >sent >received >took >spread >ago", rows)
 
 
 def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> RenderableType:
@@ -215,10 +215,10 @@ def _speed(rate: float, limit: int | None) -> str:
     return f"{amount(rate)}/s" + (f" of {amount(limit)}/s" if limit is not None else "")
 
 
-def swarm_table(rows: Sequence[SwarmRow]) -> RenderableType:
+def swarm_table(rows: Sequence[SwarmRow]) -> Table:
     """A swarm, one line per node."""
     header = "<node <state >round >steps >tokens/s >loss >valid. >paired >solo <partner >peers"
-    return _table(header, [_swarm_cells(row) for row in rows])
+    return table(header, map(_swarm_cells, rows))
 
 
 def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
@@ -242,17 +242,8 @@ def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
 
 def swarm_lines(rows: Sequence[SwarmRow]) -> list[str]:
     """The same for a log or a pipe: one line per node that can be read alone."""
-    return [_swarm_line(row) for row in rows]
-
-
-def _swarm_line(row: SwarmRow) -> str:
-    name, state, at, steps, rate, loss, valid, paired, solo, partner, peers = _swarm_cells(row)
-    if row.report is None:
-        return f"{name}: {state}"
-    return (
-        f"{name}: {plain(state)}, round {at}, {steps} steps, {rate} tokens/s, loss {loss}, validation {valid}, "
-        f"outer {paired} paired {solo} solo, partner {partner}, {peers} peers"
-    )
+    line = "{}: {}, round {}, {} steps, {} tokens/s, loss {}, validation {}, outer {} paired {} solo, partner {}, {} peers"
+    return [plain((line if row.report else "{}: {}").format(*_swarm_cells(row))) for row in rows]
 
 
 def _partner(report: StatusReport) -> str:
@@ -262,7 +253,7 @@ def _partner(report: StatusReport) -> str:
     return next((short(one.partner) for one in report.exchanges if one.outcome == "committed"), "-")
 
 
-def _table(header: str, rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
+def table(header: str, rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
     """Columns named "<left" or ">right"; only the column `wrapped` may take several lines."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for column in header.split():
@@ -280,13 +271,7 @@ def _table(header: str, rows: Iterable[Sequence[str]], *, wrapped: str = "") -> 
 
 def _count(number: float | None) -> str:
     """A count for people: 950, 5.2k, 1.3M."""
-    if number is None:
-        return "-"
-    for unit in ("", "k", "M", "G", "T"):
-        if number < 999.5:
-            return f"{number:.3g}{unit}"
-        number /= 1000
-    return f"{number:.3g}P"
+    return "-" if number is None else scaled(number, "", "k", "M", "G", "T", "P")
 
 
 def loss_text(loss: float | None) -> str:
