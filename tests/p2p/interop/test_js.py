@@ -162,7 +162,8 @@ class Swapped:
         self.done.set()
 
     async def _send(self, stream: Stream, content: bytes) -> None:
-        await stream.write(content)
+        for start in range(0, SIZE, 1 << 20):  # all at once would be more than a host holds for a stranger
+            await stream.write(content[start : start + (1 << 20)])
         await stream.close()
 
     def agrees(self, line: str) -> bool:
