@@ -20,16 +20,11 @@ def add_to(commands: Commands) -> None:
     """id."""
     own = commands.add_here("id", _id, "Print this node's peer id. Makes an identity if there is none.")
     below = Commands.of(own, here=True)
-    for name, run, text in (
-        ("backup", _backup, "Write this node's identity to a file that a passphrase protects."),
-        ("restore", _restore, "Restore an identity from a backup. Never overwrites another identity."),
-    ):
-        command = below.add_here(name, run, text)
-        command.add_argument("file", type=Path, metavar="FILE")
-        if name == "backup":
-            command.add_argument(
-                "--no-passphrase", action="store_true", help="do not encrypt: whoever reads the file is this node"
-            )
+    backup = below.add_here("backup", _backup, "Write this node's identity to a file that a passphrase protects.")
+    backup.add_argument("file", type=Path, metavar="FILE")
+    backup.add_argument("--no-passphrase", action="store_true", help="do not encrypt: whoever reads the file is this node")
+    restore = below.add_here("restore", _restore, "Restore an identity from a backup. Never overwrites another identity.")
+    restore.add_argument("file", type=Path, metavar="FILE")
 
 
 def _id(options: argparse.Namespace) -> None:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from nolocod.run.manifest import Manifest
 
 _LEAST_DIGITS = 12
+_AS_GIVEN = (
+    *("http_token", "http_open_metrics", "data", "device", "threads", "nice", "max_uploads"),
+    *("checkpoint_every", "linger", "pause_on_battery"),
+)
+"""Options that are settings of the same name."""
 
 
 def add_to(commands: Commands) -> None:
@@ -132,18 +137,9 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
     return NodeConfig(
         mesh=_mesh_settings(options, options.max_connections, options.max_per_address, _relaying(options)),
         http=Address.parse(options.http, "--http"),
-        http_token=options.http_token,
-        http_open_metrics=options.http_open_metrics,
-        data=options.data,
-        device=options.device,
-        threads=options.threads,
-        nice=options.nice,
-        max_uploads=options.max_uploads,
-        checkpoint_every=options.checkpoint_every,
-        linger=options.linger,
         allowance=_allowance(options),
         hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
-        pause_on_battery=options.pause_on_battery,
+        **{name: getattr(options, name) for name in _AS_GIVEN},
     )
 
 

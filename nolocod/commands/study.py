@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import argparse
 
     from nolocod.commands import Commands
-    from nolocod.studies import pages
 
 _INTO = "Name the folder of the page with --into."
 
@@ -54,7 +53,7 @@ def _testnet(options: argparse.Namespace) -> None:
     from nolocod.commands import terminal
     from nolocod.studies import testnet
 
-    _end_as_on_ctrl_c()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as on Ctrl-C: no process that it started stays behind
     names = ("nodes", "outer_steps", "data", "model", "keep", "seed", "log_format")
     asked = testnet.Options(**{name: getattr(options, name) for name in names})
     summary = testnet.run(asked, terminal.swarm_view, lambda text: print(text, flush=True))
@@ -74,10 +73,11 @@ def _lab(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace, workers: int) -> None:
+    from nolocod.studies import pages
     from nolocod.studies.lab import compare, trials
 
     name = "compare-gpu" if options.gpu else "compare"
-    place = _place(options, name)
+    place = pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
     size = compare.GPU if options.gpu else compare.REDUCED if options.reduced else compare.FULL
     if options.gpu:
         _require_device(size.like.device)
@@ -116,13 +116,6 @@ def _attacks(options: argparse.Namespace, workers: int) -> None:
 _STUDIES = {"compare": _compare, "attacks": _attacks}
 
 
-def _place(options: argparse.Namespace, name: str) -> pages.Place | None:
-    """That of the study's tables in evidence.md; None without --into."""
-    from nolocod.studies import pages
-
-    return pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
-
-
 def _kept(options: argparse.Namespace, name: str) -> Path:
     """The file of results."""
     kept: Path = options.kept or Path("docs") / name
@@ -131,8 +124,3 @@ def _kept(options: argparse.Namespace, name: str) -> Path:
 
 def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _end_as_on_ctrl_c() -> None:
-    """On SIGTERM too no process that a command started stays behind."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -48,7 +48,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
     """Make all checks: D02 before `job` is asked for, and D10 before those that need torch to compute."""
-    has_torch = _has_torch(tell)
+    has_torch = _make("D02", tell, torch_works)
     asked = job()
     manifest = unseal(asked.manifest).manifest if asked.manifest else None
     if manifest is None:
@@ -66,27 +66,22 @@ def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
     _make("D04", tell, lambda: memory(manifest, asked, tell))
 
 
-def _make(code: str, tell: Callable[[Line], None], check: Callable[[], Finding]) -> None:
+def _make(code: str, tell: Callable[[Line], None], check: Callable[[], Finding]) -> bool:
+    """Make one check; whether it came to its end."""
     try:
         tell(Line(check()))
+        return True
     except NolocodError as error:
         tell(Line(failed(code, error)))
     except Exception as error:  # noqa: BLE001 - what torch and data sets raise has no end; it is the check's result
         tell(Line(failed(code, TrainerError(f"{type(error).__name__}: {_first_line(error)}", remedy=CHECKS[code].remedy))))
+    return False
 
 
-def _has_torch(tell: Callable[[Line], None]) -> bool:
+def torch_works() -> Finding:
     """D02."""
-    try:
-        torch = importlib.import_module("torch")
-    except Exception as error:  # noqa: BLE001 - a broken torch raises whatever its parts do
-        cause = TrainerError(
-            f"torch cannot be imported ({type(error).__name__}: {_first_line(error)}).", remedy=CHECKS["D02"].remedy
-        )
-        tell(Line(failed("D02", cause)))
-        return False
-    tell(Line(ok("D02", f"torch {torch.__version__} on {platform.machine()}, {torch.get_num_threads()} threads.")))
-    return True
+    torch = importlib.import_module("torch")
+    return ok("D02", f"torch {torch.__version__} on {platform.machine()}, {torch.get_num_threads()} threads.")
 
 
 def device(name: str) -> Finding:

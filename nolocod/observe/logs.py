@@ -65,23 +65,20 @@ def set_up(
 class _Formatter(logging.Formatter):
     def __init__(self, source: str) -> None:
         super().__init__()
-        self._source = f"{source}: " if source else ""
+        self._source = source
 
     def format(self, record: logging.LogRecord) -> str:
         origin = "" if record.name == _log.name else f"{record.name}: "  # a library's record names its logger
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {record.levelname.lower()} {self._source}{origin}{plain(record.getMessage())}"
+        source = f"{self._source}: " if self._source else ""
+        line = f"{clock} {record.levelname.lower()} {source}{origin}{plain(record.getMessage())}"
         if record.exc_info and _log.isEnabledFor(DEBUG):
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(_Formatter):
     """One object per line, in ASCII alone, so that no text of a peer can drive a terminal."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self._source = source
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = getattr(record, "event", "log"), getattr(record, "fields", {})
