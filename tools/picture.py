@@ -17,7 +17,7 @@ from rich.console import Console
 
 from nolocod.commands import terminal
 from nolocod.node import data_directory
-from nolocod.observe.status.terminal_table import SwarmRow, swarm_table
+from nolocod.observe.status.terminal_table import swarm_table
 from nolocod.studies import testnet
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def draw_terminal() -> None:
             nonlocal shown
             if _halfway(reports, options) and not shown:
                 shown = True
-                rows = [SwarmRow(f"node-{index}", report) for index, report in enumerate(reports)]
-                console.print("$ ./testnet", f"{title.split(';')[0]}\n", swarm_table(rows), sep="\n")
+                console.print("$ ./testnet", f"{title.split(';')[0]}\n", swarm_table(reports), sep="\n")
 
         yield show
 

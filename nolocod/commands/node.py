@@ -6,7 +6,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import UsageError
 from nolocod.node.config import NodeConfig
@@ -134,8 +134,9 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     if not 0 <= options.nice <= 19:
         raise UsageError(f"--nice cannot be {options.nice}. It is a number from 0 to 19.")
+    connections = {"connections": options.max_connections, "connections_per_address": options.max_per_address}
     return NodeConfig(
-        mesh=_mesh_settings(options, options.max_connections, options.max_per_address, _relaying(options)),
+        mesh=_mesh_settings(options, **connections, relaying=_relaying(options)),
         http=Address.parse(options.http, "--http"),
         allowance=_allowance(options),
         hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
@@ -143,23 +144,16 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
     )
 
 
-def _mesh_settings(
-    options: argparse.Namespace,
-    connections: int = MeshSettings.connections,
-    per_address: int = MeshSettings.connections_per_address,
-    relaying: Relaying = MeshSettings.relaying,
-) -> MeshSettings:
+def _mesh_settings(options: argparse.Namespace, **more: Any) -> MeshSettings:  # noqa: ANN401  # settings by their names
     return MeshSettings(
         data_dir=options.data_dir,
         bootstrap=tuple(options.bootstrap),
         run=getattr(options, "run", "").lower(),  # a flag of `join` alone
         listen=tuple(Address.parse(text, "--listen") for text in options.listen or ()) or MeshSettings.listen,
         announce=tuple(options.announce),
-        connections=connections,
-        connections_per_address=per_address,
-        relaying=relaying,
         access=Access(options.network_key, options.allow, options.invite),
         upnp=not options.no_upnp,
+        **more,
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from nolocod.identity import short
 from nolocod.node import data_directory
 from nolocod.observe.status import client
-from nolocod.observe.status.terminal_table import SwarmRow, Watched, loss_text, node_table, swarm_lines, swarm_table, table
+from nolocod.observe.status.terminal_table import Watched, loss_text, node_table, swarm_lines, swarm_table, table
 from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def swarm_view(title: str) -> Iterator[Callable[[list[StatusReport | None]], Non
     console.print(title)
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
-            yield lambda reports: live.update(swarm_table(_rows(reports)))
+            yield lambda reports: live.update(swarm_table(reports))
         return
     began = time.monotonic()
     last = began - _LINES_EVERY
@@ -79,14 +79,10 @@ def swarm_view(title: str) -> Iterator[Callable[[list[StatusReport | None]], Non
         now = time.monotonic()
         if now - last >= _LINES_EVERY:
             last = now
-            for line in swarm_lines(_rows(reports)):
+            for line in swarm_lines(reports):
                 console.out(f"{now - began:5.0f} s  {line}", highlight=False)
 
     yield print_lines
-
-
-def _rows(reports: list[StatusReport | None]) -> list[SwarmRow]:
-    return [SwarmRow(f"node-{index}", report) for index, report in enumerate(reports)]
 
 
 def summary_table(summary: Summary) -> RenderableType:

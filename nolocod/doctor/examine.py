@@ -167,7 +167,10 @@ class _Doctor:
                 async for part in process.stdout:
                     *lines, rest = (rest + part).split(b"\n")
                     for line in lines:
-                        self._take(msgspec.json.decode(line, type=Line))
+                        told = msgspec.json.decode(line, type=Line)
+                        self._parameters = told.parameters or self._parameters
+                        if told.finding is not None:
+                            self.findings.put(told.finding.code, told.finding)
                 nursery.cancel_scope.cancel()
             status = await process.wait()
         finally:
@@ -186,11 +189,6 @@ class _Doctor:
                 await stdin.send_all(msgspec.json.encode(job))
         except trio.BrokenResourceError:
             return  # the child has ended, which its output shows
-
-    def _take(self, line: Line) -> None:
-        if line.finding is not None:
-            self.findings.put(line.finding.code, line.finding)
-        self._parameters = line.parameters or self._parameters
 
     # --- peers --------------------------------------------------------------------------------------
 

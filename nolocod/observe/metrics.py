@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -28,7 +28,16 @@ T = TypeVar("T", Counter, Gauge)
 
 _MEMBER_STATES = ("joining", "training", "paused", "finished", "other")
 _NAT_CLASSES = (*get_args(NatClass), "unknown")
-_ACTIVITIES = ("training", "evaluating", "exchanging", "applying", "checkpointing", "fetching", "serving")
+_ACTIVITIES: dict[type[events.Event], str] = {
+    events.InnerSteps: "training",
+    events.Evaluated: "evaluating",
+    events.ExchangeEnded: "exchanging",
+    events.OuterStep: "applying",
+    events.Checkpointed: "checkpointing",
+    events.WeightsFetched: "fetching",
+    events.WeightsServed: "serving",
+}
+"""Whose `seconds` are counted as what."""
 _DIRECTIONS = ("sent", "received")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """From a toy model in one room to gigabytes over a home line."""
@@ -57,20 +66,11 @@ class Metrics:
         # The "_created" twin of every counter doubles the page and says nothing: they all begin with the process.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         self._registry = registry
-        self._groups = (
-            _Training(registry, clock),
-            _Exchanges(registry),
-            _Members(registry),
-            _Node(registry),
-            _Allowance(registry),
-            _Reachability(registry),
-            _Trust(registry),
-        )
+        kinds = (_Exchanges, _Members, _Node, _Allowance, _Reachability, _Trust)
+        self._groups: list[Any] = [_Training(registry, clock), *(kind(registry) for kind in kinds)]
         if tasks is not None:
-            running = Gauge(
-                "nolocod_tasks", "Tasks of the network process; a count that only grows is a leak.", registry=registry
-            )
-            running.set_function(tasks)
+            text = "Tasks of the network process; a count that only grows is a leak."
+            Gauge("nolocod_tasks", text, registry=registry).set_function(tasks)
 
     def render(self) -> bytes:
         """The whole page in Prometheus' text format (`content_type`)."""
@@ -99,21 +99,21 @@ class _Training:
         spread = "L2 norm of the difference to the last partner's fast weights."
         self._spread = Gauge("nolocod_partner_spread", spread, registry=to)
         activity = "Seconds spent per activity; some of them overlap."
-        self._activity = _labelled(Counter, "nolocod_activity_seconds", activity, "activity", _ACTIVITIES, to)
+        self._activity = _labelled(Counter, "nolocod_activity_seconds", activity, "activity", _ACTIVITIES.values(), to)
 
     def follow(self, event: Event) -> None:
+        if activity := _ACTIVITIES.get(type(event)):
+            self._activity.labels(activity).inc(max(0.0, getattr(event, "seconds", 0.0)))
         match event:
-            case events.WeightsLoaded():
+            case events.WeightsLoaded() | events.WeightsFetched():
                 self._round.set(event.round)
             case events.InnerSteps():
                 self._inner_steps.inc(event.steps)
                 self._tokens.inc(event.tokens)
                 self._loss.set(event.loss)
                 self._rate.set(event.learning_rate)
-                self._spent("training", event.seconds)
             case events.Evaluated():
                 self._validation.set(event.loss)
-                self._spent("evaluating", event.seconds)
             case events.OuterStep():
                 self._outer.labels(event.kind).inc()
                 self._round.set(event.round)
@@ -124,19 +124,6 @@ class _Training:
                     self._paired_at.set(self._clock())
                 if event.spread is not None:
                     self._spread.set(event.spread)
-                self._spent("applying", event.seconds)
-            case events.WeightsFetched():
-                self._round.set(event.round)
-                self._spent("fetching", event.seconds)
-            case events.WeightsServed():
-                self._spent("serving", event.seconds)
-            case events.ExchangeEnded():
-                self._spent("exchanging", event.seconds)
-            case events.Checkpointed():
-                self._spent("checkpointing", event.seconds)
-
-    def _spent(self, activity: str, seconds: float) -> None:
-        self._activity.labels(activity).inc(max(0.0, seconds))
 
 
 class _Exchanges:

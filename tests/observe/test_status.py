@@ -57,7 +57,7 @@ from nolocod.observe.metrics import Metrics
 from nolocod.observe.status.report import StatusReport
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
-from nolocod.observe.status.terminal_table import SwarmRow, Watched, node_table, swarm_lines, swarm_table
+from nolocod.observe.status.terminal_table import Watched, node_table, swarm_lines, swarm_table
 from nolocod.observe.words import duration
 from nolocod.units import Address
 
@@ -540,7 +540,7 @@ def test_a_new_node_has_a_table_too(node: Node) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_swarm_table_is_one_line_per_node(width: int) -> None:
-    rows = [SwarmRow("node-0", busy_node().report()), SwarmRow("node-1", None)]
+    rows = [busy_node().report(), None]
     header, first, second = rendered(swarm_table(rows), width)
     assert header.split()[:4] == ["node", "state", "round", "steps"]
     assert first.split() == ["node-0", "training", "13", "50", "12.8k", "2.3456", "2.1000", "1", "1", "0000bbbb", "2"]
@@ -548,7 +548,7 @@ def test_the_swarm_table_is_one_line_per_node(width: int) -> None:
 
 
 def test_swarm_lines_can_be_read_alone() -> None:
-    assert swarm_lines([SwarmRow("node-0", busy_node().report()), SwarmRow("node-1", None)]) == [
+    assert swarm_lines([busy_node().report(), None]) == [
         "node-0: training, round 13, 50 steps, 12.8k tokens/s, loss 2.3456, validation 2.1000, "
         "outer 1 paired 1 solo, partner 0000bbbb, 2 peers",
         "node-1: no answer",

@@ -31,13 +31,13 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     live member has an empty `state`."""
 
     peer_id: str
-    round: int | None
-    tokens: int | None
-    loss: float | None
-    state: str
+    round: int | None = None
+    tokens: int | None = None
+    loss: float | None = None
+    state: str = ""
     reach: Reach | None
     """How it is connected now, if it is."""
-    nat: NatClass | None
+    nat: NatClass | None = None
     """How others reach it, as it says itself."""
     age: float
     reputation: float | None

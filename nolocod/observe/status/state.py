@@ -224,16 +224,12 @@ class StatusState:
         connected_at, reach = self._connected.get(peer, (None, None))
         seen_at, seen = self._members.get(peer, (None, None))
         banned_for = self._bans.get(peer, now) - now
+        told = {"peer_id": peer} if seen is None else {**asdict(seen), "loss": _finite(seen.loss)}
         return PeerRow(
-            peer_id=peer,
+            **told,
             reputation=self._reputations.get(peer),
             banned_for=banned_for if banned_for > 0 else None,
-            round=seen.round if seen else None,
-            tokens=seen.tokens if seen else None,
-            loss=_finite(seen.loss) if seen else None,
-            state=seen.state if seen else "",
             reach=reach,
-            nat=seen.nat if seen else None,
             age=now - (seen_at if seen_at is not None else connected_at or now),
         )
 

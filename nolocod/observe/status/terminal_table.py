@@ -7,7 +7,7 @@ be longer: it stays on one line, because people paste it, except on a screen tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -32,14 +32,6 @@ _STEADY = ("node", "traffic", "month", "checkpoint", "process", "page", "address
 """Facts that a low screen leaves out: they hardly change, or follow from the rest."""
 _SIZES = [(most, False) for most in range(8, 3, -1)] + [(most, True) for most in range(8, 0, -1)]
 """Rows of a watched table's sections, and whether it is brief; the first that fits is taken."""
-
-
-@dataclass(frozen=True)
-class SwarmRow:
-    """One node of a local swarm; `report` is None while the node does not answer."""
-
-    name: str
-    report: StatusReport | None
 
 
 def node_table(report: StatusReport, most: int | None = None, *, brief: bool = False) -> RenderableType:
@@ -215,18 +207,17 @@ def _speed(rate: float, limit: int | None) -> str:
     return f"{amount(rate)}/s" + (f" of {amount(limit)}/s" if limit is not None else "")
 
 
-def swarm_table(rows: Sequence[SwarmRow]) -> Table:
-    """A swarm, one line per node."""
+def swarm_table(reports: Iterable[StatusReport | None]) -> Table:
+    """A swarm, one line per node; None for a node that does not answer."""
     header = "<node <state >round >steps >tokens/s >loss >valid. >paired >solo <partner >peers"
-    return table(header, map(_swarm_cells, rows))
+    return table(header, map(_swarm_cells, count(), reports))
 
 
-def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
-    report = row.report
+def _swarm_cells(index: int, report: StatusReport | None) -> tuple[str, ...]:
     if report is None:
-        return (row.name, "no answer", *["-"] * 9)
+        return (f"node-{index}", "no answer", *["-"] * 9)
     return (
-        row.name,
+        f"node-{index}",
         report.state,
         str(report.round),
         _count(report.inner_steps),
@@ -240,10 +231,10 @@ def _swarm_cells(row: SwarmRow) -> tuple[str, ...]:
     )
 
 
-def swarm_lines(rows: Sequence[SwarmRow]) -> list[str]:
+def swarm_lines(reports: Iterable[StatusReport | None]) -> list[str]:
     """The same for a log or a pipe: one line per node that can be read alone."""
     line = "{}: {}, round {}, {} steps, {} tokens/s, loss {}, validation {}, outer {} paired {} solo, partner {}, {} peers"
-    return [plain((line if row.report else "{}: {}").format(*_swarm_cells(row))) for row in rows]
+    return [plain((line if one else "{}: {}").format(*_swarm_cells(index, one))) for index, one in enumerate(reports)]
 
 
 def _partner(report: StatusReport) -> str:
