@@ -98,7 +98,7 @@ def summary_table(summary: Summary) -> RenderableType:
         )
         for index, node in enumerate(summary.nodes)
     ]
-    nodes = table("<node <peer >steps >paired >solo >tokens >val.before >after >sent >received", rows)
+    nodes = table("<node <peer >steps >paired >solo >tokens >val. before >after >sent >received", rows)
     facts = Table.grid(padding=(0, 2))
     facts.add_row("validation loss of the averaged model", loss_text(summary.averaged_val_loss))
     facts.add_row("of one node trained alone on as many tokens", loss_text(summary.alone_val_loss))

@@ -45,7 +45,12 @@ async def _invent(daemons: list[Daemon], run_id: RunId, seconds: float) -> None:
                     peer, address = split(daemon.address)
                     try:
                         stream = await host.open_stream(peer, GOSSIP, (address,))
-                        await ask(stream, pb.Body(gossip=pb.Gossip(heartbeats=told, answer=True)), Terms(stranger, run_id, 8.0))
+                        await ask(
+                            stream,
+                            pb.Body(gossip=pb.Gossip(heartbeats=told, answer=True)),
+                            Terms(stranger, run_id, 8.0),
+                            "gossip",
+                        )
                     except RemoteError:
                         continue
             await trio.sleep(3.0)

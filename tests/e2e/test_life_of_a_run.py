@@ -119,7 +119,7 @@ def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 def quiet_files(root: Path) -> dict[str, int]:
     """The directory's files that a node does not write all the time, and when they changed."""
-    busy = {"checkpoints", "serving", "incoming", "receipts", "usage.json", "peers.json", "reputation.json"}
+    busy = {"checkpoints", "serving", "incoming", "receipts", "receipts.doubts", "usage.json", "peers.json", "reputation.json"}
     return {name: os.stat(root / name).st_mtime_ns for name in sorted(os.listdir(root)) if name not in busy}
 
 

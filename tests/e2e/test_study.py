@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,13 +22,12 @@ HOLDS = (
 
 
 def test_methods_are_in_the_order_that_the_paper_tells(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nolocod", "lab", "compare", "--reduced", "--workers", "2", "--json"]
+    command = [sys.executable, "-m", "nolocod", "lab", "compare", "--reduced", "--workers", "2"]
     line = [*command, "--kept", str(tmp_path / "kept.jsonl")]
     first = subprocess.run(line, capture_output=True, text=True, timeout=3 * ENOUGH, check=True)
     assert "4 of 4: " in first.stderr, "progress is shown"
-    claims = {claim["text"]: claim for claim in json.loads(first.stdout)["claims"]}
     for text in HOLDS:
-        assert claims[text]["holds"], claims[text]
+        assert f"| {text} | yes | " in first.stdout, first.stdout
     again = subprocess.run(line, capture_output=True, text=True, timeout=ENOUGH, check=True)
     assert (again.stdout, again.stderr) == (first.stdout, ""), "what was done is not done again"
 

@@ -6,6 +6,7 @@ be longer: it stays on one line, because people paste it, except on a screen tha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import TYPE_CHECKING
@@ -247,7 +248,7 @@ def _partner(report: StatusReport) -> str:
 def table(header: str, rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
     """Columns named "<left" or ">right"; only the column `wrapped` may take several lines."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in header.split():
+    for column in re.split(r"\s+(?=[<>])", header):
         name = column[1:]
         table.add_column(
             name,
