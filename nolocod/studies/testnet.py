@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod.errors import NotRunningError, UsageError
+from nolocod.errors import UsageError
 from nolocod.run import presets
 from nolocod.studies import daemons
-from nolocod.studies.daemons import Daemon, DaemonError, folder
+from nolocod.studies.daemons import Daemon, folder
 
 if TYPE_CHECKING:
     from nolocod.observe.status.report import StatusReport
@@ -105,7 +105,8 @@ class Testnet:
 
     def join(self) -> Daemon:
         """Have one more node join through the first."""
-        return self._spawn("join", "--bootstrap", self._first_address())
+        self.nodes[0].wait("telling its address", _START_SECONDS, lambda _: True)
+        return self._spawn("join", "--bootstrap", self.nodes[0].address)
 
     def _spawn(self, *command: str) -> Daemon:
         options = self._options
@@ -115,16 +116,6 @@ class Testnet:
         self.nodes.append(Daemon(self._root / f"node-{len(self.nodes)}", *line))
         self.nodes[-1].start(*command)
         return self.nodes[-1]
-
-    def _first_address(self) -> str:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            self.nodes[0].poll()
-            try:
-                return self.nodes[0].address
-            except NotRunningError:
-                time.sleep(0.1)
-        raise DaemonError(f"the first node told no address in {_START_SECONDS:.0f} s; see {self.nodes[0].log}.")
 
     def watch(self) -> Iterator[list[StatusReport | None]]:
         """Yield all reports once a second until every node has finished."""

@@ -29,7 +29,7 @@ _HTTP = {"http", "slow http", "unread http"}
 
 
 async def listen_on(stream: Stream) -> None:
-    while await stream.read_available():
+    while await stream.arrived(None):
         pass
 
 

@@ -36,7 +36,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue, standing_to_wire
 from nolocod.proto.framing import envelope_head
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import Accept, Description, Ended, Offer, Refuse, Standing, Subject, describe
+from nolocod.proto.types import Accept, Description, Ended, Offer, Refuse, Standing, describe
 from nolocod.run.manifest import Manifest, Sealed, seal, wire_name
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until, wait_members
@@ -86,7 +86,7 @@ class Reception:
         await trio.lowlevel.checkpoint()
         self.over.append(ended)
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         await trio.lowlevel.checkpoint()
         return describe(self.outbox.content)
 
@@ -238,7 +238,7 @@ async def exchanged(scene: Scene) -> None:
     """The honest pair exchanges, whoever offers."""
     for one, other in ((scene.alice, scene.bob), (scene.bob, scene.alice)):
         with trio.fail_after(ENOUGH):
-            ended = await one.exchange_service.offer(other.peer_id, STANDING, Subject(), one.reception)
+            ended = await one.exchange_service.offer(other.peer_id, STANDING, 0, one.reception)
         assert ended.outcome == "committed", ended
         assert one.reception.inbox.content == other.reception.outbox.content
 
@@ -379,7 +379,7 @@ async def test_a_partner_that_lies_about_its_round_is_not_followed(tmp_path: Pat
         besieged.evil.serve(EXCHANGE, lie)
         await besieged.evil.connect(alice.peer_id, alice.mesh._host.announced)
         for _ in range(4):
-            ended = await alice.exchange_service.offer(evil.peer_id, STANDING, Subject(), alice.reception)
+            ended = await alice.exchange_service.offer(evil.peer_id, STANDING, 0, alice.reception)
             assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
         assert alice.banned() == {evil.peer_id}
         await exchanged(besieged)

@@ -370,7 +370,7 @@ async def test_a_peer_whose_pong_waits_behind_its_bulk_is_not_taken_for_dead(tmp
                 await trio.sleep_forever()
 
             async def drop(stream: Stream) -> None:
-                while await stream.read_available():
+                while await stream.arrived(None):
                     pass
 
             await wait_members(ann, 1)

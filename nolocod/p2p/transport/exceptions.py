@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 FOREIGN = (Exception,)
 """What libp2p and the libraries below it let through for bytes that make no sense, or because our host is closing: anything."""
-_USUAL = (BaseLibp2pError, OSError, EOFError, ValueError, LifecycleError, ExceptionGroup)
+_OF_TRIO = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError)
+_USUAL = (BaseLibp2pError, OSError, EOFError, ValueError, LifecycleError, ExceptionGroup, *_OF_TRIO)
 _MOST_WORDS = 200
-_USUAL_OF_TRIO = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def map_exceptions(peer: PeerId, doing: str, *, unverified: bool = False) -> Ite
         for kind in (LocalError, NolocodError) if isinstance(error, ExceptionGroup) else ():
             if (ours := cast("ExceptionGroup[NolocodError]", error).subgroup(kind)) is not None:
                 raise first_error(ours) from error
-        if not isinstance(error, (*_USUAL, *_USUAL_OF_TRIO)):  # it may be a fault of ours
+        if not isinstance(error, _USUAL):  # it may be a fault of ours
             logger.warning("%s with %s: %s", doing, short(peer), type(error).__name__, exc_info=error)
         raise _translate(peer, doing, error, unverified) from error
     except BaseExceptionGroup as group:  # some tasks failed as all were cancelled: only that goes on

@@ -58,10 +58,6 @@ class LibStream:
         with map_exceptions(self.remote, "reading"):
             await self.muxed.read_into(view.cast("B"), self._progress)
 
-    async def read_available(self) -> bytearray:
-        with map_exceptions(self.remote, "reading"):
-            return await self.muxed.take(self._progress)
-
     async def arrived(self, most: int | None) -> bytes | bytearray:
         """What has arrived, at most `most` bytes; empty at the clean end. Without a deadline on progress."""
         with map_exceptions(self.remote, "reading"), suppress(MuxedStreamEOF):

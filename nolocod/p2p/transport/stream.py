@@ -27,10 +27,6 @@ class Stream(Protocol):
         """Fill `view`."""
         ...
 
-    async def read_available(self) -> bytearray:
-        """All that has arrived, at least one byte; empty at the clean end of the stream."""
-        ...
-
     async def write(self, data: bytes | memoryview) -> None:
         """Send all of `data`. A cancelled write leaves no half record: it finishes, or ends the connection."""
         ...

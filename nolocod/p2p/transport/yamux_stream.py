@@ -7,6 +7,7 @@ without harm to the connection. A stream without a FIN from the other side never
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -16,6 +17,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, Mu
 from nolocod.p2p.transport.yamux_frames import FIRST_WINDOW, Flag, FrameError, Kind, pack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 _MOST_CREDIT = 2**32 - 1
@@ -76,25 +78,18 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         await trio.lowlevel.checkpoint()
         if n == 0:
             return b""
-        self._begin_reading()
-        try:
-            await self._something(_FOREVER)
-            view = memoryview(bytearray(len(self._buffer) if n is None or n < 0 else min(n, len(self._buffer))))
-            self._take(view)
-            return bytes(view)
-        finally:
-            self._reading = False
+        await self._something()
+        view = memoryview(bytearray(len(self._buffer) if n is None or n < 0 else min(n, len(self._buffer))))
+        self._take(view)
+        return bytes(view)
 
-    async def take(self, patience: float = _FOREVER) -> bytearray:
+    async def take(self) -> bytearray:
         """All that has arrived, at least one byte, without a copy; empty at the clean end of the stream."""
         await trio.lowlevel.checkpoint()
-        self._begin_reading()
         try:
-            await self._something(patience)
+            await self._something()
         except MuxedStreamEOF:
             return bytearray()
-        finally:
-            self._reading = False
         taken, self._buffer = self._buffer, bytearray()
         self.muxed_conn.hold(self, -len(taken))
         self._give_back(len(taken))
@@ -103,8 +98,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
     async def read_into(self, view: memoryview, patience: float = _FOREVER) -> None:
         """Fill `view` (of bytes). MuxedStreamEOF if the stream ends before."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._begin_reading()
-        try:
+        with self._reader():
             rest = view[self._take(view) :]
             if not len(rest):
                 return
@@ -114,39 +108,40 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
                 await self._arrival(patience)
                 if len(self._target):
                     self._check_readable()
-        finally:
-            self._target = None
-            self._reading = False
 
     async def gather(self, count: int, patience: float = _FOREVER) -> bytes:
         """The next `count` bytes, in memory that grows as they arrive; until all are here they count as unread."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._begin_reading()
         credited = 0
         try:
-            while True:
-                arrived = min(len(self._buffer), count)
-                self._give_back(arrived - credited)  # they may be more than a window
-                credited = arrived
-                if arrived == count:
-                    break
-                self._check_readable()
-                await self._arrival(patience)
+            with self._reader():
+                while True:
+                    arrived = min(len(self._buffer), count)
+                    self._give_back(arrived - credited)  # they may be more than a window
+                    credited = arrived
+                    if arrived == count:
+                        break
+                    self._check_readable()
+                    await self._arrival(patience)
         except BaseException:
             self._read -= credited  # whoever takes them in our stead counts them again
             raise
-        finally:
-            self._reading = False
         with memoryview(self._buffer) as whole:
             taken = bytes(whole[:count])
         del self._buffer[:count]
         self.muxed_conn.hold(self, -count)
         return taken
 
-    def _begin_reading(self) -> None:
+    @contextmanager
+    def _reader(self) -> Iterator[None]:
         if self._reading:
             raise trio.BusyResourceError("another task reads this stream.")
         self._reading = True
+        try:
+            yield
+        finally:
+            self._target = None
+            self._reading = False
 
     def _take(self, view: memoryview) -> int:
         """Move bytes that have arrived into `view`; how many."""
@@ -159,11 +154,12 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
             self._give_back(count)
         return count
 
-    async def _something(self, patience: float) -> None:
+    async def _something(self) -> None:
         """Wait until there is something to read."""
-        while not self._buffer:
-            self._check_readable()
-            await self._arrival(patience)
+        with self._reader():
+            while not self._buffer:
+                self._check_readable()
+                await self._arrival(_FOREVER)
 
     async def _arrival(self, patience: float) -> None:
         """Wait until the reader is woken; TooSlowError if nothing at all arrived for `patience` seconds."""

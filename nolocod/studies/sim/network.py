@@ -125,12 +125,6 @@ class End:
             self._rest = self._rest[taken:]
             filled += taken
 
-    async def read_available(self) -> bytearray:
-        if not self._rest:
-            await self._more()
-        taken, self._rest = bytearray(self._rest), memoryview(b"")
-        return taken
-
     async def _more(self) -> None:
         """Take what arrives next into `_rest`; leaves it empty at the end of the stream."""
         give_up = trio.current_time() + PROGRESS

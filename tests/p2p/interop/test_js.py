@@ -254,7 +254,7 @@ async def test_a_stranger_relays_for_us(node: Path) -> None:
 async def digest(stream: Stream) -> None:
     """Answer what came with its hash, as the stranger does."""
     found = hashlib.sha256()
-    while data := await stream.read_available():
+    while data := await stream.arrived(None):
         found.update(data)
     await stream.write(found.hexdigest().encode())
 

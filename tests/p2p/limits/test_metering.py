@@ -99,7 +99,7 @@ async def test_a_question_on_the_same_connection_does_not_wait_for_a_transfer(tm
             await stream.write(await stream.read_exactly(32))
 
         async def drop(stream: Stream) -> None:
-            while await stream.read_available():
+            while await stream.arrived(None):
                 pass
 
         async def transfer(stream: Stream) -> None:

@@ -46,12 +46,12 @@ class End:
         host.serve(SINK, self.sink)
 
     async def echo(self, stream: Stream) -> None:
-        while data := await stream.read_available():
+        while data := await stream.arrived(None):
             await stream.write(memoryview(data))
 
     async def sink(self, stream: Stream) -> None:
         digest = hashlib.sha256()
-        while data := await stream.read_available():
+        while data := await stream.arrived(None):
             digest.update(data)
         self.received.append(digest.digest())
         self.fed.set()
@@ -277,7 +277,7 @@ async def test_a_target_that_never_answers_costs_the_relay_no_stream() -> None:
         async def never(stream: Stream) -> None:
             pending.set()
             with suppress(PeerUnavailableError):
-                while await stream.read_available():
+                while await stream.arrived(None):
                     pass
             gone.set()
 
@@ -304,11 +304,11 @@ async def test_an_end_that_breaks_off_is_no_clean_end_for_one_that_has_said_all(
     async with three() as (_, middle, alice, bob):
 
         async def break_off(stream: Stream) -> None:
-            await stream.read_available()
+            await stream.arrived(None)
             answer = StopMessage(type=StopMessage.STATUS, status=OK).SerializeToString()
             await stream.write(bytes([len(answer)]) + answer)
-            assert await stream.read_available() == b"all"
-            while await stream.read_available():
+            assert await stream.arrived(None) == b"all"
+            while await stream.arrived(None):
                 pass
             await stream.write(b"half")
             await stream.reset()
@@ -318,7 +318,7 @@ async def test_an_end_that_breaks_off_is_no_clean_end_for_one_that_has_said_all(
         stream = await alice.host.open_stream(middle.own, HOP)
         request = HopMessage(type=HopMessage.CONNECT, peer=WirePeer(id=ID.from_string(bob.host.own).to_bytes()))
         await stream.write(bytes([request.ByteSize()]) + request.SerializeToString())
-        assert await stream.read_available()
+        assert await stream.arrived(None)
         await stream.write(b"all")
         await stream.close()
         with pytest.raises(PeerUnavailableError), trio.fail_after(ENOUGH):
@@ -343,7 +343,7 @@ async def test_circuits_keep_to_one_rate_and_share_it() -> None:
 
             async def drain(stream: Stream) -> None:
                 while True:
-                    moved[end] += len(await stream.read_available())
+                    moved[end] += len(await stream.arrived(None))
 
             async with trio.open_nursery() as nursery:
                 for stream in streams:

@@ -102,7 +102,7 @@ async def two(limits: PunchLimits | None = None) -> AsyncIterator[tuple[Node, No
 
 
 async def echo(stream: Stream) -> None:
-    while data := await stream.read_available():
+    while data := await stream.arrived(None):
         await stream.write(memoryview(data))
 
 

@@ -74,7 +74,7 @@ async def around_a_relay(announce: Sequence[str] = ()) -> AsyncIterator[tuple[Ho
 
 
 async def echo(stream: Stream) -> None:
-    while data := await stream.read_available():
+    while data := await stream.arrived(None):
         await stream.write(memoryview(data))
 
 
@@ -483,7 +483,7 @@ async def test_streams_move_to_the_straight_connection_and_the_relayed_one_is_gi
         await trio.sleep(1.5)  # longer than from one look at what is idle to the next
         await say(old, b"still here")
         await old.close()
-        assert not await old.read_available()
+        assert not await old.arrived(None)
         await until(lambda: len(ann.basic.get_network().get_connections(bob.basic.get_id())) == 1)
         await say(new, b"unharmed")
         assert ann.peers()[bob.own] == "inbound"

@@ -276,7 +276,7 @@ def test_a_fault_befalls_the_bytes_from_its_place_on(fault: Fault, arrives: byte
     async def hear(stream: Stream) -> None:
         try:
             while True:
-                heard.extend(await stream.read_available())
+                heard.extend(await stream.read_exactly(1))
         except RemoteError as error:
             ends.append(type(error))
 
