@@ -15,7 +15,7 @@ from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.snapshots.client import fetch_snapshot
 from nolocod.p2p.snapshots.cross_check import fetch_parts
 from nolocod.p2p.snapshots.server import ServedSnapshot
-from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing, Subject
+from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Peers:
         self._mesh.expect(size)
         return self._exchange_service.patience
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         """Run a whole exchange as the one who offers; faults of the partner are outcomes, not exceptions."""
         try:
             return await self._exchange_service.offer(partner, standing, subject, local_side)

@@ -31,7 +31,6 @@ from nolocod.proto.types import (
     Offer,
     Refuse,
     Standing,
-    Subject,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Trainer(Protocol):
     @property
     def steps_since_outer(self) -> int: ...
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> int:
         """What the next outer step that we offer should be about."""
         ...
 
@@ -74,7 +73,7 @@ class Trainer(Protocol):
         """Return once enough inner steps were done since the last outer step."""
         ...
 
-    async def capture(self, subject: Subject) -> Description: ...
+    async def capture(self, subject: int) -> Description: ...
     async def inspect(self, *, probation: bool) -> Inspection:
         """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
         ...
@@ -99,7 +98,7 @@ class Mesh(Protocol):
         """An exchange with `peer` was committed, that it `offered`."""
         ...
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: TrainerSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
         """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
         ...
 
@@ -141,7 +140,7 @@ class TrainerSide:
     def inbox(self) -> Box:
         return self._trainer.inbox
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         self._begun()
         self.captured = True  # before the await: cancelled in it, the trainer may have taken one
         return await self._trainer.capture(subject)

@@ -18,7 +18,7 @@ from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, stand
 from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, expected, following
 from nolocod.proto.limits import FIRST, Limits, most_bytes
 from nolocod.proto.receipt import Receipt, Skipped, check_signature, commit_message, content_of, sign, skipped_of
-from nolocod.proto.types import CHUNK_SIZE, Subject
+from nolocod.proto.types import CHUNK_SIZE
 
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
@@ -74,7 +74,7 @@ class Exchange:
         """The code and reason of a Busy, Refuse or Abort, whoever gave it."""
         self.receipt: Receipt | None = None
         """With both signatures; on the answerer's side without the partner's while it is in doubt."""
-        self.subject = Subject()
+        self.subject = 0
         """What the exchange is about; final once it is accepted."""
         self.partner_skipped = b""
         """Blocks of our message that the partner could not decode; known with its Confirm or Commit."""
@@ -119,7 +119,7 @@ class Exchange:
 
     # --- what we send -------------------------------------------------------------------------------
 
-    def offer(self, standing: Standing, subject: Subject) -> bytes:
+    def offer(self, standing: Standing, subject: int) -> bytes:
         self._step(">offer")
         self.subject = subject
         self._tell_standing(standing)
@@ -127,7 +127,7 @@ class Exchange:
             standing=self._own.standing,
             codec=self._setting.codec,
             size=self._setting.size,
-            fragment=subject.fragment,
+            fragment=subject,
         )
         return self._seal(offer=offer)
 
@@ -322,7 +322,7 @@ class Exchange:
         if len(self.session) != SESSION_SIZE:
             raise ProtocolError(f"a session is named by {SESSION_SIZE} bytes, not {len(self.session)}.")
         standing_from_wire(offer.standing)  # raises for numbers beyond all measure
-        self.subject = Subject(offer.fragment)
+        self.subject = offer.fragment
         self._take_terms(offer.standing, pb.Terms(codec=offer.codec, size=offer.size, fragment=offer.fragment))
 
     def _take_accept(self, accept: pb.Accept) -> None:
@@ -377,7 +377,7 @@ class Exchange:
         self.partner_skipped = skipped.blocks
 
     def _terms(self) -> pb.Terms:
-        return pb.Terms(codec=self._setting.codec, size=self._setting.size, fragment=self.subject.fragment)
+        return pb.Terms(codec=self._setting.codec, size=self._setting.size, fragment=self.subject)
 
     def _tell_standing(self, standing: Standing) -> None:
         self._own.standing = standing_to_wire(standing)

@@ -93,14 +93,6 @@ class SnapshotParts:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What one exchange is about. The offerer names it."""
-
-    fragment: int = 0
-    """Which of the run's `outer.fragments` parts of the model."""
-
-
-@dataclass(frozen=True)
 class Inspection:
     """What the trainer found in the partner's message."""
 
@@ -121,7 +113,8 @@ class Offer:
     partner: PeerId
     session: bytes
     standing: Standing
-    subject: Subject = Subject()
+    subject: int = 0
+    """Which of the run's `outer.fragments` parts of the model the exchange is about."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +192,7 @@ class LocalSide(Protocol):
     @property
     def inbox(self) -> Box: ...
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         """Have the trainer write our message about `subject` into the outbox."""
         ...
 

@@ -22,7 +22,7 @@ from nolocod.outer import step
 from nolocod.outer.codec import box_size, coder_for
 from nolocod.outer.codec.base import HEADER, Head, Noise, Shared, read_head, write_head
 from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap
-from nolocod.proto.types import CHUNK_SIZE, Description, Subject, describe
+from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
 
@@ -105,13 +105,13 @@ class Plan:
 class Capture:
     """A fragment of `weights` at this moment; `seed` draws the rounding."""
 
-    def __init__(self, plan: Plan, weights: Weights, subject: Subject, seed: int) -> None:
+    def __init__(self, plan: Plan, weights: Weights, subject: int, seed: int) -> None:
         self.subject = subject
-        self.fragment = plan.fragments[subject.fragment]
+        self.fragment = plan.fragments[subject]
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        shared = Shared(plan.settings, self.fragment, self._noise, weights.distance[subject.fragment])
+        shared = Shared(plan.settings, self.fragment, self._noise, weights.distance[subject])
         self._coder = coder_for(plan.codec, shared)
         self._kept: Tensor | None = None  # the change in bfloat16, or theta in float32; see the module's rule
         if plan.writes_aside:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nolocod.observe.events import Evaluated, InnerSteps  # noqa: TC001 - as below
-from nolocod.proto.types import Description, SnapshotParts, Standing, Subject  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.proto.types import Description, SnapshotParts, Standing  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""
@@ -65,7 +65,7 @@ class Pause(Message, frozen=True):
 class Capture(Message, frozen=True):
     """Write our message about `subject` into the outbox. Answered with its Description."""
 
-    subject: Subject
+    subject: int
 
 
 class Inspect(Message, frozen=True):

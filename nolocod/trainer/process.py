@@ -23,7 +23,7 @@ import trio
 from nolocod import errors
 from nolocod.errors import LocalError, NolocodError, TrainerError
 from nolocod.observe import events
-from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing, Subject
+from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
@@ -82,10 +82,10 @@ class TrainerProcess:
         return min(self._progress.ages)
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> int:
         """What the next outer step that we offer is about: the fragment that has waited longest."""
         ages = self._progress.ages
-        return Subject(ages.index(max(ages)))
+        return ages.index(max(ages))
 
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.
@@ -116,7 +116,7 @@ class TrainerProcess:
     async def pause(self) -> None:
         await self._ask(pipe.Pause(), NoneType)
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         """Between two inner steps. The message may be smaller than the box."""
         return await self._ask(pipe.Capture(subject), Description)
 

@@ -21,7 +21,7 @@ from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
-from nolocod.proto.types import Applied, Description, Inspection, Standing, Subject, describe
+from nolocod.proto.types import Applied, Description, Inspection, Standing, describe
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
@@ -131,15 +131,15 @@ class Replica:
 
     # --- outer
 
-    def prepare(self, outbox: Tensor, subject: Subject) -> Description:
+    def prepare(self, outbox: Tensor, subject: int) -> Description:
         """Write our message about `subject` into `outbox` (uint8, `plan.box_size` long) and hash its chunks."""
         self.capture(subject)
         return self.write(outbox)
 
-    def capture(self, subject: Subject) -> None:
+    def capture(self, subject: int) -> None:
         """The first part of `prepare`, between two inner steps. TrainerError if the weights are not finite."""
-        if subject.fragment >= len(self.ages):
-            raise RejectedTensorError(f"fragment {subject.fragment} is not one of this run's {len(self.ages)}.")
+        if subject >= len(self.ages):
+            raise RejectedTensorError(f"fragment {subject} is not one of this run's {len(self.ages)}.")
         self.discard()
         seed = int(torch.randint(0, 1 << 62, (), generator=self._rounding).item())
         capture = Capture(self.plan, self.weights, subject, seed)
@@ -158,7 +158,7 @@ class Replica:
         """
         capture = self._out()
         skipped = capture.inspect(outbox, inbox)
-        fragment = capture.subject.fragment
+        fragment = capture.subject
         capture.weight = self.clipping.weigh(fragment, capture.norms, self._capture_rate, probation=probation)
         return Inspection(capture.spread, skipped, capture.weight)
 
@@ -180,9 +180,9 @@ class Replica:
         capture, since = self._out(), self._since_capture
         capture.merge(outbox, trained_on=since > 0)
         subject = capture.subject
-        self.clipping.accept(subject.fragment, capture.norms, self._capture_rate)
+        self.clipping.accept(subject, capture.norms, self._capture_rate)
         round_number = self.clipping.next_round(self.standing.round, partner_round)
-        applied = self._stepped(subject.fragment, since, round_number, began)
+        applied = self._stepped(subject, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
     def solo(self) -> Applied:

@@ -22,7 +22,7 @@ from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import open_host
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.paths import DataDir
-from nolocod.proto.types import Accept, Description, Ended, Offer, Subject
+from nolocod.proto.types import Accept, Description, Ended, Offer
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 from nolocod.units import Address
@@ -44,7 +44,7 @@ class _TimedTrainerSide(TrainerSide):
         super().__init__(trainer, lambda: None, lambda: False)
         self.times: dict[str, float] = {}
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         self.times["snapshot_began"] = time.monotonic()
         description = await super().capture(subject)
         self.times["snapshot_ended"] = time.monotonic()

@@ -46,7 +46,7 @@ from nolocod.proto.envelope import Dialogue, seal, standing_to_wire
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.framing import envelope_head
 from nolocod.proto.limits import FIRST, Limits, most_bytes
-from nolocod.proto.types import CHUNK_SIZE, Description, Standing, Subject, describe
+from nolocod.proto.types import CHUNK_SIZE, Description, Standing, describe
 from nolocod.run import invitations, manifest
 from tests.support.wires import OURS, against_frames
 
@@ -218,7 +218,7 @@ def exchanged(name: str, body: pb.Body, *, accepted: bool = True) -> Case:
             for one, other in ((OWN, PEER), (PEER, OWN))
         )
         if accepted:
-            theirs.receive(ours.offer(STANDING, Subject()))
+            theirs.receive(ours.offer(STANDING, 0))
             ours.receive(theirs.accept(STANDING))
         else:
             ours = Exchange(Setting(OWN, SEALED.run_id, "modulo8/1", LARGE_RUN), PEER.peer_id, bytes(16), offerer=False)

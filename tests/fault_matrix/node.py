@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.transport.stream import Handler, Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.proto.types import Answer, Applied, Description, Inspection, LocalSide, Offer, Standing, Subject
+    from nolocod.proto.types import Answer, Applied, Description, Inspection, LocalSide, Offer, Standing
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.swarm import Swarm
 
@@ -74,7 +74,7 @@ class RejectingReplica(SimReplica):
     reject_once = False
     unheard_until = 0.0
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         description = await super().capture(subject)
         await past(self.unheard_until)
         return description
@@ -199,7 +199,7 @@ class NodeUnderTest(SimNode):
 
         return told
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         try:
             return await super().offer(partner, standing, subject, local_side)
         except (DiskFullError, DataDirError) as error:  # as node.peers.Peers

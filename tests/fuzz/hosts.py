@@ -50,7 +50,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal as sealed
 from nolocod.proto.framing import envelope_head
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import Accept, Description, Ended, Offer, Standing, Subject, describe
+from nolocod.proto.types import Accept, Description, Ended, Offer, Standing, describe
 from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
 from tests.fuzz.grammar import KADEMLIA, Case, drawn
@@ -99,7 +99,7 @@ class LocalSide:
     async def ended(self, ended: Ended) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         await trio.lowlevel.checkpoint()
         return describe(self.content)
 
@@ -414,7 +414,7 @@ async def _offers(target: Target, peer: PeerId, address: str, _: str) -> None:
     side = LocalSide()
     store = ReceiptStore(target.folder / "offered")
     service = ExchangeService(target.context, partial(_dial, target, address), side, store, lambda _, __: None)
-    await service.offer(peer, _STANDING, Subject(), side)
+    await service.offer(peer, _STANDING, 0, side)
 
 
 async def _fetches(target: Target, peer: PeerId, address: str, _: str) -> None:

@@ -61,7 +61,7 @@ from nolocod.proto.envelope import Dialogue, open_envelope, peek, seal
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.framing import HEAD_SIZE, chunk_head, parse_head
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import Standing, Subject, describe
+from nolocod.proto.types import Standing, describe
 from nolocod.run import credentials, manifest
 from nolocod.run import invitations as tokens
 
@@ -229,7 +229,7 @@ def exchange(raw: bytes) -> None:
         ours = Exchange(Setting(ALICE, RUN, "float32/1", 250, LIMITS), BOB.peer_id, bytes(16), offerer=offerer)
         theirs = Exchange(Setting(BOB, RUN, "float32/1", 250, LIMITS), ALICE.peer_id, bytes(16), offerer=not offerer)
         one, other = (ours, theirs) if offerer else (theirs, ours)
-        other.receive(one.offer(Standing(3, 30, 2.5), Subject()))
+        other.receive(one.offer(Standing(3, 30, 2.5), 0))
         one.receive(other.accept(Standing(3, 30, 2.0)))
         ours.describe(describe(memoryview(TENSOR), 100))
         with suppress(RemoteError):

@@ -15,7 +15,7 @@ import torch
 from nolocod.errors import CheckpointError, RejectedTensorError
 from nolocod.outer.codec import box_size
 from nolocod.outer.codec.blocks import fragments_of
-from nolocod.proto.types import SnapshotParts, Subject
+from nolocod.proto.types import SnapshotParts
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
@@ -37,7 +37,7 @@ def _met(codec: Codec) -> tuple[Capture, torch.Tensor, torch.Tensor]:
         weights = Weights.of(phi.clone(), phi, torch.zeros_like(phi), fragments)
         for distances in weights.distance:
             distances.fill_(1e-2)
-        captures.append(Capture(plan, weights, Subject(), seed))
+        captures.append(Capture(plan, weights, 0, seed))
         captures[-1].keep()
         boxes.append(torch.zeros(box_size(codec, fragments), dtype=torch.uint8))
         captures[-1].write(boxes[-1])

@@ -20,7 +20,7 @@ from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, Out
 from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
-from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing, Subject
+from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing
 from nolocod.run.manifest import Data, Inner, Manifest, seal
 from nolocod.trainer.pipe import Dumped
 from nolocod.units import Hours
@@ -301,7 +301,7 @@ async def test_a_full_disk_costs_an_exchange_of_ours_and_not_the_node() -> None:
 
     events: list[Event] = []
     swarm = Peers(cast("Any", StandInMesh()), cast("Any", Full()), cast("Any", None), events.append)
-    ended = await swarm.offer(PEER, Standing(0, 0, 1.0), Subject(), cast("Any", None))
+    ended = await swarm.offer(PEER, Standing(0, 0, 1.0), 0, cast("Any", None))
     assert (ended.outcome, ended.error) == ("aborted", "NLC-121")
     assert events == [Troubled("NLC-121", "no space.")]
 
@@ -346,7 +346,7 @@ async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autoj
     dead = StandInTrainer([].append)
     answerer.loop = loop_of(dead)
     assert isinstance(answerer.decide(offer), Accept)
-    await answerer.local_side.capture(Subject())
+    await answerer.local_side.capture(0)
     dead.die()
     answerer.loop = None
     assert isinstance(answerer.decide(offer), Busy)

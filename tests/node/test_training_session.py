@@ -21,7 +21,7 @@ from nolocod.observe.events import (
     StateChanged,
 )
 from nolocod.p2p.membership.peer_selection import near
-from nolocod.proto.types import Busy, Ended, Offer, Standing, Subject
+from nolocod.proto.types import Busy, Ended, Offer, Standing
 from tests.support.stand_ins import GRACE, PHASE, Scene
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def test_stop_waits_for_the_exchange_under_way(tmp_path: Path, autojump_cl
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.capture(Subject())
+        await local_side.capture(0)
         await trio.sleep(2)
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
@@ -66,7 +66,7 @@ async def test_stop_gives_an_exchange_up_when_the_grace_is_over(tmp_path: Path, 
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.capture(Subject())
+        await local_side.capture(0)
         await trio.sleep_forever()
         raise AssertionError
 
@@ -144,7 +144,7 @@ async def test_told_to_stop_while_an_exchange_ends_before_a_refresh_a_node_stops
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.capture(Subject())
+        await local_side.capture(0)
         scene.swarm.add("peer", 1000)
         await trio.sleep_forever()
         raise AssertionError
@@ -174,7 +174,7 @@ async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(t
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.capture(Subject())
+        await local_side.capture(0)
         await trio.sleep(200)  # longer than the grace of a stop
         return Ended("committed", PeerId("partner"), b"s", partner_standing=Standing(0, 0, 1.0))
 
@@ -193,7 +193,7 @@ async def test_a_stop_does_not_wait_as_long_as_a_pause(tmp_path: Path, autojump_
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.capture(Subject())
+        await local_side.capture(0)
         await trio.sleep_forever()
         raise AssertionError
 
@@ -267,7 +267,7 @@ async def test_a_dead_trainer_ends_the_session_at_once(tmp_path: Path, autojump_
     await scene.weights.load()
 
     async def exchange(local_side: LocalSide) -> Ended:
-        await local_side.capture(Subject())
+        await local_side.capture(0)
         scene.trainer.die()
         await trio.sleep_forever()
         raise AssertionError

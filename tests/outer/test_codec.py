@@ -13,7 +13,7 @@ from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import box_size
 from nolocod.outer.codec.base import HEADER, Noise
 from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap
-from nolocod.proto.types import CHUNK_SIZE, Description, Subject, describe
+from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
 
@@ -45,7 +45,7 @@ class Node:
         return self.plan.fragments[0].blocks
 
     def write(self, seed: int) -> Description:
-        self.capture = Capture(self.plan, self.weights, Subject(), seed)
+        self.capture = Capture(self.plan, self.weights, 0, seed)
         self.capture.keep()
         return self.capture.write(self.outbox)
 

@@ -13,7 +13,7 @@ from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
 from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
 from nolocod.outer.loop import LoopSettings, OuterLoop, TrainerSide
-from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing, Subject
+from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -49,10 +49,10 @@ class ClockTrainer:
             await trio.sleep_until(self.began + INNER_STEPS * self.step_seconds)
 
     @property
-    def subject(self) -> Subject:
-        return Subject()
+    def subject(self) -> int:
+        return 0
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         await trio.sleep(self.step_seconds)
         self.calls["capture"] += 1
         self.captured_at = trio.current_time()
@@ -133,7 +133,7 @@ class Node:
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: TrainerSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
         await trio.sleep(LATENCY)
         if partner in self.table.dead:
             return Ended("unreachable", partner, b"s")
@@ -278,7 +278,7 @@ async def test_an_offer_out_of_its_turn_waits_until_our_own_draws_have_failed(au
     assert node.asked[-1] == (PeerId("first"), True)
     refusals = [event for event in node.events if isinstance(event, ExchangeEnded) and event.outcome == "busy"]
     assert len(refusals) == 3
-    await node.loop.local_side.capture(Subject())
+    await node.loop.local_side.capture(0)
     await node.loop.ended(Ended("committed", PeerId("first"), b"s", partner_standing=Standing(0, 0, 1.0)))
     assert node.partners == [(PeerId("first"), True)]
     await trio.sleep(INNER_STEPS / 2)
@@ -321,7 +321,7 @@ async def test_a_stop_does_not_come_between_a_commitment_and_its_step(autojump_c
     node.trainer.apply = slow  # type: ignore[method-assign]
     await trio.sleep(INNER_STEPS)
     assert isinstance(node.loop.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
-    await node.loop.local_side.capture(Subject())
+    await node.loop.local_side.capture(0)
     with trio.move_on_after(1):
         ended = Ended("committed", PeerId("x"), b"s", partner_standing=Standing(0, 0, 1.0), skipped=b"\x05")
         await node.loop.ended(ended)
@@ -386,7 +386,7 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
     node = table.add("node")
     await trio.sleep(INNER_STEPS)
     assert isinstance(node.loop.decide(Offer(PeerId("x"), b"s", Standing(0, 0, 1.0))), Accept)
-    await node.loop.local_side.capture(Subject())
+    await node.loop.local_side.capture(0)
 
     async def die(*_: object) -> NoReturn:
         raise TrainerError("it died.")

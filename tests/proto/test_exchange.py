@@ -20,7 +20,7 @@ from nolocod.proto.exchange_states import TABLE, State
 from nolocod.proto.framing import ChunkHead
 from nolocod.proto.limits import Limits
 from nolocod.proto.receipt import Receipt, Skipped, from_line, sign, to_line
-from nolocod.proto.types import Standing, Subject, describe
+from nolocod.proto.types import Standing, describe
 
 ALICE, BOB, EVE = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2, 3))
 SIZE, CHUNK = 250, 100
@@ -42,7 +42,7 @@ class Pair:
         self.bob = Exchange(setting(BOB, limits), ALICE.peer_id, SESSION, offerer=False)
 
     def accept(self) -> Pair:
-        self.bob.receive(self.alice.offer(Standing(3, 30, 2.5), Subject()))
+        self.bob.receive(self.alice.offer(Standing(3, 30, 2.5), 0))
         self.alice.receive(self.bob.accept(Standing(4, 40, 2.0)))
         return self
 
@@ -111,11 +111,11 @@ def states(offerer: bool) -> dict[State, Pair]:
             getattr(pair, step)()
         made.setdefault((pair.alice if offerer else pair.bob).state, pair)
     offered = Pair()
-    offer = offered.alice.offer(Standing(0, 0, 0.0), Subject())
+    offer = offered.alice.offer(Standing(0, 0, 0.0), 0)
     offered.bob.receive(offer)
     made[State.OFFERED] = offered
     closed = Pair()
-    closed.bob.receive(closed.alice.offer(Standing(0, 0, 0.0), Subject()))
+    closed.bob.receive(closed.alice.offer(Standing(0, 0, 0.0), 0))
     closed.alice.receive(closed.bob.busy(1.0, ""))
     made[State.CLOSED] = closed
     aborted = Pair().accept()
@@ -257,7 +257,7 @@ def test_a_receipt_about_other_bytes_is_not_taken() -> None:
 
 def test_a_receipt_names_fragment_codec_and_the_blocks_that_each_leaves_out() -> None:
     pair = Pair()
-    pair.bob.receive(pair.alice.offer(Standing(3, 30, 2.5), Subject(2)))
+    pair.bob.receive(pair.alice.offer(Standing(3, 30, 2.5), 2))
     pair.alice.receive(pair.bob.accept(Standing(4, 40, 2.0)))
     pair.describe().transfer()
     pair.bob.vote(b"\x02")
@@ -393,7 +393,7 @@ def test_a_session_has_a_name_of_sixteen_bytes() -> None:
     alice = Exchange(setting(ALICE), BOB.peer_id, b"short", offerer=True)
     bob = Exchange(setting(BOB), ALICE.peer_id, b"short", offerer=False)
     with pytest.raises(ProtocolError, match="16 bytes"):
-        bob.receive(alice.offer(Standing(0, 0, 0.0), Subject()))
+        bob.receive(alice.offer(Standing(0, 0, 0.0), 0))
 
 
 # --- fuzz -------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from nolocod.observe.events import (
     Troubled,
 )
 from nolocod.paths import DataDir
-from nolocod.proto.types import Applied, Description, Ended, Inspection, Member, SnapshotParts, Standing, Subject
+from nolocod.proto.types import Applied, Description, Ended, Inspection, Member, SnapshotParts, Standing
 from nolocod.run.manifest import Inner, Manifest, Outer
 from nolocod.trainer.pipe import Loaded, Setup
 
@@ -121,10 +121,10 @@ class StandInTrainer:
         await trio.sleep_until(self.began + PHASE)
 
     @property
-    def subject(self) -> Subject:
-        return Subject()
+    def subject(self) -> int:
+        return 0
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         self.note("snapshot")
         return Description(0, 1, ())
 
@@ -194,7 +194,7 @@ class StandInSwarm:
     def doubt(self, donor: PeerId) -> None:
         self.doubted.append(donor)
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         assert self.offered is not None
         return cast("Ended", await self.offered(local_side))
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, RejectedTensorError
 from nolocod.paths import DataDir
-from nolocod.proto.types import Standing, Subject, describe
+from nolocod.proto.types import Standing, describe
 from nolocod.run.manifest import Outer
 from nolocod.trainer import checkpoint, offline
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for, write_text
@@ -70,7 +70,7 @@ def test_resume_is_exact_for_a_codec_with_a_state_and_for_fragments(tmp_path: Pa
     def exchange(fragment: int) -> None:
         for replica, box in zip((alice, bob), boxes, strict=True):
             steps(replica, 2)
-            replica.prepare(box, Subject(fragment))
+            replica.prepare(box, fragment)
         for replica, own, other in ((alice, *boxes), (bob, *boxes[::-1])):
             replica.inspect(own, other)
             replica.apply(own, other, 0)
@@ -87,7 +87,7 @@ def test_resume_is_exact_for_a_codec_with_a_state_and_for_fragments(tmp_path: Pa
     contents = []
     for replica in (alice, resumed):
         steps(replica, 3)
-        contents.append(replica.prepare(boxes[0], Subject(0)))
+        contents.append(replica.prepare(boxes[0], 0))
     assert contents[0] == contents[1], "the same message, to the last bit"
 
 

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import torch
 
-from nolocod.proto.types import Subject
 from nolocod.run.manifest import Outer, Trust
 from nolocod.trainer import checkpoint
 from nolocod.trainer.clipping import Clipping, History, Norms
@@ -127,7 +126,7 @@ def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, code
     for number, node in enumerate(nodes):
         for _ in range(4 + 4 * number):  # so that bob moved further and believes more
             node.step()
-        node.prepare(boxes[number], Subject(1))
+        node.prepare(boxes[number], 1)
     span = nodes[0].plan.fragments[1].span
     sent = [message(node, settings)[span] for node in nodes]
     distance = (sent[0] - sent[1]).norm().item()
@@ -159,7 +158,7 @@ def test_with_defences_off_or_not_met_the_step_is_the_same_to_the_last_bit(tmp_p
         boxes = [torch.zeros(nodes[0].plan.box_size, dtype=torch.uint8) for _ in nodes]
         for node, box in zip(nodes, boxes, strict=True):
             node.step()
-            node.prepare(box, Subject())
+            node.prepare(box, 0)
         assert nodes[0].inspect(*boxes).weight == 1.0
         nodes[0].apply(*boxes, 0)
         after.append((nodes[0].phi, nodes[0].delta))
@@ -174,7 +173,7 @@ def test_what_is_known_of_distances_is_in_the_checkpoint(tmp_path: Path) -> None
     for _ in range(3):
         for replica, box in zip((alice, bob), boxes, strict=True):
             replica.step()
-            replica.prepare(box, Subject())
+            replica.prepare(box, 0)
         for replica, own, other in ((alice, *boxes), (bob, *boxes[::-1])):
             replica.inspect(own, other)
             replica.apply(own, other, 0)

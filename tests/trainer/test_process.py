@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.observe.events import Checkpointed, Evaluated, Event, InnerSteps
-from nolocod.proto.types import SnapshotParts, Subject, describe
+from nolocod.proto.types import SnapshotParts, describe
 from nolocod.run.manifest import Data, Outer
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
@@ -62,7 +62,7 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         for trainer in (alice, bob):
             await trainer.train()
             await trainer.wait_boundary()
-        descriptions = [await alice.capture(Subject()), await bob.capture(Subject())]
+        descriptions = [await alice.capture(0), await bob.capture(0)]
         assert descriptions[0] == describe(alice.outbox.view(0, descriptions[0].size))
         assert descriptions[0].root != descriptions[1].root
         copy_outbox(alice, bob)
@@ -93,16 +93,16 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
 async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
     sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, blocking=True, fragments=2))
     async with loaded(sealed, tmp_path, "alice") as alice:
-        assert alice.subject == Subject(0)
+        assert alice.subject == 0
         await alice.train()
         await alice.wait_boundary()
         await alice.capture(alice.subject)
         copy_box(alice)
         await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == 4
-        assert (alice.steps_since_outer, alice.subject) == (0, Subject(1))
+        assert (alice.steps_since_outer, alice.subject) == (0, 1)
         await alice.solo()
-        assert alice.subject == Subject(0)
+        assert alice.subject == 0
 
 
 def copy_box(trainer: TrainerProcess) -> None:
@@ -193,7 +193,7 @@ async def reports_what_the_user_did_wrong(trainer: TrainerProcess, folder: Path)
 
 
 async def rejects_a_bad_tensor(trainer: TrainerProcess) -> None:
-    await trainer.capture(Subject())
+    await trainer.capture(0)
     trainer.inbox.view(0, 4)[:] = b"\xff\xff\xff\x7f"
     with pytest.raises(RejectedTensorError):
         await trainer.inspect(probation=False)
@@ -207,7 +207,7 @@ async def drops_the_answer_to_a_cancelled_command(trainer: TrainerProcess, child
     child.suspend()  # so that the answer cannot come before the cancellation
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(trainer.capture, Subject())
+            nursery.start_soon(trainer.capture, 0)
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
     child.resume()
@@ -226,7 +226,7 @@ async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process)
         await trio.testing.wait_all_tasks_blocked()
         child.kill()
     with pytest.raises(TrainerError, match="SIGKILL"):
-        await trainer.capture(Subject())
+        await trainer.capture(0)
 
 
 async def test_the_child_ends_when_its_parent_vanishes(tmp_path: Path) -> None:

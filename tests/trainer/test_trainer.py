@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
-from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, Subject
+from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE
 from nolocod.run.manifest import Data, Inner, Manifest, Outer
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
@@ -56,8 +56,8 @@ def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: st
     alice, bob = pair(tmp_path, codec=codec)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     distance = (alice.theta - bob.theta).norm().item()
-    alice.prepare(a_out, Subject())
-    bob.prepare(b_out, Subject())
+    alice.prepare(a_out, 0)
+    bob.prepare(b_out, 0)
     spread = alice.inspect(a_out, b_out).spread
     assert spread == bob.inspect(b_out, a_out).spread == pytest.approx(distance, rel=1e-4 if codec == "float32" else 0.2)
     assert spread > 0
@@ -74,8 +74,8 @@ def test_where_beta_is_not_gamma_the_spread_counts_what_was_learned_beta_over_ga
     alice, bob = pair(tmp_path, codec="float32", outer=Outer(alpha=0.5, beta=1.0, gamma=0.75))
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     learned = (alice.theta - bob.theta).norm().item()  # both began with the same slow weights
-    alice.prepare(a_out, Subject())
-    bob.prepare(b_out, Subject())
+    alice.prepare(a_out, 0)
+    bob.prepare(b_out, 0)
     assert alice.inspect(a_out, b_out).spread == pytest.approx(learned / 0.75, rel=1e-4)
 
 
@@ -83,8 +83,8 @@ def test_where_beta_is_not_gamma_the_spread_counts_what_was_learned_beta_over_ga
 def test_what_is_trained_during_an_exchange_is_kept(tmp_path: Path, codec: str) -> None:
     alice, bob = pair(tmp_path, codec=codec)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    alice.prepare(a_out, Subject())
-    bob.prepare(b_out, Subject())
+    alice.prepare(a_out, 0)
+    bob.prepare(b_out, 0)
     at_capture, change = alice.theta.clone(), alice.theta - alice.phi
     train(alice, 3)
     progress = alice.theta - at_capture
@@ -109,8 +109,8 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
         others = torch.ones(alice.layout.size, dtype=torch.bool)
         others[span] = False
         before = alice.theta.clone(), alice.phi.clone()
-        alice.prepare(a_out, Subject(fragment))
-        bob.prepare(b_out, Subject(fragment))
+        alice.prepare(a_out, fragment)
+        bob.prepare(b_out, fragment)
         steps = alice.steps_since_outer
         alice.inspect(a_out, b_out)
         bob.inspect(b_out, a_out)
@@ -134,7 +134,7 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
 def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     with pytest.raises(RejectedTensorError, match="fragment 1"):
-        alice.prepare(boxes(alice)[0], Subject(1))
+        alice.prepare(boxes(alice)[0], 1)
     with pytest.raises(RunFileError, match=r"outer\.fragments.*64 fragments"):
         make_replica(sealed_run(outer=Outer(fragments=64)), tmp_path)
 
@@ -143,8 +143,8 @@ def test_a_partner_that_did_not_mean_the_same_is_rejected(tmp_path: Path) -> Non
     sealed = sealed_run(codec="modulo8", outer=Outer(fragments=2))
     alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    alice.prepare(a_out, Subject(0))
-    bob.prepare(b_out, Subject(1))
+    alice.prepare(a_out, 0)
+    bob.prepare(b_out, 1)
     with pytest.raises(RejectedTensorError, match="another kind"):
         alice.inspect(a_out, b_out)
 
@@ -166,7 +166,7 @@ def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     before = (alice.theta.clone(), alice.phi.clone(), alice.delta.clone())
     out, inbox = boxes(alice)
-    alice.prepare(out, Subject())
+    alice.prepare(out, 0)
     alice.discard()
     assert all(torch.equal(a, b) for a, b in zip(before, (alice.theta, alice.phi, alice.delta), strict=True))
     with pytest.raises(TrainerError, match="without a capture"):
@@ -177,8 +177,8 @@ def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
 def test_a_partner_s_bad_values_are_rejected(tmp_path: Path, bad: float) -> None:
     alice, bob = pair(tmp_path)
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    alice.prepare(a_out, Subject())
-    bob.prepare(b_out, Subject())
+    alice.prepare(a_out, 0)
+    bob.prepare(b_out, 0)
     b_out.view(torch.float32)[-1] = bad
     with pytest.raises(RejectedTensorError):
         alice.inspect(a_out, b_out)
@@ -188,7 +188,7 @@ def test_weights_gone_wrong_are_our_own_fault(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     alice.theta[3] = math.nan
     with pytest.raises(TrainerError, match="not finite"):
-        alice.prepare(boxes(alice)[0], Subject())
+        alice.prepare(boxes(alice)[0], 0)
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_every_node_draws_its_own_randomness(tmp_path: Path) -> None:
         replica.draw_as(peer)
         replica.step()
         box = torch.empty(replica.plan.box_size, dtype=torch.uint8)
-        replica.prepare(box, Subject())
+        replica.prepare(box, 0)
         boxes.append(box)
     assert torch.equal(boxes[0], boxes[2])
     assert not torch.equal(boxes[0], boxes[1]), "equal rounding errors would add up"

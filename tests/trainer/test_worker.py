@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from nolocod.errors import TrainerError
-from nolocod.proto.types import Applied, Description, Inspection, Subject, describe
+from nolocod.proto.types import Applied, Description, Inspection, describe
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.replica import Replica
@@ -119,7 +119,7 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
         return msgspec.msgpack.decode(reply.result, type=kind)
 
     ages: list[int] = []
-    description = beside(pipe.Capture(Subject()), Description)
+    description = beside(pipe.Capture(0), Description)
     assert description == describe(outbox.view(0, description.size))
     inbox.view(0, inbox.size)[:] = outbox.view(0, outbox.size)  # the trainer is its own partner
     assert beside(pipe.Inspect(probation=False), Inspection).spread == 0
@@ -132,7 +132,7 @@ def test_a_command_after_one_that_nobody_waits_for_finds_its_work_done(
 ) -> None:
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     parent.answer(pipe.Train())
-    first = parent.send(pipe.Capture(Subject()))
+    first = parent.send(pipe.Capture(0))
     parent.train_until(4)
     second = parent.send(pipe.Discard())
     gate.set()
@@ -152,7 +152,7 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
     monkeypatch.setattr(Replica, "write", broken)
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     parent.answer(pipe.Train())
-    failure = parent.answer(pipe.Capture(Subject())).failure
+    failure = parent.answer(pipe.Capture(0)).failure
     assert failure is not None
     assert (failure.code, failure.cause) == (TrainerError.entry.code, "the disk is gone.")
     parent.train_until(4)
@@ -161,6 +161,6 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
 def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Event, tmp_path: Path) -> None:
     gate.set()
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))  # not training: nobody to stand beside
-    assert parent.ask(pipe.Capture(Subject()), Description).size
+    assert parent.ask(pipe.Capture(0), Description).size
     assert parent.worker._background is None
     parent.ask(pipe.Discard(), NoneType)

@@ -20,7 +20,6 @@ from nolocod.run.manifest import wire_name
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nolocod.proto.types import Subject
     from nolocod.run.manifest import Codec, Outer
 
 HEADER = 64
@@ -51,8 +50,8 @@ class Head:
     fragment: int
 
     @classmethod
-    def of(cls, codec: Codec, fragment: Fragment, subject: Subject, size: int) -> Head:
-        return cls(wire_name(codec), fragment.size, size, subject.fragment)
+    def of(cls, codec: Codec, fragment: Fragment, subject: int, size: int) -> Head:
+        return cls(wire_name(codec), fragment.size, size, subject)
 
 
 def write_head(head: Head, out: Tensor) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.exchange.receipts import ReceiptStore
     from nolocod.p2p.transport.stream import Dial, Stream
-    from nolocod.proto.types import Answerer, LocalSide, Standing, Subject
+    from nolocod.proto.types import Answerer, LocalSide, Standing
 
 _Name = tuple["PeerId", bytes]
 """Of an exchange: the partner, and the session."""
@@ -100,7 +100,7 @@ class ExchangeService:
 
     # --- offering -----------------------------------------------------------------------------------
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         """Run one exchange about `subject` with `partner`, as the one who offers.
 
         Remote faults are outcomes; raises what `local_side` or the receipt store raises of our own.
@@ -123,7 +123,7 @@ class ExchangeService:
             return _declined(machine)
         return await self._run(Session(self._context, machine, local_side, self._receipts, self._dial), channel)
 
-    async def _ask(self, machine: Exchange, standing: Standing, subject: Subject) -> Channel:
+    async def _ask(self, machine: Exchange, standing: Standing, subject: int) -> Channel:
         """Offer, and wait for an answer."""
         limits = self._context.limits
         with deadline(limits.dial_seconds, "the dial"):

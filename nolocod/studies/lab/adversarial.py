@@ -19,7 +19,7 @@ from nolocod.outer import step
 from nolocod.outer.codec.base import HEADER
 from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
 from nolocod.p2p.membership.peer_selection import PeerSelection
-from nolocod.proto.types import Member, Standing, Subject
+from nolocod.proto.types import Member, Standing
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica, Point
 
@@ -183,7 +183,7 @@ class AdversarialReplicas(MultiReplica):
     def _pair(self, first: int, second: int) -> bool:
         both = ((first, second), (second, first))
         for index in (first, second):
-            self._replicas[index].prepare(self._boxes[index], Subject())
+            self._replicas[index].prepare(self._boxes[index], 0)
         accepted = [self._inspected(own, other, "honest") for own, other in both]
         if all(accepted):
             rounds = [self._replicas[other].standing.round for _, other in both]
@@ -212,7 +212,7 @@ class AdversarialReplicas(MultiReplica):
             self._judge(victim, attacker, Conduct.WITHHELD)
             replica.solo()
             return True
-        replica.prepare(self._boxes[victim], Subject())
+        replica.prepare(self._boxes[victim], 0)
         self._write(attack, hostile, replica, self._boxes[attacker])
         committed = self._inspected(victim, attacker, "hostile")
         if committed:
@@ -248,7 +248,7 @@ class AdversarialReplicas(MultiReplica):
             case "stale":
                 wanted = settings.gamma * self._beginning
         hostile.theta.copy_(step.sent(hostile.phi, wanted, settings))
-        hostile.prepare(box, Subject())
+        hostile.prepare(box, 0)
         if attack == "not finite":
             box[HEADER:].fill_(255)
 

@@ -17,7 +17,6 @@ import torch
 
 from nolocod.identity import Identity
 from nolocod.outer import step
-from nolocod.proto.types import Subject
 from nolocod.run.manifest import seal
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.replica import Replica
@@ -136,7 +135,7 @@ class MultiReplica:
             ages = self._replicas[pair[0]].ages
             fragment = ages.index(max(ages))
             for index in pair:
-                self._replicas[index].prepare(self._boxes[index], Subject(fragment))
+                self._replicas[index].prepare(self._boxes[index], fragment)
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:

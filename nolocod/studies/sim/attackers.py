@@ -17,7 +17,7 @@ from nolocod.p2p.membership.gossip import Gossip
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.peer_selection import FEW, meet, near
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.types import Accept, Answer, Busy, Description, Ended, Offer, Standing, Subject
+from nolocod.proto.types import Accept, Answer, Busy, Description, Ended, Offer, Standing
 from nolocod.studies.sim.clock import sleep
 from nolocod.studies.sim.node import SimNode
 
@@ -75,7 +75,7 @@ class Attacker(SimNode):
         self.engaged = True
         try:
             standing = replace(self.standing, round=victim.replica.round)
-            return (await self.exchange_service.offer(victim.peer_id, standing, Subject(), self)).outcome
+            return (await self.exchange_service.offer(victim.peer_id, standing, 0, self)).outcome
         finally:
             await self.ended()
 
@@ -101,7 +101,7 @@ class Attacker(SimNode):
     def inbox(self) -> MemoryBox:
         return self.replica.inbox
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         return await self.replica.capture(subject)
 
     async def inspect(self) -> bytes:

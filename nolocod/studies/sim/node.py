@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.membership.peer_scoring import Conduct
     from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.receipt import Receipt
-    from nolocod.proto.types import Answer, Ended, LocalSide, Member, Offer, Standing, Subject
+    from nolocod.proto.types import Answer, Ended, LocalSide, Member, Offer, Standing
     from nolocod.studies.sim.member import World
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.replica import SimReplica, State
@@ -126,7 +126,7 @@ class SimNode(SimMember):
     def met(self, peer: PeerId, *, offered: bool) -> None:
         self.selection.met(peer, self.members(), offered=offered)
 
-    async def offer(self, partner: PeerId, standing: Standing, subject: Subject, local_side: LocalSide) -> Ended:
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         ended = await self.exchange_service.offer(partner, standing, subject, local_side)
         self._note(ended)
         return ended

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from nolocod.errors import RejectedTensorError
-from nolocod.proto.types import CHUNK_SIZE, Applied, Inspection, Standing, Subject, describe
+from nolocod.proto.types import CHUNK_SIZE, Applied, Inspection, Standing, describe
 from nolocod.studies.sim.clock import sleep, sleep_until
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ class SimReplica:
     # --- outer steps ------------------------------------------------------------------------------------
 
     @property
-    def subject(self) -> Subject:
-        return Subject()
+    def subject(self) -> int:
+        return 0
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
         async with self._commands:
             await sleep(self.speed / 2)

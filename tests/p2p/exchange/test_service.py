@@ -33,7 +33,7 @@ from nolocod.proto.envelope import Dialogue
 from nolocod.proto.exchange import Exchange
 from nolocod.proto.exchange_states import State
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, Subject, describe
+from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, describe
 from nolocod.run.manifest import Manifest, Outer, seal
 from tests.support.sim_net import Cut, Net
 
@@ -91,7 +91,7 @@ class FakeTrainer:
         self.inspect_seconds = 0.0
         self.fault: Exception | None = None
         self.inspections = 0
-        self.subject: Subject | None = None
+        self.subject: int | None = None
         self.skipped = b""
 
     def overlap(self, offset: int) -> None:
@@ -101,7 +101,7 @@ class FakeTrainer:
         memory[offset:] = self.outbox.content
         self.outbox, self.inbox = FakeBox(memory[offset:]), FakeBox(memory[:size])
 
-    async def capture(self, subject: Subject) -> Description:
+    async def capture(self, subject: int) -> Description:
         self.subject = subject
         await trio.sleep(self.snapshot_seconds)
         return describe(self.outbox.content, CHUNK)
@@ -157,7 +157,7 @@ class Node:
         self.judged.append((peer, conduct))
 
     async def offer(self, other: Node) -> Ended:
-        return await self.exchange_service.offer(other.peer_id, Standing(3, 30, 2.5), Subject(), self.local_side)
+        return await self.exchange_service.offer(other.peer_id, Standing(3, 30, 2.5), 0, self.local_side)
 
 
 @asynccontextmanager
@@ -233,7 +233,7 @@ def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
 
 async def test_a_fragment_that_the_run_does_not_have_is_refused(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, _):
-        ended = await alice.exchange_service.offer(bob.peer_id, Standing(3, 30, 2.5), Subject(1), alice.local_side)
+        ended = await alice.exchange_service.offer(bob.peer_id, Standing(3, 30, 2.5), 1, alice.local_side)
     assert (ended.outcome, ended.error) == ("refused", "NLC-203")
     assert bob.reception.asked == []
 
@@ -293,9 +293,7 @@ async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, virtual_clock: o
 async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, virtual_clock: object, round: int) -> None:
     async with pair(tmp_path) as (alice, bob, _):
         bob.reception.answer = Accept(Standing(round, 0, 0.0))
-        ended = await alice.exchange_service.offer(
-            bob.peer_id, Standing(3 if round else 4, 30, 2.5), Subject(), alice.local_side
-        )
+        ended = await alice.exchange_service.offer(bob.peer_id, Standing(3 if round else 4, 30, 2.5), 0, alice.local_side)
         await bob.reception.told.wait()
     assert (ended.outcome, ended.error) == ("aborted", "NLC-203")
     assert bob.reception.over[0].outcome == "aborted"
@@ -303,7 +301,7 @@ async def test_an_accept_from_a_far_round_moves_nobody_there(tmp_path: Path, vir
 
 async def test_an_offer_beyond_all_measure_is_not_even_decided(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
-        await alice.exchange_service.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), Subject(), alice.local_side)
+        await alice.exchange_service.offer(bob.peer_id, Standing(3, 1 << 53, 2.5), 0, alice.local_side)
         await trio.testing.wait_all_tasks_blocked()
     assert bob.reception.asked == []
     assert [type(error) for error in net.caught] == [ProtocolError]
@@ -957,7 +955,7 @@ async def test_altered_bytes_are_not_taken(tmp_path: Path, virtual_clock: object
     async with pair(tmp_path) as (alice, bob, _):
         told = describe(memoryview(alice.local_side.outbox.content), CHUNK)
 
-        async def lying(_: Subject) -> Description:
+        async def lying(_: int) -> Description:
             alice.local_side.outbox.content[-1] ^= 1
             return told
 

@@ -18,7 +18,7 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.exchange_states import State
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import Subject, describe
+from nolocod.proto.types import describe
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.journal import Journal
 from nolocod.studies.sim.node import SimNode
@@ -57,7 +57,7 @@ class Staller(SimNode):
         machine = Exchange(setting, victim.peer_id, session, offerer=True)
         channel = Channel(await self.dial(victim.peer_id, EXCHANGE), LIMITS)
         try:
-            await channel.send_envelope(machine.offer(victim.standing, Subject()))
+            await channel.send_envelope(machine.offer(victim.standing, 0))
             machine.receive(await channel.receive_envelope())
             if machine.state is State.CLOSED:
                 return machine.retry_after or 10.0
