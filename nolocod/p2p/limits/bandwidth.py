@@ -209,6 +209,17 @@ def shortfalls(allowance: Allowance, size: int, patience: float) -> list[str]:
     return found
 
 
+def piece(rate: int, queue: trio.Lock) -> int:
+    """Bytes of `_PIECE` seconds at `rate`, shared by those in the queue."""
+    return max(_LEAST_PIECE, int(rate * _PIECE / (1 + queue.statistics().tasks_waiting)))
+
+
+async def paid(bucket: Bucket, count: float) -> None:
+    """Return when `count` bytes may be taken from `bucket`."""
+    while (seconds := bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is what is waited for
+        await trio.sleep(seconds)
+
+
 class Budget:
     """What an allowance leaves (a Meter), counted in `ledger`. One per node; `run` does what is due."""
 
@@ -230,10 +241,7 @@ class Budget:
 
     def piece(self, most: int) -> int:
         """At most `_PIECE` seconds of the slower rate, shared by those that wait to send."""
-        if self._slowest is None:
-            return most
-        waiting = self._sending.statistics().tasks_waiting
-        return min(most, max(_LEAST_PIECE, int(self._slowest * _PIECE / (1 + waiting))))
+        return most if self._slowest is None else min(most, piece(self._slowest, self._sending))
 
     async def up(self, count: int) -> None:
         """Pay for `count` bytes and return when they may be sent; cancelled, they are not paid."""
@@ -241,7 +249,7 @@ class Budget:
             async with self._sending:
                 while self._monthly is not None and self._ledger.total + count > self._monthly:
                     await self._next_month()
-                await _wait(self._up, count)
+                await paid(self._up, count)
                 self._up.take(count)
         self._count(count, 0)
 
@@ -251,7 +259,7 @@ class Budget:
         if self._down.rate is not None or self._monthly is not None:
             async with self._receiving:
                 self._down.take(count)
-                await _wait(self._down, 0)
+                await paid(self._down, 0)
                 while self._monthly is not None and self._ledger.total > self._monthly:
                     await self._next_month()
 
@@ -307,8 +315,3 @@ class Budget:
         if traffic != self._told:
             self._told = traffic
             self._emit(traffic)
-
-
-async def _wait(bucket: Bucket, count: float) -> None:
-    while (seconds := bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is what is waited for
-        await trio.sleep(seconds)

@@ -27,7 +27,7 @@ from nolocod.errors import PeerTooSlowError, ProtocolError, RefusedError, Remote
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Relaying
 from nolocod.p2p.limits.address_groups import customer
-from nolocod.p2p.limits.bandwidth import Bucket
+from nolocod.p2p.limits.bandwidth import Bucket, paid, piece
 from nolocod.p2p.limits.connection_manager import STRANGER
 from nolocod.p2p.limits.newest import Newest
 from nolocod.p2p.transport.deadlines import deadline
@@ -50,9 +50,6 @@ _MESSAGE_BYTES = 4096
 _ID_BYTES = 64
 _ANSWER = 10.0
 """Seconds that one end gives the other, or a relay, for a message."""
-_PIECE = 0.05
-"""Seconds at the rate that one circuit may take at once: what another one waits behind it."""
-_LEAST_PIECE = 1024
 _TELL_SECONDS = 3.0
 _HALF_LIFE = 10.0
 _IDLE_BYTES = 32 << 10
@@ -266,11 +263,15 @@ class Relay:
     async def _carry(self, circuit: _Circuit, one: Stream, other: Stream) -> None:
         """Both ways until both ends have closed, one fails, or a limit is reached; then neither stream is of use."""
         failures: list[RemoteError] = []
+        rate = self.limits.rate
 
         async def way(source: Stream, sink: Stream) -> None:
             try:
-                while data := await cast("LibStream", source).arrived(self._piece()):
-                    await self._pay(circuit, len(data))
+                while data := await cast("LibStream", source).arrived(None if rate is None else piece(rate, self._queue)):
+                    if rate is not None:
+                        async with circuit.turn, self._queue:  # one at a time of each circuit, first come first served
+                            await paid(self._bucket, len(data))
+                            self._bucket.take(len(data))
                     circuit.count(len(data), trio.current_time())
                     if circuit.left < 0:
                         raise RefusedError("the circuit has reached its limit.")
@@ -288,21 +289,6 @@ class Relay:
                 nursery.start_soon(way, other, one)
         if failures or circuit.scope.cancelled_caught:
             await one.reset()  # also if this way had ended in order: what the other end did not send is no clean end
-
-    def _piece(self) -> int | None:
-        """Bytes that a circuit may move at once; None: as many as there are."""
-        if self.limits.rate is None:
-            return None
-        return max(_LEAST_PIECE, int(self.limits.rate * _PIECE / (1 + self._queue.statistics().tasks_waiting)))
-
-    async def _pay(self, circuit: _Circuit, count: int) -> None:
-        """Return when `circuit` may move `count` bytes: first come first served, one at a time of each circuit."""
-        if self.limits.rate is None:
-            return
-        async with circuit.turn, self._queue:
-            while (seconds := self._bucket.wait(count, trio.current_time())) > 0:  # noqa: ASYNC110 - the clock is waited for
-                await trio.sleep(seconds)
-            self._bucket.take(count)
 
     async def _agree(self, stream: Stream, held: pb.Reservation | None = None) -> None:
         told = pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, reservation=held, limit=self._limit())
