@@ -127,18 +127,11 @@ class TrainerSide:
     def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
         self._trainer = trainer
+        self.outbox, self.inbox = trainer.outbox, trainer.inbox
         self._begun = begun
         self._probation = probation
         self.captured = False
         """A capture may lie in the outbox."""
-
-    @property
-    def outbox(self) -> Box:
-        return self._trainer.outbox
-
-    @property
-    def inbox(self) -> Box:
-        return self._trainer.inbox
 
     async def capture(self, subject: int) -> Description:
         self._begun()

@@ -340,9 +340,10 @@ class Host(Connections):
     def _connected(self, connection: INetConn) -> None:
         super()._connected(connection)
         if not relayed(connection):
-            self._nursery.start_soon(self._learn, PeerId(str(connection.muxed_conn.peer_id)))
+            self._nursery.start_soon(self.learn, PeerId(str(connection.muxed_conn.peer_id)))
 
-    async def _learn(self, peer: PeerId) -> None:
+    async def learn(self, peer: PeerId) -> None:
+        """`identify`, if that is possible."""
         with suppress(RemoteError):
             await self.identify(peer)
 

@@ -10,7 +10,7 @@ are named; and nothing is dialled in a private network that is not ours.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -140,7 +140,6 @@ class HolePuncher:
         if self._host.straight(peer) or not self._admitted(peer, self._answered):
             raise RefusedError("no punch is due.")
         began = trio.current_time()
-        reason = "the peers' packets did not meet."
         with self._working(peer):
             theirs = await self._receive(stream, HolePunch.CONNECT)
             targets = self._targets(theirs.ObsAddrs)
@@ -148,7 +147,7 @@ class HolePuncher:
             with self._host.dialer.expecting(peer, targets, client=True):
                 await self._receive(stream, HolePunch.SYNC)
                 await self._host.punch(peer, targets, self._limits.dialling, client=True)
-        self._tell(peer, began, reason)
+        self._tell(peer, began, "the peers' packets did not meet.")
 
     # --- both -----------------------------------------------------------------------------------------
 
@@ -194,15 +193,10 @@ class HolePuncher:
 
     async def _be_seen(self) -> None:
         """Ask some of those who are connected straight what they see us as."""
-
-        async def one(peer: PeerId) -> None:
-            with suppress(RemoteError):
-                await self._host.identify(peer)
-
         with trio.move_on_after(_PUBLIC):
             async with trio.open_nursery() as nursery:
                 for peer in [peer for peer, reach in self._host.peers().items() if reach != "relayed"][:3]:
-                    nursery.start_soon(one, peer)
+                    nursery.start_soon(self._host.learn, peer)
 
     def _with_listen_port(self, address: str) -> str:
         """Most NATs keep a connection's own port outside, where it is free."""

@@ -23,7 +23,6 @@ from nolocod.trainer.replica import Replica
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -96,8 +95,9 @@ class MultiReplica:
         """Take it, or begin it: returns the pairs whose messages wait to be merged."""
         match self._method.scheme:
             case "pairs":
-                pairs = list(self._pairs())
-                for alone in set(range(len(self._replicas))) - {index for pair in pairs for index in pair}:
+                order = self._rng.sample(range(len(self._replicas)), len(self._replicas))
+                pairs = list(zip(order[::2], order[1::2], strict=False))
+                for alone in order[2 * len(pairs) :]:
                     self._replicas[alone].solo()
                 self._snapshot(pairs)
                 if self._method.late:
@@ -125,10 +125,6 @@ class MultiReplica:
         for replica in self._replicas:
             for _ in range(steps):
                 replica.step()
-
-    def _pairs(self) -> Iterator[tuple[int, int]]:
-        order = self._rng.sample(range(len(self._replicas)), len(self._replicas))
-        return zip(order[::2], order[1::2], strict=False)
 
     def _snapshot(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -22,13 +22,13 @@ Settings = TypeVar("Settings")
 Result = TypeVar("Result")
 
 
-class Results(Generic[Settings, Result]):
+class Results(dict[Settings, Result]):
     """Those in the file `path`, and in memory. `kinds`: the types of settings, which can be hashed, and of results."""
 
     def __init__(self, path: Path, kinds: tuple[type[Settings], type[Result]]) -> None:
         """UsageError for a file that cannot be read, or that holds something else."""
+        super().__init__()
         self._path = path
-        self._found: dict[Settings, Result] = {}
         try:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         except OSError as error:
@@ -40,13 +40,7 @@ class Results(Generic[Settings, Result]):
                     settings, result = msgspec.json.decode(line, type=tuple[kinds])  # type: ignore[valid-type]
                 except msgspec.DecodeError as error:
                     raise UsageError(f"{path}, line {number}, is no result of this command: {error}.") from error
-                self._found[settings] = result
-
-    def __contains__(self, settings: Settings) -> bool:
-        return settings in self._found
-
-    def __getitem__(self, settings: Settings) -> Result:
-        return self._found[settings]
+                self[settings] = result
 
     def perform(
         self,
@@ -63,7 +57,7 @@ class Results(Generic[Settings, Result]):
         with multiprocessing.get_context("spawn").Pool(workers) as pool, self._path.open("ab") as handle:
             handle.truncate(self._whole)
             for number, (settings, result) in enumerate(pool.imap_unordered(partial(_done, work), left), 1):
-                self._found[settings] = result
+                self[settings] = result
                 self._whole += handle.write(msgspec.json.encode((settings, result)) + b"\n")
                 handle.flush()
                 tell(number, len(left), settings, result)
