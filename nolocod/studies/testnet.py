@@ -128,6 +128,10 @@ class Testnet:
                 return
             time.sleep(_POLL_SECONDS)
 
+    def stop(self) -> None:
+        """End all nodes in order, or as soon as they may be."""
+        daemons.end(self.nodes, _STOP_SECONDS)
+
 
 View = Callable[[str], AbstractContextManager[Callable[[list["StatusReport | None"]], None]]]
 """Shows reports under a title; `terminal.swarm_view` is the one that people see."""
@@ -148,7 +152,7 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
             interrupted = True
             say("Stopping the nodes; a second Ctrl-C kills them.")
         finally:
-            daemons.end(testnet.nodes, _STOP_SECONDS)
+            testnet.stop()
         averaged = alone = std = None
         if not interrupted:
             say("Training one node alone on as many tokens, and measuring the averaged model.")
