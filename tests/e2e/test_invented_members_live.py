@@ -65,7 +65,9 @@ def test_128_invented_members_stop_nobody(swarm: Swarm) -> None:
     assert report is not None
     trio.run(_invent, everyone, RunId(report.run_id), 40.0)
     reports = [daemon.report for daemon in everyone]
-    assert all(report is not None and len(report.peers) > 64 for report in reports), "they are told of"
+    heard = [len(report.peers) for report in reports if report is not None]
+    assert len(heard) == 3
+    assert min(heard) > 16, f"many more than there are: {heard}"
     swarm.wait_paired(everyone, 3)
     for daemon in everyone:
         report = daemon.report
