@@ -58,7 +58,7 @@ class _TimedTrainerSide(TrainerSide):
 
 
 class _Reception:
-    """proto.types.Answerer: says yes to the one partner there is."""
+    """proto.types.Answerer: says yes to the one partner there is. `trainer` has loaded."""
 
     def __init__(self, trainer: TrainerProcess) -> None:
         self._trainer = trainer
@@ -86,7 +86,6 @@ class Node:
         self._paths = DataDir(folder)
         self._trainer = trainer
         self._host = host
-        self._reception = _Reception(trainer)
 
     async def prepare(self) -> dict[str, Any]:
         """Load the run of the folder, and train one phase."""
@@ -105,6 +104,7 @@ class Node:
             cache=self._paths.root.parent / "cache",
         )
         await self._trainer.load(setup)
+        self._reception = _Reception(self._trainer)
         await self._one_phase()
         return {}
 

@@ -127,6 +127,9 @@ class Nobody:
     def peers(self) -> dict[PeerId, str]:
         return {}
 
+    def serve(self, protocol: str, handler: object) -> None:
+        pass
+
     def way(self, peer: PeerId) -> tuple[str, str]:
         return "inbound", "203.0.113.7"
 

@@ -35,7 +35,8 @@ try:
     host, port, source, patience = sys.argv[1], *map(float, sys.argv[2:])
     connection = socket.create_connection((host, int(port)), timeout=patience, source_address=("", int(source)))
     seconds = time.monotonic() - began
-    print(json.dumps({"seen": json.loads(connection.recv(100)), "seconds": seconds}))
+    told = b"".join(iter(lambda: connection.recv(100), b""))  # to its end: who closes first keeps the port for a minute
+    print(json.dumps({"seen": json.loads(told), "seconds": seconds}))
 except OSError as error:
     print(json.dumps({"error": type(error).__name__}))
 """
