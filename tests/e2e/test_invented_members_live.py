@@ -63,7 +63,7 @@ def test_128_invented_members_stop_nobody(swarm: Swarm) -> None:
     swarm.wait_paired(everyone, 2)
     report = first.report
     assert report is not None
-    trio.run(_invent, everyone, RunId(report.run_id), 40.0)
+    trio.run(_invent, everyone, RunId(report.run_id), 20.0)
     reports = [daemon.report for daemon in everyone]
     heard = [len(report.peers) for report in reports if report is not None]
     assert len(heard) == 3

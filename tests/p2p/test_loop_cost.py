@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 def test_no_message_costs_the_loop_more_than_five_milliseconds(tmp_path: Path) -> None:
     """One of 4 MiB once took 0.38 s, a record full of headers 0.04 s, a peer id of 60 kB in the DHT 2.7 s."""
-    costs = [messages.cost(case, 3) for case in messages.cases(tmp_path)]
-    slow = {one.message: f"{one.longest * 1e3:.1f} ms" for one in costs if one.longest > messages.MOST_SECONDS}
-    assert not slow
-    assert len(costs) > 15
+    cases = messages.cases(tmp_path)
+    assert len(cases) > 15
+    # the least of several: other tests have the processor's caches meanwhile
+    near = [case for case in cases if messages.cost(case, 3).longest > messages.MOST_SECONDS / 2]
+    costs = [messages.cost(case, 30) for case in near]
+    assert not {one.message: f"{one.longest * 1e3:.1f} ms" for one in costs if one.longest > messages.MOST_SECONDS}
 
 
 def test_more_heartbeats_than_anybody_tells_are_refused_before_one_is_read() -> None:
