@@ -120,8 +120,7 @@ async def open_host(
         await libp2p_patches.never_dial_unasked(swarm)
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
             raise PortTakenError(f"{bound[0]} was taken a moment ago.")
-        host = Host(basic, dialer, nursery, emit, limits)
-        host.memory = memory
+        host = Host(basic, dialer, nursery, emit, limits, memory)
         host.announce(bound, announce)
         try:
             yield host
@@ -195,11 +194,13 @@ class _Muxer(MuxerMultistream):  # type: ignore[misc]  # libp2p has no types tha
 class Host(Connections):
     """Connections and streams to peers, and what these are told of us. Made by `open_host`."""
 
-    def __init__(self, basic: BasicHost, dialer: Dialer, nursery: trio.Nursery, emit: Emit, limits: HostLimits) -> None:
+    def __init__(
+        self, basic: BasicHost, dialer: Dialer, nursery: trio.Nursery, emit: Emit, limits: HostLimits, memory: HeldMemory
+    ) -> None:
         super().__init__(cast("Swarm", basic.get_network()), dialer, nursery, emit, limits.connect)
         self.basic = basic
         self.limits = limits
-        self.memory = HeldMemory()
+        self.memory = memory
         """What is held for peers, all connections together."""
         self.faults = 0
         """Inbound streams that ended with a fault of the peer."""

@@ -36,7 +36,7 @@ from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
 from nolocod.p2p.membership.peer_selection import PeerSelection
-from nolocod.p2p.membership.table import RELAYED, Membership
+from nolocod.p2p.membership.table import Membership, counted_with
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.multiaddrs import split, via
@@ -299,8 +299,9 @@ class Mesh:
 
     def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
         """Whether an offer of `peer` may be taken: of members only, in its hour or after our own draws have failed (`late`)."""
-        members = self.live() if self._table.known(peer, trio.current_time()) else None
-        return members is not None and self._selection.admits(peer, members, own, self._staleness, late=late)
+        if not self._table.known(peer, trio.current_time()):
+            return False
+        return self._selection.admits(peer, self.live(), own, self._staleness, late=late)
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         """An exchange with `peer` was committed, that it `offered`."""
@@ -331,8 +332,7 @@ class Mesh:
 
     def origin(self, peer: PeerId) -> tuple[str, bool]:
         """The address group from which `peer` is connected, its own id where it has none; and whether it is verified."""
-        _, host = self._host.way(peer)
-        return (address_group(host) or peer) if host else RELAYED, peer in self._table.verified()
+        return counted_with(peer, self._host.way(peer)[1]), peer in self._table.verified()
 
     def connections(self) -> dict[PeerId, Reach]:
         """Who is connected, and how."""

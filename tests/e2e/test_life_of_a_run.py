@@ -118,9 +118,13 @@ def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def quiet_files(root: Path) -> dict[str, int]:
-    """The directory's files that a node does not write all the time, and when they changed."""
+    """The directory's files that a node does not write all the time, and when they changed; `.partial`: the node is about to."""
     busy = {"checkpoints", "serving", "incoming", "receipts", "receipts.doubts", "usage.json", "peers.json", "reputation.json"}
-    return {name: os.stat(root / name).st_mtime_ns for name in sorted(os.listdir(root)) if name not in busy}
+    return {
+        name: os.stat(root / name).st_mtime_ns
+        for name in sorted(os.listdir(root))
+        if name.partition(".json.")[0] + ".json" not in busy and name not in busy
+    }
 
 
 def test_the_doctor_beside_a_running_node(pair: Pair) -> None:

@@ -42,8 +42,13 @@ PER_GROUP = 4
 """Verified members of one address group that count."""
 _KEPT = 16
 """Verified members that make room for nobody: enough to hold a random graph together, few enough to change with time."""
-RELAYED = "relayed"
-"""The group of all that only relays reach: they may come from anywhere."""
+_RELAYED = "relayed"
+
+
+def counted_with(peer: PeerId, host: str) -> str:
+    """The group that `peer` counts with: that of the IP address `host` which it comes from; its own id where this has none;
+    one for all that only relays reach (""), since they may come from anywhere."""
+    return (address_group(host) or peer) if host else _RELAYED
 
 
 @dataclass(slots=True)
@@ -298,7 +303,7 @@ class Membership:
         if peer in self._entries and (dialled or not self._met.get(peer, (False, ""))[0]):
             # who comes to us may come from many places: where it was dialled counts
             self._met.pop(peer, None)  # the last are those met last
-            self._met[peer] = dialled, (address_group(host) or peer) if host else RELAYED
+            self._met[peer] = dialled, counted_with(peer, host)
 
     def verified(self) -> set[PeerId]:
         """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges

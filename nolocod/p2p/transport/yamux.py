@@ -8,7 +8,7 @@ connection, and every stream of it with an error, never with a clean end.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -20,7 +20,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 
 from nolocod.p2p.transport.buffers import BATCH, HeldMemory
 from nolocod.p2p.transport.deadlines import shielded
-from nolocod.p2p.transport.exceptions import FOREIGN, without_frames
+from nolocod.p2p.transport.exceptions import FOREIGN, already_gone, without_frames
 from nolocod.p2p.transport.noise_records import RECORD, sealed_size
 from nolocod.p2p.transport.yamux_frames import (
     FIRST_WINDOW,
@@ -139,10 +139,10 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             return
         self._shutting = True
         try:
-            with shielded(_GOODBYE), suppress(*FOREIGN):
+            with shielded(_GOODBYE), already_gone():
                 await self._say_goodbye()
         finally:
-            with shielded(_GOODBYE), suppress(*FOREIGN):
+            with shielded(_GOODBYE), already_gone():
                 await self._channel.close()
             self.event_closed.set()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from nolocod.observe.events import Event
-    from nolocod.studies.sim.replica import MemoryBox
+    from nolocod.studies.sim.member import World
+    from nolocod.studies.sim.network import Port
+    from nolocod.studies.sim.replica import MemoryBox, SimReplica
 
 _INVENTED, _FIRST = 100, 1 << 20
 """Identities that never run, and the number of the first."""
@@ -49,26 +51,25 @@ class FalseNews(Gossip):
 class Attacker(SimNode):
     """One of them; it is LocalSide and Answerer of its own exchanges, and applies nothing."""
 
-    def __init__(self, swarm: Any, number: int) -> None:  # noqa: ANN401 - a Swarm, which has an Attack itself
-        self._swarm = swarm
-        port, replica = swarm.place(number)
-        super().__init__(swarm, number, port, replica, 0)
+    def __init__(self, world: World, victims: Sequence[SimNode], number: int, port: Port, replica: SimReplica) -> None:
+        self._victims = victims  # its first heartbeat tells their round
+        super().__init__(world, number, port, replica, 0)
         self.engaged = False
         self.gossip: FalseNews = FalseNews(self.table, self.gossip._own_heartbeat, self._rng)
-        swarm.oracle.killed(self.peer_id)  # it tells nothing
+        world.oracle.killed(self.peer_id)  # it tells nothing
 
     def emit(self, event: Event) -> None:
         """Nobody asks what it thinks."""
 
     @property
     def standing(self) -> Standing:
-        return Standing(max((node.replica.round for node in self._swarm.nodes), default=0), 1 << 40, 1e-3)
+        return Standing(max((node.replica.round for node in self._victims), default=0), 1 << 40, 1e-3)
 
     async def take_part(self) -> None:
         """Press its news on one node after another, four times as often as others."""
         while True:
             await sleep(self.gossip.pause() / 4)
-            await self.swap(self._rng.choice(self._swarm.nodes).peer_id)
+            await self.swap(self._rng.choice(self._victims).peer_id)
 
     async def attack(self, victim: SimNode) -> str:
         """Offer to `victim`; returns the outcome."""
@@ -110,11 +111,15 @@ class Attacker(SimNode):
 
 
 class Attack:
-    """So many attackers of `swarm`, whose nodes are there already; `begin` lets them loose."""
+    """So many attackers of `victims`, the nodes of `world`, which are there already; `begin` lets them loose. `place` is what
+    a node is given by its number."""
 
-    def __init__(self, swarm: Any, count: int) -> None:  # noqa: ANN401
-        self._swarm = swarm
-        self._attackers = [Attacker(swarm, len(swarm.nodes) + number) for number in range(count)]
+    def __init__(
+        self, world: World, victims: Sequence[SimNode], place: Callable[[int], tuple[Port, SimReplica]], count: int
+    ) -> None:
+        self._world, self._victims = world, victims
+        numbers = range(len(victims), len(victims) + count)
+        self._attackers = [Attacker(world, victims, number, *place(number)) for number in numbers]
         self.peers = {attacker.peer_id for attacker in self._attackers}
         self._invented = [self._invent(number) for number in range(_INVENTED)]
         self._news: tuple[float, list[bytes]] = (-math.inf, [])
@@ -122,25 +127,25 @@ class Attack:
     def begin(self) -> None:
         for attacker in self._attackers:
             attacker.gossip.invented = self._latest
-            self._swarm.nursery.start_soon(attacker.run, self._swarm.nodes[0].peer_id)
-        for victim in self._swarm.nodes:
-            self._swarm.nursery.start_soon(self._hunt, victim)
+            self._world.nursery.start_soon(attacker.run, self._victims[0].peer_id)
+        for victim in self._victims:
+            self._world.nursery.start_soon(self._hunt, victim)
 
     def _invent(self, number: int) -> OwnHeartbeat:
-        first, identity = self._swarm.nodes[0], self._swarm.signing.identity(_FIRST + number)
+        first, identity = self._victims[0], self._world.signing.identity(_FIRST + number)
         said = lambda: (Standing(first.replica.round + 1000, 1 << 40, 1e-3), "training")  # noqa: E731 - one of two arguments
-        return OwnHeartbeat(identity, self._swarm.run_id, said, lambda: (f"/ip4/10.255.0.{number}/tcp/1",), first.wall)
+        return OwnHeartbeat(identity, self._world.run_id, said, lambda: (f"/ip4/10.255.0.{number}/tcp/1",), first.wall)
 
     def _latest(self) -> list[bytes]:
         """Heartbeats of the invented, new ones every beat."""
-        if trio.current_time() - self._news[0] >= self._swarm.scenario.timing.heartbeat:
+        if trio.current_time() - self._news[0] >= self._world.scenario.timing.heartbeat:
             self._news = trio.current_time(), [one.heartbeat() for one in self._invented]
         return self._news[1]
 
     async def _hunt(self, victim: SimNode) -> None:
         """Offer at the half phase of `victim`, one after the other whose hour it is, and again until its step is taken."""
-        hunters = self._swarm.rng.sample(self._attackers, len(self._attackers))
-        staleness = self._swarm.scenario.staleness
+        hunters = self._world.rng.sample(self._attackers, len(self._attackers))
+        staleness = self._world.scenario.staleness
         while True:
             replica, number = victim.replica, victim.replica.round
             missing = replica.outer.inner_steps / 2 - replica.steps_since_outer

@@ -222,7 +222,7 @@ async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: 
             for _ in range(plan.nodes - hostile):
                 swarm.add()
             if hostile:
-                swarm.attack = Attack(swarm, hostile)
+                swarm.attack = Attack(swarm, swarm.nodes, swarm.place, hostile)
             prepare(swarm)
             for node in swarm.nodes:
                 swarm.begin(node)
