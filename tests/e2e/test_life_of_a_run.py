@@ -118,7 +118,7 @@ def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def quiet_files(root: Path) -> dict[str, int]:
-    """The directory's files that a node does not write all the time, and when they changed; `.partial`: the node is about to."""
+    """The directory's files that a node does not write all the time, and when they changed; `.partial`: about to."""
     busy = {"checkpoints", "serving", "incoming", "receipts", "receipts.doubts", "usage.json", "peers.json", "reputation.json"}
     return {
         name: os.stat(root / name).st_mtime_ns
