@@ -2,7 +2,7 @@
 
 The rule: everything goes to a temporary name beside the target, is synced, and is renamed; a crash leaves
 the old file, and at most a `.partial` that the next start removes. A full disk is a DiskFullError here, the
-one place where that is told from other errors.
+one place where that is told from other errors; node/training_session.py goes on without checkpoints until there is room.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -320,7 +321,7 @@ def bounds() -> list[Bound]:
             "`MAX_MANIFEST_BYTES`",
             "an_oversized_manifest_is_refused_before_it_is_parsed",
         ),
-        Bound("messages", "a line of a receipt", _bytes(MAX_LINE), "`MAX_LINE`", "an_endless_line_is_not_read_whole"),
+        Bound("messages", "a line of a receipt", _bytes(MAX_LINE), "`proto/receipt.py`", "an_endless_line_is_not_read_whole"),
         Bound(
             "relaying",
             "reservations",
@@ -395,8 +396,29 @@ def bounds() -> list[Bound]:
 def limits_page() -> str:
     """docs/limits.md."""
     lines = [_LIMITS_HEAD, "| of | what | at most | set in | test |", "|---|---|---|---|---|"]
-    lines += [f"| {one.of} | {one.what} | {one.value or 'bounded'} | {one.where} | `test_{one.test}` |" for one in bounds()]
+    lines += [
+        f"| {one.of} | {one.what} | {one.value or 'bounded'} | {_home(one.where)} | `test_{one.test}` |" for one in bounds()
+    ]
     return "\n".join([*lines, ""])
+
+
+def _home(where: str) -> str:
+    """The file, below `nolocod/`, of what `where` names in code marks: a flag, a file, or a name and what it has."""
+    name = where.strip("`")
+    if name.startswith("--"):
+        return where
+    package = Path(manifest.__file__).parents[1]
+    first = name.partition(".")[0]
+    made = re.compile(rf"^(class {first}\b|{first}\b.* = )", re.MULTILINE)
+    found = sorted(
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if f"/{path.relative_to(package).as_posix()}".endswith((f"/{name}", f"/{first}.py"))
+        or made.search(path.read_text("utf-8"))
+    )
+    if len(found) != 1:
+        raise ValueError(f"{where} is in {found}")
+    return f"`{found[0]}`" if name.endswith(".py") or name == first == Path(found[0]).stem else f"`{found[0]}` ({name})"
 
 
 def fuzzing_page() -> str:

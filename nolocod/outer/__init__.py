@@ -1,4 +1,4 @@
-"""What NoLoCo is (arXiv 2506.10911): the outer step, when it is due and with whom, and how weights become bytes.
+"""What NoLoCo is (arXiv 2506.10911): the outer step, when it is due, and how weights become bytes.
 
 Each replica i trains its fast weights theta_i with inner steps. phi_i are its slow weights: theta_i as the last outer step
 left it. Delta_i = theta_i - phi_i is what it learned since, and delta_i is its outer momentum. For an outer step two
@@ -14,7 +14,7 @@ and both compute, with n = 2 (a replica without a partner takes the same step al
 
 So replicas stay near each other (gamma), learn from each other (beta), and no step asks more than two of them.
 
-`step` is this arithmetic, `loop` says when and with whom, `codec` writes s into bytes and reads it back.
+`step` is this arithmetic, `loop` says when it is done, `codec` writes s into bytes and reads it back.
 
-Not here: sockets (p2p), models and inner steps (trainer).
+Not here: who is drawn as partner (p2p/membership/peer_selection), sockets (p2p), models and inner steps (trainer).
 """

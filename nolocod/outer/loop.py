@@ -1,4 +1,4 @@
-"""When an outer step is due, with whom, and what follows.
+"""When an outer step is due, and how it is taken: draw, offer, answer, apply, or solo. Who is drawn: peer_selection.
 
 The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
 node looks for a partner; a node past half of its inner steps accepts the offer of another whose turn it is

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
     """Return s = beta (theta - phi) + gamma phi, in `out` if given (which may be `theta` itself)."""
     s = torch.sub(theta, phi, out=out)
-    return s.mul_(settings.beta).add_(phi, alpha=settings.gamma)
+    return message_of_change(s, phi, settings, s)
+
+
+def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor, scale: float = 1.0) -> Tensor:
+    """Return `scale` times s, made of `change` = theta - phi, in `out` (which may be `change` itself)."""
+    s = torch.mul(change, settings.beta * scale, out=out)
+    return s.add_(phi, alpha=settings.gamma * scale)
 
 
 def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> None:

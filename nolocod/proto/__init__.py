@@ -1,4 +1,4 @@
-"""Protocol code that never awaits: no sockets, no clock, no randomness; all of that is passed in.
+"""Protocol code that never awaits: messages, their limits and signatures (envelope), and the states of an exchange.
 
 Not here: sockets, clocks, randomness (p2p drives it).
 """

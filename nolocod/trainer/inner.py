@@ -1,6 +1,6 @@
-"""The inner optimizer: AdamW with linear warm-up, cosine decay and clipping, on one replica.
+"""One inner step: AdamW with linear warm-up, cosine decay and clipping, on one replica. The loop of them is in worker.py.
 
-The rule: the hot loop talks to nobody. It reads no value back from the device per step; the loss and the
+The rule: a step talks to nobody. It reads no value back from the device per step; the loss and the
 count of steps that were not finite are kept there and read when a report is due.
 """
 

@@ -1,4 +1,4 @@
-"""What /status.json says now: follows a node's events, and makes the report of them at any moment."""
+"""Fills the report (report.py): follows a node's events, and says at any moment what they come to."""
 
 from __future__ import annotations
 

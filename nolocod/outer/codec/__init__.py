@@ -1,13 +1,15 @@
 """How a fragment of the weights becomes a message for a partner, and back.
 
-Not here: when and with whom (outer.loop).
+`modulo` and `plain` are the codecs, `base` what they share; `blocks` divides the weights.
+
+Not here: when (outer.loop).
 
 The rule: both partners of an exchange apply what the bytes say, the sender too: what it reads back is bit
 for bit what the partner reads. With rounding in between, anything else would leave the two with different
 means of delta. The sender need not keep the bytes for that: encoding is a function of phi, the change and
 the capture's seed, and is done again. What arrives is hostile until it was read without RejectedTensorError.
 
-A message is a header and then one record per block (blocks.py), in order; docs/codecs.md has the layout.
+A message is a header and then one record per block, in order; docs/codecs.md has the layout.
 Everything works on one block at a time, in scratch memory that fits a core's caches.
 """
 

@@ -15,6 +15,7 @@ import torch
 
 from nolocod.errors import RejectedTensorError
 from nolocod.outer.codec.blocks import BLOCK, Block, Fragment, bytes_of
+from nolocod.outer.step import message_of_change
 from nolocod.run.manifest import wire_name
 
 if TYPE_CHECKING:
@@ -142,5 +143,4 @@ class Coder(ABC):
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
         """s = beta change + gamma phi before any rounding to the wire (scratch of `own`)."""
-        s = torch.mul(change, self.settings.beta, out=self._own[: change.numel()])
-        return s.add_(phi, alpha=self.settings.gamma)
+        return message_of_change(change, phi, self.settings, self._own[: change.numel()])

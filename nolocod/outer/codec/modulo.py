@@ -19,6 +19,7 @@ from nolocod.errors import RejectedTensorError
 from nolocod.outer.codec.base import ALIGN, SCRATCH, Coder, Shared, padded
 from nolocod.outer.codec.blocks import bytes_of
 from nolocod.outer.codec.plain import ROUNDING, put
+from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,8 +91,7 @@ class Modulo8(Coder):
             return decoded.copy_(record[ALIGN : ALIGN + 2 * block.size].view(torch.bfloat16))
         # q = low + 256 round((s_own / step - low) / 256)
         low = self._low[: block.size].copy_(record[ALIGN : ALIGN + block.size])
-        torch.mul(change, self.settings.beta * 128 / bound, out=decoded)
-        decoded.add_(phi, alpha=self.settings.gamma * 128 / bound).sub_(low)
+        message_of_change(change, phi, self.settings, decoded, 128 / bound).sub_(low)
         decoded.mul_(1 / 256).round_().mul_(256).add_(low)
         if check and self._digest(self._whole[: block.size].copy_(decoded)) != digest:
             return None

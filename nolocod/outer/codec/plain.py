@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod.outer.codec.base import Coder, padded
+from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +32,8 @@ class Float32(Coder):
 
     def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
         size = self.largest(block.size)
-        torch.mul(change, self.settings.beta, out=out[: 4 * block.size].view(torch.float32)).add_(
-            phi, alpha=self.settings.gamma
-        )  # as `exact` does, without a pass through scratch
+        # as `exact` does, without a pass through scratch
+        message_of_change(change, phi, self.settings, out[: 4 * block.size].view(torch.float32))
         out[4 * block.size : size].zero_()
         return size
 

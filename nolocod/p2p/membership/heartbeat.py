@@ -1,4 +1,4 @@
-"""Heartbeats: what a member says of itself, signed, made by `OwnHeartbeat` and read by `read`.
+"""Heartbeats: what a member says of itself, made by `OwnHeartbeat` and read by `read`. proto/envelope.py signs them.
 
 The rule: a `Heartbeat` follows from its bytes alone, so that it need be read only once. When it was heard, and what that
 means, is the table's matter.

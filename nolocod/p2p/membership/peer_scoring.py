@@ -1,4 +1,4 @@
-"""Peer scoring: what this node thinks of each peer by its conduct, and whom it bans for a while.
+"""Peer scoring: what this node thinks of each peer by its conduct, and whom it bans for a while (mesh.py tells the others).
 
 The rule: only what a peer must have done itself counts against it. All that reaches us is signed, so a false signature or
 an altered byte is its sender's doing; a line that breaks or is slow may be nobody's, and bans nobody. A score is a moving

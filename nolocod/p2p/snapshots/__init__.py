@@ -1,4 +1,4 @@
-"""Weights for newcomers: served, fetched whole, and fetched in parts from other donors.
+"""Weights for newcomers: served, fetched whole, and fetched in parts (samples) from other donors.
 
-Not here: exchanges between partners (exchange), what is compared (trainer.compare_donors).
+Not here: exchanges between partners (exchange), which donor is believed (node.weights, trainer.compare_donors).
 """

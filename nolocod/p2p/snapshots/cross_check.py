@@ -1,4 +1,4 @@
-"""What other donors hold, in parts: so that no donor's weights are taken on its word alone.
+"""Samples of what other donors hold, so that no donor's weights are taken on its word alone; node/weights.py judges them.
 
 The rule: each donor signs for all of its snapshot before it learns which chunks are asked for, and those are drawn anew by
 chance each time, the same of every donor. Nobody is waited for: who is busy, gone or slow does not count. What the parts
