@@ -29,7 +29,6 @@ from nolocod.p2p.host import HostLimits
 from nolocod.p2p.libp2p_patches import MAX_LINE as MAX_LINE_OF_NAMES
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.nat.autonat import AutoNatLimits
-from nolocod.p2p.nat.circuit_relay import RelayLimits
 from nolocod.p2p.settings import Relaying
 from nolocod.p2p.snapshots.client import ROOM
 from nolocod.p2p.timing import Timing
@@ -117,7 +116,8 @@ _LIMITS_HEAD = """\
 
 Made by `python tools/docs.py` from the code; do not edit.
 
-What peers, and time, may take of a node at most: the value, where it is set, and the test at the bound.
+What peers, and time, may take of a node at most: the value, the file below `nolocod/` (or the flag) that sets it, and the test
+at the bound. Defaults of flags are in `commands/node.py`.
 """
 
 
@@ -214,11 +214,11 @@ def _label(name: str, values: list[str]) -> str:
 
 def bounds() -> list[Bound]:
     """Every bound that the page names, with its value as the code has it."""
-    host, mux, wire, relay, timing = HostLimits(), MuxLimits(), Limits(), RelayLimits(), Timing()
+    host, mux, wire, timing = HostLimits(), MuxLimits(), Limits(), Timing()
     asked, held = AutoNatLimits(), inspect.signature(HeldMemory).parameters
     receipts = inspect.signature(ReceiptStore).parameters["limit"].default
     return [
-        Bound("connections", "at once", f"{host.connections}", "`HostLimits`", "so_many_connections_and_no_more"),
+        Bound("connections", "at once", f"{host.connections}", "`--max-connections`", "so_many_connections_and_no_more"),
         Bound(
             "connections",
             "of these opened by others",
@@ -230,7 +230,7 @@ def bounds() -> list[Bound]:
             "connections",
             "opened by one address group",
             f"{host.inbound.per_source}",
-            "`ConnectionLimits`",
+            "`--max-per-address`",
             "so_many_of_one_group_of_addresses",
         ),
         Bound(
@@ -336,7 +336,7 @@ def bounds() -> list[Bound]:
             "`Relay.strangers`",
             "members_take_the_reservations_of_strangers_and_partners_those_of_members",
         ),
-        Bound("relaying", "circuits at once", f"{relay.circuits}", "`RelayLimits`", "no_more_circuits_than_allowed"),
+        Bound("relaying", "circuits at once", f"{Relaying.circuits}", "`p2p/settings.py`", "no_more_circuits_than_allowed"),
         Bound(
             "relaying",
             "all circuits together",
@@ -355,7 +355,7 @@ def bounds() -> list[Bound]:
             "weights for others",
             "newcomers served at once",
             f"{NodeConfig.max_uploads}",
-            "`NodeConfig`",
+            "`--max-uploads`",
             "slots_are_counted_and_freed",
         ),
         Bound(

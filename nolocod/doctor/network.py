@@ -53,7 +53,7 @@ _CONNECT = 4.0
 _ANSWER = 6.0
 """Seconds for a question and its answer."""
 _CLOCK_WARN, _CLOCK_FAIL = 30.0, 600.0
-"""Seconds; a node whose clock is 600 s off ends with NLC-124."""
+"""Seconds; from 600 s on a node warns too (NLC-124)."""
 _BEAT = 15.0
 """Seconds: the largest age of a peer's own heartbeat when it reaches us."""
 _UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
