@@ -19,19 +19,7 @@ from nolocod.errors import RefusedError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
 from nolocod.outer.wasted import WastedTime
-from nolocod.proto.types import (
-    Accept,
-    Answer,
-    Applied,
-    Box,
-    Busy,
-    Description,
-    Ended,
-    Inspection,
-    Offer,
-    Refuse,
-    Standing,
-)
+from nolocod.proto.types import Accept, Answer, Applied, Box, Busy, Description, Ended, Inspection, Offer, Refuse, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -146,13 +134,7 @@ class OuterLoop:
     """Drives outer steps for one trainer, as offerer (`run`) and as answerer (proto.types.Answerer)."""
 
     def __init__(
-        self,
-        own: PeerId,
-        trainer: Trainer,
-        mesh: Mesh,
-        settings: LoopSettings,
-        emit: Emit,
-        probation: Callable[[PeerId], bool],
+        self, own: PeerId, trainer: Trainer, mesh: Mesh, settings: LoopSettings, emit: Emit, probation: Callable[[PeerId], bool]
     ) -> None:
         """`probation`: whether a partner is so new to us that its messages count for less (manifest.Trust)."""
         self._own = own

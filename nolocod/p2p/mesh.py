@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import (
-    NolocodError,
-    PeerTooSlowError,
-    PeerUnavailableError,
-    RelayBudgetError,
-    RemoteError,
-    VersionError,
-)
+from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, RelayBudgetError, RemoteError, VersionError
 from nolocod.p2p.discovery.address_book import AddressBook
 from nolocod.p2p.discovery.bootstrap import Discovery, find_run
 from nolocod.p2p.discovery.kademlia import open_dht

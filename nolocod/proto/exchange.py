@@ -123,12 +123,7 @@ class Exchange:
         self._step(">offer")
         self.subject = subject
         self._tell_standing(standing)
-        offer = pb.Offer(
-            standing=self._own.standing,
-            codec=self._setting.codec,
-            size=self._setting.size,
-            fragment=subject,
-        )
+        offer = pb.Offer(standing=self._own.standing, codec=self._setting.codec, size=self._setting.size, fragment=subject)
         return self._seal(offer=offer)
 
     def accept(self, standing: Standing) -> bytes:

@@ -34,12 +34,7 @@ _S = Serving
 
 _NEWCOMER: dict[Serving, dict[str, Serving]] = {
     _S.NEW: {">snapshot_request": _S.ASKED, ">chunk_request": _S.MOVING},
-    _S.ASKED: {
-        "<working": _S.ASKED,
-        "<snapshot_offer": _S.DESCRIBED,
-        "<busy": _S.CLOSED,
-        "<refuse": _S.CLOSED,
-    },
+    _S.ASKED: {"<working": _S.ASKED, "<snapshot_offer": _S.DESCRIBED, "<busy": _S.CLOSED, "<refuse": _S.CLOSED},
     _S.DESCRIBED: {">chunk_request": _S.MOVING},
     _S.MOVING: {
         "<chunk": _S.MOVING,

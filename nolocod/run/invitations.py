@@ -97,10 +97,7 @@ def seal_invitation(invitation: Invitation, owner: Identity) -> bytes:
 
 def seal_revocations(revocations: Revocations, run_id: str, owner: Identity) -> bytes:
     body = pb.Revocations(
-        run_id=run_id,
-        version=revocations.version,
-        invitations=sorted(revocations.invitations),
-        peers=sorted(revocations.peers),
+        run_id=run_id, version=revocations.version, invitations=sorted(revocations.invitations), peers=sorted(revocations.peers)
     )
     return _seal(_REVOCATIONS, body.SerializeToString(deterministic=True), owner)
 

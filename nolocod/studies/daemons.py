@@ -56,13 +56,7 @@ class Daemon:
         environment = os.environ | {"PYTHONPATH": str(self.source)} if self.source else None
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd=self.source,
-                env=environment,
-                process_group=0,
+                line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.source, env=environment, process_group=0
             )
 
     @property

@@ -105,10 +105,7 @@ class Pages:
 
 
 async def serve_http(
-    address: Address,
-    pages: Pages,
-    access: PageAccess | None = None,
-    task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    address: Address, pages: Pages, access: PageAccess | None = None, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve the pages until cancelled; `task_status` is given the bound "host:port". Without `access`, only this machine
     may read them.

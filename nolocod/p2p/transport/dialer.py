@@ -81,11 +81,7 @@ class Dialer:
     """
 
     def __init__(
-        self,
-        swarm: Swarm,
-        listening: Sequence[Address],
-        patience: float,
-        connection_manager: ConnectionManager,
+        self, swarm: Swarm, listening: Sequence[Address], patience: float, connection_manager: ConnectionManager
     ) -> None:
         self._swarm = swarm
         self.connection_manager = connection_manager

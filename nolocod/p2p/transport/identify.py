@@ -60,9 +60,7 @@ async def ask(stream: Stream) -> Identified:
     listen = [text for text in await texts_of(message.listen_addrs[:_MOST_ADDRESSES]) if dialable(text)]
     observed = readable(message.observed_addr)
     return Identified(
-        observed if observed and straight(observed) else None,
-        tuple(listen),
-        frozenset(message.protocols[:_MOST_PROTOCOLS]),
+        observed if observed and straight(observed) else None, tuple(listen), frozenset(message.protocols[:_MOST_PROTOCOLS])
     )
 
 

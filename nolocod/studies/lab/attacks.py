@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 PAGE = "attacks.md"
 NONE, MIXED = "none", "all mixed"
 OFF = presets.UNDEFENDED
-DEFENCES = {
-    "none": OFF,
-    "clip": msgspec.structs.replace(OFF, clip=1.5),
-    "as by default": Trust(),
-}
+DEFENCES = {"none": OFF, "clip": msgspec.structs.replace(OFF, clip=1.5), "as by default": Trust()}
 """Reputation and probation are nothing alone: they follow from what the others refuse, and change the clip radius."""
 
 
