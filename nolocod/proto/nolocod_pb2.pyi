@@ -228,7 +228,7 @@ class Offer(_message.Message):
     """--- exchange: Offer -> Accept, then both ways at once Describe and chunks, then Confirm, Commit, Acknowledge
 
     `codec` is its name and version; `size` that of the largest message. `fragment`: which part of the model.
-    `dense`: the slow weights travel too; they do if either side asks for it.
+    `dense` is neither set nor read any more (a codec of release 0.1 had it): a partner of that release sets it in any other codec.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -412,7 +412,10 @@ Global___Side: _TypeAlias = Side  # noqa: Y015
 
 @_typing.final
 class Confirm(_message.Message):
-    """`skipped`: bit map of the blocks of the other's message that the sender could not decode; neither side merges them."""
+    """`skipped`: bit map of the blocks of the other's message that the sender could not decode; neither side merges them.
+    `skipped_signature`: the sender's, under the receipt and `skipped`; whoever told its terms sends it.
+    The answerer holds verified bytes:
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -442,6 +445,8 @@ Global___Confirm: _TypeAlias = Confirm  # noqa: Y015
 
 @_typing.final
 class Commit(_message.Message):
+    """So does the offerer: the decision."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPT_FIELD_NUMBER: _builtins.int
