@@ -259,6 +259,8 @@ def node() -> dashboard.Dashboard:
             lines("Processor", "Of the network process.", "percentunit", counted("process_cpu_seconds_total", "cores", "")),
             lines("Tasks and files", "That only grow: a leak.", "none", gauge("nolocod_tasks", "tasks"),
                   gauge("process_open_fds", "open files")),
+            lines("Loop lag", "How late the network process answers, in 10 minutes.", "s",
+                  share(0.5, "nolocod_loop_lag_seconds"), share(0.99, "nolocod_loop_lag_seconds")),
             lines("Disk left", "For the data directory.", "bytes", gauge("nolocod_disk_free_bytes", "left")),
             lines("Clock", "The members' median minus its own.", "s", gauge("nolocod_clock_offset_seconds", "offset")),
             lines("Trainer failures and errors", "Per minute.", _PER_MINUTE,

@@ -19,7 +19,7 @@ from nolocod import identity
 from nolocod.disk import write_whole
 from nolocod.errors import AllowanceError, ClonedIdentityError, LostStepsError, TrainerError, WrongRunError, first_error
 from nolocod.node import data_directory
-from nolocod.node.host_checks import check_host
+from nolocod.node.host_checks import check_host, watch_loop
 from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
 from nolocod.node.schedule import PausePolicy, month_spent, on_battery, outside_hours
 from nolocod.node.supervisor import Supervisor
@@ -71,6 +71,7 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
             http = await nursery.start(serve_http, config.http, Pages(node.status, node.metrics), _page_access(config))
             supervisor.ready()
             nursery.start_soon(supervisor.feed)
+            nursery.start_soon(watch_loop, node.metrics.loop_lag.observe)
             await node.run(http)
             nursery.cancel_scope.cancel()
 

@@ -1,4 +1,5 @@
-"""What a node looks at now and then on its own machine: the disk under its data directory, and its clock beside others'.
+"""What a node looks at now and then on its own machine: the disk under its data directory, its clock beside others', and how
+late its event loop is.
 
 The rule: it only looks and tells. That a disk is full is an error where somebody needs it; a clock that is off ends nobody.
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _EVERY = 15.0
 """Seconds: as often as Prometheus mostly scrapes."""
+_TICK = 0.05
+"""Seconds between two looks at how late the event loop is."""
 _CLOCK_LIMIT = 600.0
 """Seconds by which this clock may differ from the verified members' median until that is told."""
 
@@ -46,3 +49,11 @@ def _free(folder: Path) -> int | None:
         return shutil.disk_usage(folder).free
     except OSError:
         return None
+
+
+async def watch_loop(tell: Callable[[float], None]) -> None:
+    """Tell by how many seconds the event loop woke this task too late, until cancelled."""
+    while True:
+        due = trio.current_time() + _TICK
+        await trio.sleep_until(due)
+        tell(max(0.0, trio.current_time() - due))

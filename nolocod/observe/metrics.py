@@ -41,6 +41,7 @@ _ACTIVITIES: dict[type[events.Event], str] = {
 _DIRECTIONS = ("sent", "received")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """From a toy model in one room to gigabytes over a home line."""
+_LAGS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _WEIGHTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1.0)
 
 
@@ -71,6 +72,8 @@ class Metrics:
         if tasks is not None:
             text = "Tasks of the network process; a count that only grows is a leak."
             Gauge("nolocod_tasks", text, registry=registry).set_function(tasks)
+        late = "How late the network process's event loop wakes a task."
+        self.loop_lag = Histogram("nolocod_loop_lag_seconds", late, buckets=_LAGS, registry=registry)
 
     def render(self) -> bytes:
         """The whole page in Prometheus' text format (`content_type`)."""

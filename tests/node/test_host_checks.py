@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
-from nolocod.node.host_checks import check_host
+from nolocod.node.host_checks import check_host, watch_loop
 from nolocod.observe.events import Event, HostChecked, Troubled
 
 if TYPE_CHECKING:
@@ -76,3 +77,14 @@ async def test_a_folder_that_is_gone_ends_nothing(tmp_path: Path, autojump_clock
     with trio.move_on_after(1):
         await check_host(tmp_path / "gone", lambda: 0.0, told.append)
     assert told == [HostChecked(0.0, None)]
+
+
+async def test_a_loop_that_is_held_up_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    late: list[float] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_loop, late.append)
+        await trio.sleep(0.075)
+        autojump_clock.jump(0.3)  # something that took so long
+        await trio.sleep(0.06)
+        nursery.cancel_scope.cancel()
+    assert late == pytest.approx([0.0, 0.275, 0.0])
