@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.errors import NolocodError, PeerTooSlowError, PeerUnavailableError, RelayBudgetError, RemoteError, VersionError
-from nolocod.p2p.discovery.address_book import AddressBook
+from nolocod.p2p.discovery.address_book import AddressBook, save_aside
 from nolocod.p2p.discovery.bootstrap import Discovery, find_run
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.discovery.run_info import serve_info
@@ -242,8 +242,8 @@ class Mesh:
         for member in self.live():
             if member.verified or (few and member.reach):
                 self._book.remember(member.peer_id, member.addresses, time.time())
-        await trio.to_thread.run_sync(self._book.save)
-        await trio.to_thread.run_sync(self._records.save)
+        await save_aside(self._book.save, self._parts.emit)
+        await save_aside(self._records.save, self._parts.emit)
 
     async def _remember(self) -> None:
         """Save now and then, and at once whom we know first: a node that is killed then finds back without a bootstrap."""

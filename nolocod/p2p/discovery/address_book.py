@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import trio
 from msgspec import Meta
 
 from nolocod.disk import written_whole
@@ -18,13 +19,14 @@ from nolocod.observe.events import Troubled
 from nolocod.p2p.transport.multiaddrs import dialable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from nolocod.observe.events import Emit
 
 CAPACITY = 200
 MAX_BYTES = 1 << 20
+_ONE = trio.CapacityLimiter(1)
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -78,13 +80,22 @@ class AddressBook:
         return self._peers[peer].addresses if peer in self._peers else ()
 
     def save(self) -> None:
-        """Write the file if anything changed. Blocks on the disk; a failure is told, not raised."""
+        """Write the file if anything changed. Blocks on the disk; raises DiskFullError or DataDirError."""
         if not self._dirty:
             return
         self._dirty = False
         try:
             with written_whole(self._path) as file:
                 file.write(msgspec.json.encode(list(self._peers.values())))
-        except LocalError as error:
+        except LocalError:
             self._dirty = True  # the next save tries again
-            self._emit(Troubled(error.code, error.cause))
+            raise
+
+
+async def save_aside(save: Callable[[], None], emit: Emit) -> None:
+    """Write a file in a thread, one at a time: two would take its temporary name from each other. A failure is told here, not
+    in the thread, where no event may be followed."""
+    try:
+        await trio.to_thread.run_sync(save, limiter=_ONE)
+    except LocalError as error:
+        emit(Troubled(error.code, error.cause))

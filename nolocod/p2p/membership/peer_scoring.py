@@ -246,13 +246,13 @@ class Records:
             reputation.emit(Troubled(DataDirError.entry.code, cause))
 
     def save(self) -> None:
-        """Write the file if anything changed. Blocks on the disk; a failure is told, not raised."""
+        """Write the file if anything changed. Blocks on the disk; raises DiskFullError or DataDirError."""
         if not self._reputation.dirty:
             return
         self._reputation.dirty = False
         try:
             with written_whole(self._path) as file:
                 file.write(self._reputation.dump())
-        except LocalError as error:
+        except LocalError:
             self._reputation.dirty = True  # the next save tries again
-            self._reputation.emit(Troubled(error.code, error.cause))
+            raise

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Troubled
-from nolocod.p2p.discovery.address_book import CAPACITY, AddressBook
+from nolocod.p2p.discovery.address_book import CAPACITY, AddressBook, save_aside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,13 +90,29 @@ def test_a_damaged_file_is_told_and_forgotten(tmp_path: Path, content: bytes) ->
     assert AddressBook(path, silent).addresses(PeerId("p")) == (HERE,)
 
 
-def test_a_disk_that_does_not_take_it_is_told(tmp_path: Path) -> None:
-    told: list[Event] = []
-    book = AddressBook(tmp_path / "folder" / "peers.json", told.append)
+async def test_a_disk_that_does_not_take_it_is_told_by_the_loop(tmp_path: Path) -> None:
+    """Not by the thread that writes: who follows events asks trio for the time, and a node that could not save ended."""
+    told: list[tuple[float, Event]] = []
+    book = AddressBook(tmp_path / "folder" / "peers.json", silent)
     (tmp_path / "folder").write_text("a file where a folder is needed")
     book.remember(PeerId("p"), (HERE,), 1.0)
-    book.save()
-    assert [type(event) for event in told] == [Troubled]
+    await save_aside(book.save, lambda event: told.append((trio.current_time(), event)))
+    assert [type(event) for _, event in told] == [Troubled]
     (tmp_path / "folder").unlink()
-    book.save()
+    await save_aside(book.save, silent)
     assert AddressBook(tmp_path / "folder" / "peers.json", silent).addresses(PeerId("p")) == (HERE,), "it is tried again"
+
+
+async def test_no_two_write_at_once() -> None:
+    """They took the temporary name from each other, and the slower one ended its node."""
+    met = threading.Barrier(2)
+    together = []
+
+    def save() -> None:
+        with suppress(threading.BrokenBarrierError):
+            together.append(met.wait(0.1))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(save_aside, save, silent)
+    assert together == []
