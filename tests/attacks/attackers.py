@@ -162,9 +162,10 @@ async def relay(target: Target) -> None:
         client = RelayClient(host)
         while True:
             await host.connect(target.peer, (target.address,))
-            for asked in (client.reserve(target.peer), client.connect(target.peer, Identity.generate().peer_id)):
+            nobody = Identity.generate().peer_id
+            for ask_for in (client.reserve, lambda relay, nobody=nobody: client.connect(relay, nobody)):
                 try:
-                    await asked
+                    await ask_for(target.peer)
                 except RemoteError:
                     target.done += 1
 
