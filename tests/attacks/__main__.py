@@ -128,7 +128,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(Path(folder))
         try:
-            first = swarm.found()
+            first = swarm.found(steps=100)
             swarm.wait("the first node's address", lambda: bool(first.report and first.report.addresses))
             others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2)]
             swarm.wait_paired([first, *others], _SETTLED)

@@ -186,6 +186,5 @@ def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
     for daemon in (first, second):
         orders_of(daemon).unlink(missing_ok=True)
     faulty.wait_paired([newcomer], 1)
-    for daemon in (first, second, newcomer):
-        assert daemon.signal(signal.SIGTERM) == 0
+    faulty.stop(first, second, newcomer)
     assert same_receipts(first, second)

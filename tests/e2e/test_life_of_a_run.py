@@ -49,7 +49,7 @@ class Pair(Swarm):
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     pair = Pair(tmp_path_factory.mktemp("life"))
     try:
-        pair.first = pair.found(steps=20)
+        pair.first = pair.found()
         pair.wait("the first node tells its address", lambda: ready(pair.first))
         bootstraps = ("--bootstrap", NOBODY, "--bootstrap", pair.first.address)
         pair.second = pair.daemon().run("join", *bootstraps, "--http", "0.0.0.0:0")

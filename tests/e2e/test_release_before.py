@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -75,10 +74,6 @@ def receipts(daemon: Daemon) -> dict[str, dict[str, object]]:
     return {receipt.session.hex(): receipt_audit.as_fields(receipt) for receipt in verdict.receipts}
 
 
-def stop_all(daemons: list[Daemon]) -> None:
-    assert [daemon.signal(signal.SIGTERM) for daemon in daemons] == [0] * len(daemons)
-
-
 def assert_agreed(one: Daemon, other: Daemon) -> None:
     """Both have stopped, and hold the same receipts of what they did together."""
     ours, theirs = receipts(one), receipts(other)
@@ -94,7 +89,7 @@ def test_an_old_founder_and_a_new_joiner_pair_and_this_release_goes_on_in_the_ol
     new = join(swarm, old, None)
     before = old.report
     assert before is not None
-    stop_all([old, new])
+    swarm.stop(old, new)
     assert_agreed(old, new)
 
     peer, held = load(old.paths.identity).peer_id, len(receipts(old))
@@ -112,12 +107,12 @@ def test_an_old_founder_and_a_new_joiner_pair_and_this_release_goes_on_in_the_ol
     told = [line for line in old.log.read_text().splitlines() if line.split()[1] in ("warning", "error")]
     assert all("NLC-110" in line for line in told), "only that the peer it remembers is gone"
     assert told, "it remembers its peer"
-    stop_all([old])
+    swarm.stop(old)
     assert len(receipts(old)) == held
 
 
 def test_a_new_founder_and_an_old_joiner_pair(swarm: Swarm, release_before: Path) -> None:
     new = found(swarm, None)
     old = join(swarm, new, release_before)
-    stop_all([new, old])
+    swarm.stop(new, old)
     assert_agreed(new, old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from nolocod.studies import daemons
 from nolocod.studies.daemons import DaemonError
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -42,12 +42,12 @@ tie_word_embeddings = true
 [data]
 source = "text"
 [inner]
-steps = 100
+steps = 20
 batch = 2
 sequence = 32
 [outer]
 patience = 5.0
-staleness = 1000  # as far as one node is ever ahead of another that a busy machine keeps waiting
+staleness = 5000  # as far as one node is ever ahead of another that a busy machine keeps waiting
 [evaluation]
 batches = 2
 """
@@ -118,11 +118,11 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "modulo8", outer: str = "", steps: int = 100) -> Daemon:
+    def found(self, codec: str = "modulo8", outer: str = "", steps: int = 20) -> Daemon:
         """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
-        text = RUN_FILE.replace("modulo8", codec).replace("steps = 100", f"steps = {steps}")
+        text = RUN_FILE.replace("modulo8", codec).replace("steps = 20", f"steps = {steps}")
         run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
         data_directory.found(first.paths, run_file)
         return first.run("start")
@@ -150,6 +150,12 @@ class Swarm:
     def wait_round(self, daemon: Daemon, number: int) -> None:
         """Until `daemon` has reached a round."""
         self.wait(f"round {number}", lambda: bool((report := daemon.report) and report.round >= number))
+
+    def stop(self, *daemons: Daemon) -> None:
+        """End these in order, all at once; each must say that it did."""
+        for daemon in daemons:
+            daemon.running.send_signal(signal.SIGTERM)
+        assert [daemon.running.wait(ENOUGH) for daemon in daemons] == [0] * len(daemons)
 
     def end(self) -> None:
         for daemon in self.daemons:
