@@ -35,8 +35,8 @@ START = 300.0
 """What a node may take from its start to a training member: torch is slow to import where many do at once."""
 PAIRING = 300.0
 """What anything that nodes do with each other may take on a busy machine: scenarios give up then."""
-CAUGHT = Load(hidden=512, steps=20)
-"""Of which an exchange takes long enough to be caught in its middle."""
+CAUGHT = Load(hidden=256, steps=20)
+"""Of which an exchange takes long enough to be caught in its middle: a relay carries it in four seconds."""
 
 
 def pairs(node: Node, other: Node) -> list[ExchangeRow]:
@@ -58,10 +58,16 @@ def training(*nodes: Node) -> bool:
 
 def publics(net: Internet, nodes: Swarm, count: int, delay: float = 0.0) -> list[Node]:
     """Nodes that everybody reaches: the run's first, and others; helpers and relays of those behind routers."""
+    found = started(net, nodes, count, delay)
+    nodes.wait("the public nodes train", lambda: training(*found), START)
+    return found
+
+
+def started(net: Internet, nodes: Swarm, count: int, delay: float = 0.0) -> list[Node]:
+    """The same before they train, so that others start beside them."""
     found = [nodes.found(net.public(delay))]
     for _ in range(count - 1):
         found.append(nodes.public(net.public(delay), found[:1]))
-    nodes.wait("the public nodes train", lambda: training(*found), START)
     return found
 
 

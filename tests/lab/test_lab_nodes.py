@@ -34,7 +34,7 @@ class Neighbours:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
     with internet() as net, swarm(tmp_path_factory.mktemp("lab"), scenarios.CAUGHT) as nodes:
         homes = [net.home("cone", delay=10.0), net.home("cone", delay=10.0), net.home("symmetric"), net.home("symmetric")]
-        public = scenarios.publics(net, nodes, 3)
+        public = scenarios.started(net, nodes, 3)
         one, other, third, fourth = (nodes.join(home.hosts[0], public) for home in homes)
         yield Neighbours(nodes, public, [one, other], [third, fourth], homes[0])
 
