@@ -1,8 +1,9 @@
 """How the tests share the processes of `./test`, and which are the unit suite.
 
 A module of tests/e2e or tests/lab stays in one process, since its tests share daemons; all others run wherever there is
-room. Torch has one thread in each process: on tensors as small as here a second one only spins, on the core that another
-process needs.
+room. These groups come first, the longest before the others: their daemons wait for one another, and for trainers that
+yield to whatever else computes. The other tests fill up the processes at the end. Torch has one thread in each process: on
+tensors as small as here a second one only spins, on the core that another process needs.
 
 `-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import.
 """
@@ -28,8 +29,12 @@ SYSTEM = {
 """Who imports one of these, or something out of it, opens sockets or starts processes."""
 
 
+LONGEST = ("test_life_of_a_run", "test_faults_live", "test_lab_nodes", "test_swarm", "test_release_before", "test_study")
+"""Groups that begin before all others, in this order."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     modules: dict[object, bool] = {}
     for item in items:
         assert isinstance(item, pytest.Function)
@@ -38,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.system)
         if item.path.parent.name in ("e2e", "lab"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if config.getoption("loadgroup", default=False):
+        items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> int:
+    """When an item's group is to begin; xdist takes groups as they come (--no-loadscope-reorder)."""
+    if not item.get_closest_marker("xdist_group"):
+        return len(LONGEST) + 1
+    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
