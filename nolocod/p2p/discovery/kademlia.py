@@ -48,7 +48,9 @@ PROTOCOL = "/nolocod/kad/1.0.0"
 _ANSWER = 5.0
 """Seconds for one server's answer to a look-up."""
 _MOST_BYTES = 64 << 10
-"""Of any message: 20 providers and 20 servers, each with a record that it signed, take half of it."""
+"""Of an answer: 20 providers and 20 servers, each with a record that it signed, take half of it."""
+_MOST_OF_QUESTION = 4 << 10
+"""One node's addresses, twice: in a provider's record and in one that it signed."""
 _MOST_PROVIDERS = 64
 _MOST_ADDRESSES = 16
 _SHA2_256 = b"\x12\x20"
@@ -61,7 +63,7 @@ _ADDRESS_LIFE = 3600
 async def open_dht(host: Host, run_id: RunId, serves: Callable[[], bool] = lambda: True) -> AsyncIterator[Dht]:
     """Take part in the DHT: as a server while `serves` says that others can reach us, else as a client, which asks and
     provides and is asked nothing."""
-    own_dht(PROTOCOL, _MOST_BYTES)
+    own_dht(PROTOCOL, _MOST_BYTES, _MOST_OF_QUESTION)
     dht = Dht(host, run_id, serves)
     await dht.switch_mode()
     async with background_trio_service(dht.kad):

@@ -328,6 +328,7 @@ def test_three_bans_of_one_address_group_keep_out_its_strangers_and_no_partner()
     groups = {f"evil {number}": "203.0.113.0/24" for number in range(3)} | {
         "fourth": "203.0.113.0/24",
         "partner": "203.0.113.0/24",
+        "elsewhere": "198.51.100.0/24",
     }
     reputation = Reputation(lambda _: None, group_of=lambda peer: groups.get(peer))
     reputation.judge(PeerId("partner"), Conduct.COMMITTED, 0.0)
