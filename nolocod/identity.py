@@ -96,7 +96,7 @@ def load_or_create(path: Path) -> Identity:
 def load(path: Path) -> Identity:
     """Read the identity at `path`; IdentityError if there is none, and as for `load_or_create`."""
     if not path.exists():
-        raise IdentityError(f"{path} does not exist.", remedy="`nolocod id` creates an identity.")
+        raise IdentityError(f"{path} does not exist.", remedy="Restore your backup, or make a new peer with `nolocod id`.")
     return load_or_create(path)
 
 

@@ -85,7 +85,8 @@ class Node:
         self._config = config
         self._may_seed = may_seed
         self._followers = [self.metrics.follow, self.status.follow, *followers]
-        self._identity = identity.load_or_create(config.paths.identity)
+        known = any(config.paths.checkpoints.glob("round-*"))  # a node was here: it must not become another one unasked
+        self._identity = (identity.load if known else identity.load_or_create)(config.paths.identity)
         self._budget = Budget(config.allowance, Ledger(config.paths.usage), self.emit)
         self._pause_policy = PausePolicy(_checks(config, self._budget, self.emit), self.emit)
         self._pausing = PausableServices(lambda: self._pause_policy.pause is not None)

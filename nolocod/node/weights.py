@@ -134,6 +134,9 @@ class Weights:
         self._loaded = loaded.source == "checkpoint"  # an older one than the newest by name, if that is damaged
         if loaded.source == "seed":
             await self._fetch(_DONOR_PATIENCE)
+            if loaded.trouble and not self._adopted:  # what was learned may be saved yet: nothing is begun over it
+                remedy = "Bring one back from a backup, or remove them all to begin anew."
+                raise CheckpointError(f"no checkpoint in {self._settings.setup.checkpoints} is whole.", remedy=remedy)
         elif self.is_behind():
             await self.refresh()
         self._loaded = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import trio
 
-from nolocod.errors import ClonedIdentityError, DataError, DiskFullError, PeerBusyError, TrainerError
+from nolocod.errors import ClonedIdentityError, DataError, DiskFullError, IdentityError, PeerBusyError, TrainerError
 from nolocod.identity import Identity, PeerId
 from nolocod.node import daemon
 from nolocod.node.config import NodeConfig
@@ -192,6 +192,17 @@ async def test_a_trainer_is_not_started_again_for_a_node_that_stops(scene: Scene
     await scene.run(7.0)  # the dead one is still being put away
     assert len(scene.trainers) == 1
     assert scene.mesh.left
+
+
+async def test_a_node_whose_identity_is_gone_does_not_become_another_one(scene: Scene) -> None:
+    scene.config.paths.identity.unlink()
+    assert Node(scene.config, may_seed=True, followers=[])._identity.peer_id, "of a directory without checkpoints: a new node"
+    scene.config.paths.identity.unlink()
+    (scene.config.paths.checkpoints / "round-00000003").mkdir()
+    with pytest.raises(IdentityError, match="does not exist") as raised:
+        Node(scene.config, may_seed=True, followers=[])
+    assert "Restore your backup" in raised.value.remedy
+    assert not scene.config.paths.identity.exists()
 
 
 # --- another node with our identity ---------------------------------------------------------------------

@@ -36,6 +36,23 @@ async def test_a_checkpoint_is_preferred_to_donors(tmp_path: Path, autojump_cloc
     assert scene.events[-1] == WeightsLoaded(5, "checkpoint")
 
 
+async def test_where_no_checkpoint_is_whole_a_node_begins_nothing_over_them(tmp_path: Path, autojump_clock: object) -> None:
+    """A founder once began again from the seed without a word, and its new checkpoints pushed out the damaged ones."""
+    for name in ("founder", "member"):
+        (tmp_path / name).mkdir()
+    founder = Scene(tmp_path / "founder", source="seed", may_seed=True)
+    founder.trainer.trouble = ("round-6 does not fit its hash", "round-5 neither")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole") as raised:
+        await founder.weights.load()
+    assert "remove them all to begin anew" in raised.value.remedy
+    assert founder.codes == [CheckpointError.entry.code] * 2, "each is named"
+    member = Scene(tmp_path / "member", source="seed")
+    member.trainer.trouble = ("round-6 does not fit its hash",)
+    member.swarm.add("peer", 8)
+    await member.weights.load()
+    assert member.events[-1] == WeightsLoaded(8, "donor")
+
+
 async def test_before_the_weights_are_there_a_node_tells_its_checkpoints_round(tmp_path: Path, autojump_clock: object) -> None:
     (tmp_path / "checkpoints" / "round-00000007").mkdir(parents=True)
     scene = Scene(tmp_path, source="checkpoint", rounds=6)
