@@ -175,14 +175,14 @@ class OuterLoop:
 
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
-        deadline = trio.current_time() + self._settings.patience
+        deadline, began = trio.current_time() + self._settings.patience, self._trainer.standing.round
         pause = _FIRST_PAUSE
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
             own = self._trainer.standing
-            if self._closing or self._settings.reached(own) or not self._due():
-                return  # not due, or at the goal: an exchange that we accepted took the step meanwhile
+            if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
+                return  # it was taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
             late = trio.current_time() >= deadline
             partner = None if late else self._mesh.partner(own, self._avoided())
             self._tries = self._tries + 1 if partner is not None else _OWN_TRIES

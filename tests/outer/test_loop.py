@@ -454,6 +454,19 @@ async def test_patience_ends_in_the_pause_between_two_partners_too(autojump_cloc
     assert trio.current_time() - began - INNER_STEPS < 7
 
 
+async def test_after_an_exchange_longer_than_patience_the_next_step_has_a_patience_of_its_own(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was due as the first ended, and was taken alone at once: over a slow line every second step was a solo one."""
+    monkeypatch.setitem(globals(), "EXCHANGE_SECONDS", 3.0 * INNER_STEPS)
+    table = Table()
+    nodes = [table.add(name, patience=1.5 * INNER_STEPS) for name in "ab"]
+    await run_for(table, 30.0 * INNER_STEPS)
+    for node in nodes:
+        assert len(node.steps("paired")) >= 8
+        assert not node.steps("solo")
+
+
 async def test_at_the_goal_no_further_step_is_taken(autojump_clock: object) -> None:
     """Found by the simulator: who reached the goal as an answerer, on the way to its own boundary, took one step more."""
     table = Table()
