@@ -329,8 +329,7 @@ class Connections:
                 return
             for connection in spare:
                 if not connection.muxed_conn.streams or trio.current_time() >= patience:
-                    with trio.move_on_after(_TIDY), already_gone():
-                        await connection.close()
+                    await _close(connection)
 
     def _disconnected(self, connection: INetConn) -> None:
         peer = PeerId(str(connection.muxed_conn.peer_id))
