@@ -42,6 +42,7 @@ from nolocod.paths import DataDir
 from nolocod.run import invitations
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.units import Address
+from tests.support.wires import own_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -226,8 +227,8 @@ def test_the_stored_run(paths: DataDir) -> None:
 
 
 def test_the_port() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        number = taken.getsockname()[1]
+    number = own_port()
+    with closing(socket.create_server(("127.0.0.1", number))):
         finding = local.port([Address("127.0.0.1", number)], local.Here())
         assert (finding.status, finding.error) == ("fail", "NLC-109")
         ours = data_directory.Running(1, "", "", "", (f"/ip4/127.0.0.1/tcp/{number}/p2p/{OWNER.peer_id}",))
@@ -491,10 +492,7 @@ async def test_a_port_that_was_taken_a_moment_ago_is_no_failure(
     config = MeshSettings(paths.root, listen=(Address("127.0.0.1", 0),), upnp=False)
     found = listed(await examine.examine(config, lambda _: None))
     assert (found["D20"].status, opened) == ("ok", 3), found["D20"].found
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", port),), upnp=False)
+    config = MeshSettings(paths.root, listen=(Address("127.0.0.1", own_port()),), upnp=False)
     found = listed(await examine.examine(config, lambda _: None))
     assert (found["D20"].status, opened) == ("fail", 4), "the owner named this port, and no other"
 

@@ -22,6 +22,7 @@ from nolocod.observe.status.server import Pages, serve_http
 from nolocod.units import Address
 from tests.support.page_states import STATES, peer, ten_peers
 from tests.support.swarm import ENOUGH
+from tests.support.wires import own_port
 from tools import browser
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def axe() -> str:
     return CACHE.read_text(encoding="utf-8")
 
 
-async def in_browser(state: StatusState, look: Callable[[str], None]) -> None:
+async def in_browser(state: StatusState, look: Callable[[str], None], address: Address = LOCAL) -> None:
     """Serve the pages of a node in `state` while `look`, which is told their address, does its work in a thread."""
     async with trio.open_nursery() as nursery:
-        where = await nursery.start(serve_http, LOCAL, Pages(state, Metrics()))
+        where = await nursery.start(serve_http, address, Pages(state, Metrics()))
         await trio.to_thread.run_sync(look, f"http://{where}/")
         nursery.cancel_scope.cancel()
 
@@ -159,15 +160,13 @@ async def test_the_page_works_where_the_browser_blocks_storage(chromium: Browser
 async def test_a_lost_node_is_said_and_found_again(chromium: Browser) -> None:
     state = ten_peers()
     page = chromium.page(*SIZES["desktop"])
-    where = LOCAL
+    where = Address("127.0.0.1", own_port())
 
     def first(address: str) -> None:
-        nonlocal where
-        where = Address.parse(address.removeprefix("http://").rstrip("/"), "")
         page.open(address)
         page.wait(LIVE, ENOUGH)
 
-    await in_browser(state, first)
+    await in_browser(state, first, where)
     await trio.to_thread.run_sync(page.wait, "document.getElementById('link').textContent.startsWith('no answer')", ENOUGH)
     assert "old" in page.run("document.getElementById('main').className")
     state.follow(InnerSteps(1_000_000, 1, 1.25, 1e-3, 0.1))

@@ -60,6 +60,7 @@ from nolocod.observe.status.state import StatusState
 from nolocod.observe.status.terminal_table import Watched, node_table, swarm_lines, swarm_table
 from nolocod.observe.words import duration
 from nolocod.units import Address
+from tests.support.wires import ENOUGH, own_port
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -365,7 +366,7 @@ def test_curves_and_remedies_are_in_the_report(node: Node) -> None:
 
 def fetch(where: str, path: str, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
     name, _, port = where.rpartition(":")
-    connection = http.client.HTTPConnection(name.strip("[]"), int(port), timeout=5)
+    connection = http.client.HTTPConnection(name.strip("[]"), int(port), timeout=ENOUGH)
     connection.request(method, path, headers={"Host": host or where})
     reply = connection.getresponse()
     body = reply.read()
@@ -432,10 +433,10 @@ async def test_cancelling_stops_at_once_and_frees_the_port(node: Node) -> None:
     """With a client that sent half a request, one that sent nothing, and one that does not read."""
     clients = []
     async with trio.open_nursery() as nursery:
-        where = await nursery.start(serve_http, LOCAL, Pages(node.state, Metrics()))
+        where = await nursery.start(serve_http, Address("127.0.0.1", own_port()), Pages(node.state, Metrics()))
         address = Address.parse(where, "")
         for begun in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50):
-            client = socket.create_connection((address.host, address.port), timeout=5)
+            client = socket.create_connection((address.host, address.port), timeout=ENOUGH)
             client.sendall(begun)
             clients.append(client)
         assert (await get(where, "/healthz"))[0] == 200
@@ -443,7 +444,7 @@ async def test_cancelling_stops_at_once_and_frees_the_port(node: Node) -> None:
         nursery.cancel_scope.cancel()
     assert time.perf_counter() - began < 5, "half of what a client may take over its request"
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((address.host, address.port), timeout=5)
+        socket.create_connection((address.host, address.port), timeout=ENOUGH)
     for client in clients:
         client.close()
 

@@ -47,17 +47,31 @@ async def until(condition: Callable[[], object]) -> None:
             await trio.sleep(0.01)
 
 
+_HOLDERS: list[socket.socket] = []
+
+
+def own_port() -> int:
+    """A port of 127.0.0.1 for listeners of this process, one after the other: the system gives it to nobody else.
+
+    A socket that is bound and does not listen holds it; it is in no way of one that may reuse addresses, as all here may.
+    """
+    holder = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        holder.setsockopt(socket.SOL_SOCKET, option, 1)
+    holder.bind(("127.0.0.1", 0))
+    _HOLDERS.append(holder)
+    return int(holder.getsockname()[1])
+
+
 def public(settings: MeshSettings) -> MeshSettings:
     """The same, of a node that says that everybody reaches it: it serves the DHT."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = own_port()
     return replace(settings, listen=(Address("127.0.0.1", port),), announce=(f"/ip4/127.0.0.1/tcp/{port}",))
 
 
 async def wait_members(mesh: Mesh, count: int = 1) -> list[Member]:
-    """Wait until `mesh` has `count` live members, at most 10 seconds; return those that it has."""
-    with trio.move_on_after(10):
+    """Wait until `mesh` has `count` live members, for less than a slow heartbeat takes (60 s); return those that it has."""
+    with trio.move_on_after(ENOUGH / 2):
         while len(mesh.live()) < count:  # noqa: ASYNC110  # see above
             await trio.sleep(0.01)
     return mesh.live()

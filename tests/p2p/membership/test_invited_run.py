@@ -36,7 +36,6 @@ from nolocod.p2p.nat.circuit_relay import RelayClient
 from nolocod.p2p.settings import Access, MeshSettings, Relaying
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
-from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import multiaddr_of
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
@@ -45,7 +44,7 @@ from nolocod.run import credentials
 from nolocod.run.credentials import Grant
 from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
-from tests.support.wires import ENOUGH, until, wait_members
+from tests.support.wires import ENOUGH, own_port, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -206,7 +205,7 @@ async def test_who_was_not_invited_gets_the_manifest_and_nothing_else(tmp_path: 
 
 async def test_a_relay_of_an_invited_run_carries_for_its_members_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is invited comes in by the address of a member that only the relay reaches."""
-    (listen,) = claim((ANYWHERE,))
+    listen = Address("127.0.0.1", own_port())
     async with a_run(tmp_path, monkeypatch, listen=listen) as run, AsyncExitStack() as stack:
         hidden = Node(tmp_path / "ann", access=Access(invite=run.invite()), relaying=Relaying(only=True))
         mesh = await stack.enter_async_context(hidden.join())
