@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -118,13 +119,10 @@ def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def quiet_files(root: Path) -> dict[str, int]:
-    """The directory's files that a node does not write all the time, and when they changed; `.partial`: about to."""
+    """The directory's files that a node does not write all the time, and when they changed; NAME.PID.partial: about to."""
     busy = {"checkpoints", "serving", "incoming", "receipts", "receipts.doubts", "usage.json", "peers.json", "reputation.json"}
-    return {
-        name: os.stat(root / name).st_mtime_ns
-        for name in sorted(os.listdir(root))
-        if name.partition(".json.")[0] + ".json" not in busy and name not in busy
-    }
+    stable = {name for name in os.listdir(root) if re.sub(r"\.\d+\.partial$", "", name) not in busy}
+    return {name: os.stat(root / name).st_mtime_ns for name in sorted(stable)}
 
 
 def test_the_doctor_beside_a_running_node(pair: Pair) -> None:
@@ -165,7 +163,7 @@ def test_every_panel_and_rule_has_data_in_a_healthy_swarm(pair: Pair, tmp_path: 
         command = [sys.executable, "-m", "tools.panels", "--prometheus", url, "--wait", str(ENOUGH)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * ENOUGH, check=False)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{pair.first.tail()}"
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=ENOUGH) as answer:
         page = answer.read()
     said = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=ENOUGH, check=False)
     assert (said.returncode, said.stdout, said.stderr) == (0, b"", b""), "promtool has something to say of a live page"

@@ -16,7 +16,7 @@ import pytest
 from nolocod.identity import load
 from nolocod.p2p.exchange import receipt_audit
 from nolocod.run.manifest import stored_manifest
-from tests.support.swarm import RUN_FILE, ready
+from tests.support.swarm import ENOUGH, RUN_FILE, ready
 
 if TYPE_CHECKING:
     from tests.support.swarm import Daemon, Swarm
@@ -28,16 +28,18 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that holds its package."""
-    done = subprocess.run(["git", "archive", RELEASE_BEFORE, "nolocod"], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["git", "archive", RELEASE_BEFORE, "nolocod"], cwd=ROOT, capture_output=True, timeout=ENOUGH, check=False
+    )
     if done.returncode != 0:
         why = f"the history has no commit {RELEASE_BEFORE}: {done.stderr.decode(errors='replace').strip()}"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
     folder = tmp_path_factory.mktemp("release-before")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as packed:
+        packed.extractall(folder, filter="data")
     where = [sys.executable, "-c", "import nolocod; print(nolocod.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    found = subprocess.run(where, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(where, cwd=folder, env=environment, capture_output=True, text=True, timeout=ENOUGH, check=True)
     assert Path(found.stdout.strip()).is_relative_to(folder), "not this tree's"
     return folder
 
@@ -51,7 +53,7 @@ def found(swarm: Swarm, source: Path | None) -> Daemon:
     create = [sys.executable, "-m", "nolocod", "create", str(run_file), "--data-dir", str(first.paths.root)]
     folder = source or ROOT
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    subprocess.run(create, cwd=folder, env=environment, capture_output=True, timeout=60, check=True)
+    subprocess.run(create, cwd=folder, env=environment, capture_output=True, timeout=ENOUGH, check=True)
     first.run("start")
     swarm.wait("the first node tells its address", lambda: ready(first))
     return first
