@@ -17,6 +17,7 @@ from tests.bench.exchange_run import model_of
 from tests.bench.parties import Pair, pair, started
 from tests.bench.training import TrainingResult, bound_to
 from tests.bench.transport import CARRIERS, RelayResult, TransportResult, relay, transport
+from tests.support.swarm import ENOUGH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,21 +62,21 @@ def echo() -> list[str]:
 
 def test_both_parties_answer_what_they_were_asked() -> None:
     with pair([echo(), echo()]) as two:
-        assert two.ask("nod", 10, number=7) == [{"do": "nod", "number": 7}] * 2
+        assert two.ask("nod", ENOUGH, number=7) == [{"do": "nod", "number": 7}] * 2
 
 
 def test_a_party_that_fails_is_told_with_its_reason() -> None:
     with started([echo()]) as (one,):
         one.tell("fail")
         with pytest.raises(BenchError, match="it could not"):
-            one.hear(10)
+            one.hear(ENOUGH)
 
 
 def test_a_party_that_dies_is_told_with_its_last_words() -> None:
     with started([echo()]) as (one,):
         one.tell("die")
         with pytest.raises(BenchError, match="the last words"):
-            one.hear(10)
+            one.hear(ENOUGH)
 
 
 def test_a_party_that_is_silent_is_given_up() -> None:
@@ -88,10 +89,10 @@ def test_a_party_that_is_silent_is_given_up() -> None:
 def test_no_process_outlives_the_block_not_even_a_grandchild() -> None:
     with started([echo()]) as (one,):
         one.tell("hold", size=1)
-        one.hear(10)
+        one.hear(ENOUGH)
         tree = probe.processes(one.pid)
         assert len(tree) == 2
-    gone, alive = psutil.wait_procs(tree, timeout=5)
+    gone, alive = psutil.wait_procs(tree, timeout=ENOUGH)
     assert (len(gone), alive) == (2, [])
 
 
@@ -101,21 +102,21 @@ def test_no_process_outlives_the_block_not_even_a_grandchild() -> None:
 def test_shared_memory_counts_once_also_where_nobody_has_mapped_it() -> None:
     with started([echo()]) as (one,):
         one.tell("nod")
-        one.hear(10)
+        one.hear(ENOUGH)
         before = probe.memory(one.pid)
         one.tell("hold", size=64 * MB)  # in a file in memory, which a child holds open too
-        one.hear(10)
+        one.hear(ENOUGH)
         assert 64 * MB <= probe.memory(one.pid) - before < 96 * MB
 
 
 def test_the_peak_is_seen_while_the_block_runs() -> None:
     with started([echo()]) as (one,):
         one.tell("hold", size=32 * MB)
-        one.hear(10)
+        one.hear(ENOUGH)
         with probe.watched(one.pid, every=0.001) as peak:
             while not peak.samples:
                 one.tell("nod")
-                one.hear(10)
+                one.hear(ENOUGH)
     assert peak.highest >= 32 * MB
 
 
@@ -126,14 +127,14 @@ def test_a_private_loopback_carries_this_pair_s_bytes_and_no_others() -> None:
         before = two.carried()
         assert _sent_by_others(two) == before
         two.parties[0].tell("send", size=MB)
-        two.parties[0].hear(10)
+        two.parties[0].hear(ENOUGH)
         assert MB <= two.carried() - before < 1.1 * MB
 
 
 def _sent_by_others(two: Pair) -> int:
     """Send something in another network, and return what the pair's has carried."""
     with pair([echo(), echo()]) as others:
-        others.ask("send", 10, size=MB)
+        others.ask("send", ENOUGH, size=MB)
     return two.carried()
 
 

@@ -158,7 +158,7 @@ class Scene:
 
     async def gossip(self, heartbeats: list[bytes]) -> None:
         """Swap views with Alice, and tell her of these."""
-        terms = Terms(self.identity, self.run.run_id, 5.0)
+        terms = Terms(self.identity, self.run.run_id, ENOUGH)
         await ask(await self.stream(GOSSIP), pb.Body(gossip=pb.Gossip(heartbeats=heartbeats, answer=True)), terms, "gossip")
 
 
@@ -367,7 +367,7 @@ async def test_a_partner_that_lies_about_its_round_is_not_followed(tmp_path: Pat
             with suppress(RemoteError):
                 await channel.receive()
 
-        terms = Terms(evil, besieged.run.run_id, 2.0)
+        terms = Terms(evil, besieged.run.run_id, ENOUGH)
 
         async def empty(_: pb.Body) -> pb.Body:
             return pb.Body(gossip=pb.Gossip())
@@ -433,7 +433,7 @@ async def test_silent_connections_of_one_address_leave_the_door_open_for_others(
             await stack.enter_async_context(silent)
         await until(lambda: door.turned_away >= 40)
         assert sum(one.source == "127.0.0.9" for one in door.half_open) <= 16
-        assert files() <= open_before + 60 + 16 + 8, "those that were turned away are closed on our side"
+        await until(lambda: files() <= open_before + 60 + 16 + 8)  # those that were turned away are closed on our side
         async with attacker(1) as other:  # type: ignore[attr-defined]
             await other.connect(besieged.alice.peer_id, besieged.alice.mesh._host.announced)
         await exchanged(besieged)
@@ -444,7 +444,7 @@ async def test_many_identities_of_one_address_have_its_share_of_connections(tmp_
         alice = besieged.alice.mesh._host
         for number in range(10):
             place = Address("127.0.0.30", 0)
-            limits = HostLimits(connect=2.0, negotiate=2.0)
+            limits = HostLimits(connect=ENOUGH, negotiate=ENOUGH)
             one = open_host(Identity.from_secret(bytes([150 + number]) * 32), (place,), (), lambda _: None, limits)
             many = await stack.enter_async_context(one)
             with suppress(RemoteError):
@@ -480,8 +480,9 @@ async def test_members_that_point_at_a_stranger_have_us_knock_there_a_few_times(
             run_id = besieged.run.run_id
             await besieged.gossip([well_signed(number, run_id, place) for number in range(start, start + 10)])
         await until(lambda: len(alice.mesh.live()) > 20)
+        await until(lambda: knocked)
         await trio.sleep(3.0)
-        assert 0 < knocked <= 2 * (6 + 2), "of both"
+        assert knocked <= 2 * (6 + 2), "of both"
         assert len(alice.mesh.live()) <= QUICK.capacity
         await exchanged(besieged)
         nursery.cancel_scope.cancel()

@@ -11,8 +11,10 @@ import pytest
 
 from nolocod.errors import UsageError
 from nolocod.studies.daemons import Daemon, DaemonError, end, folder
+from tests.support.swarm import ENOUGH, gone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 STUBBORN = """
@@ -31,11 +33,18 @@ def daemon(root: Path, script: str) -> Daemon:
     return one
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + ENOUGH
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_one_that_ended_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     one = daemon(tmp_path, "import sys; sys.exit(f'the last words of {sys.argv[1]}')")
-    one.running.wait(10)
+    one.running.wait(ENOUGH)
     with pytest.raises(DaemonError, match=r"(?s)node-0 ended with status 1\..*the last words of join"):
-        one.wait("anything", 10, lambda _: True)
+        one.wait("anything", ENOUGH, lambda _: True)
 
 
 def test_one_that_never_answers_is_given_up(tmp_path: Path) -> None:
@@ -50,13 +59,11 @@ def test_one_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 def test_who_does_not_end_in_time_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     one = daemon(tmp_path, STUBBORN)
-    deadline = time.monotonic() + 10
-    while "child" not in one.tail() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: "child" in one.tail())
     child = psutil.Process(int(one.tail().split()[1]))
     end([one, Daemon(tmp_path / "never-started")], 0.2)
     assert one.running.returncode == -signal.SIGKILL
-    assert psutil.wait_procs([child], timeout=5)[1] == [] or child.status() == psutil.STATUS_ZOMBIE
+    until(lambda: gone(child))
 
 
 def test_a_folder_that_is_kept_was_empty(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import psutil
@@ -79,15 +80,15 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
             weights.append(load_file(tmp_path / "weights"))
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
         # A blocking run waits at the boundary, and when its patience ends it trains on by itself.
-        await alice.load(setup_for(sealed_run(outer=Outer(blocking=True, patience=0.2)), tmp_path, "alice"))
+        await alice.load(setup_for(sealed_run(outer=Outer(blocking=True, patience=1.0)), tmp_path, "alice"))
         await alice.train()
         await alice.wait_boundary()
         assert alice.steps_since_outer == 4
         while alice.steps_since_outer == 4:
             await alice._heard.wait()
         steps = [event for event in events if isinstance(event, InnerSteps)]
-        assert [event.steps for event in steps][:3] == [1, 1, 2]
-        assert [event.tokens for event in steps[:3]] == [64, 64, 128]
+        assert {1, 2, 4} <= set(accumulate(event.steps for event in steps)), "the first, half of the phase, and its end"
+        assert all(event.tokens == 64 * event.steps for event in steps)
 
 
 async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 R = TypeVar("R")
 
 

@@ -147,7 +147,7 @@ async def test_a_newcomer_that_knows_the_run_by_name_gets_it_through_the_dht(tmp
         identity = Identity.generate()
         newcomer = await stack.enter_async_context(open_host(identity, LOOPBACK, (), silent))
         contacts = [(stale.own, stale.announced)]
-        assert await find_run(newcomer, contacts, Terms(identity, run.run_id, 2.0), 10.0, silent) == run
+        assert await find_run(newcomer, contacts, Terms(identity, run.run_id, ENOUGH), ENOUGH, silent) == run
         with pytest.raises(NoBootstrapError, match="does not know the protocol"):
             await find_run(newcomer, contacts, Terms(identity, None, 1.0), 1.0, silent)
 
@@ -182,7 +182,7 @@ class Asked:
     told: list[Event] = field(default_factory=list)
 
     async def find(self, run_id: str, seconds: float = ENOUGH) -> Sealed:
-        terms = Terms(self.identity, run_id or None, 2.0)
+        terms = Terms(self.identity, run_id or None, ENOUGH)
         with trio.fail_after(ENOUGH):
             return await find_run(self.newcomer, self.contacts, terms, seconds, self.told.append)
 
@@ -214,7 +214,7 @@ async def test_where_all_bootstraps_are_of_another_run_the_join_ends_with_it() -
     run, others = a_run("ours"), [a_run("theirs"), a_run("its")]
     async with asked(*map(informant, others)) as here:
         with pytest.raises(WrongRunError, match=run.run_id[:12]):
-            await here.find(run.run_id, 2.0)
+            await here.find(run.run_id)
 
 
 async def test_without_a_run_asked_for_the_first_word_counts_and_its_speaker_is_told() -> None:
@@ -242,7 +242,7 @@ async def test_a_run_id_that_is_not_the_manifests_is_an_altered_manifest() -> No
     async with asked(informant(run, claimed)) as here:
         for wanted in ("", run.run_id, claimed):
             with pytest.raises(ManifestError, match=f"is in run {claimed[:12]!r}, but sends the manifest of {run.run_id[:12]}"):
-                await here.find(wanted, 2.0)
+                await here.find(wanted)
 
 
 async def test_a_node_names_the_run_of_the_manifest_that_it_hands_over() -> None:

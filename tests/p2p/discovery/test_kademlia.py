@@ -22,6 +22,7 @@ from nolocod.p2p.libp2p_patches import Providers
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.run.manifest import RunId
 from nolocod.units import Address
+from tests.support.wires import ENOUGH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -105,7 +106,7 @@ async def test_no_value_is_taken(served: tuple[Host, Dht, Host], message: Messag
     stream = await stranger.open_stream(server.own, PROTOCOL)
     with suppress(PeerUnavailableError):  # the large one is not read to its end
         await send_message(stream, message)
-    with trio.fail_after(5.0), pytest.raises(PeerUnavailableError):
+    with trio.fail_after(ENOUGH), pytest.raises(PeerUnavailableError):
         await receive_message(stream, Message, 1 << 20)
     assert not dht.kad.value_store.store
     assert await look_up(stranger, server.own, RunId("ab" * 32)) == {}, "and it answers as before"

@@ -75,7 +75,7 @@ async def test_what_is_no_answer_at_all_is_not_taken_for_another_key() -> None:
     async def babble(stream: trio.SocketStream) -> None:
         await stream.receive_some(100)
         await stream.send_all(b"\x13/multistream/1.0.0\n\x07/noise\n" + b"\x00\x20" + bytes(32))
-        await trio.sleep(0.5)
+        await trio.sleep_forever()
 
     async with a_host(keyed(KEY)) as ann, trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -206,7 +206,7 @@ async def test_random_weights_of_donors_that_agree_do_not_replace_our_own(tmp_pa
         liar.serve(random_weights, round_number=40)
     own = trained(run, tmp_path, "node")
     kept = own.phi.clone()
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with AsyncExitStack() as stack:
             bootstrap: tuple[str, ...] = ()
             for one in (*liars, node):

@@ -102,7 +102,7 @@ async def test_ipv6_is_dialled_from_the_listening_port_and_observed_too() -> Non
 async def test_a_second_connection_between_the_same_two_ports_leaves_from_another_one() -> None:
     async with hosts(2) as (ann, bob):
         await ann.connect(bob.own, bob.announced)
-        assert await bob.dial_straight(ann.own, ann.announced, 2.0)
+        assert await bob.dial_straight(ann.own, ann.announced, ENOUGH)
         await until(lambda: bob.peers() == {ann.own: "direct"})
         assert ann.peers() == {bob.own: "direct"}
 
@@ -408,7 +408,7 @@ async def test_who_may_have_to_be_punched_to_is_dialled_from_a_fresh_port(beside
     async with around_a_relay() as (_, ann, bob):
         if beside:  # the puncher's own try, once the two have met
             await ann.connect(bob.own, bob.circuits)
-            assert await ann.dial_straight(bob.own, bob.announced, 2.0)
+            assert await ann.dial_straight(bob.own, bob.announced, ENOUGH)
         else:
             await ann.connect(bob.own, bob.announced)
         await until(lambda: bob.own in ann.observed)
@@ -420,7 +420,7 @@ async def test_who_answers_a_fresh_port_sees_the_listening_one_where_that_is_wan
     async with around_a_relay() as (_, ann, bob):
         ann.dialer.to_be_seen = lambda: True
         await ann.connect(bob.own, bob.circuits)
-        assert await ann.dial_straight(bob.own, bob.announced, 2.0)
+        assert await ann.dial_straight(bob.own, bob.announced, ENOUGH)
         await until(lambda: bob.own in ann.observed)
         assert ann.observed[bob.own].from_listen_port
         assert endpoint(ann.observed[bob.own].address) == endpoint(ann.announced[0])
@@ -476,7 +476,7 @@ async def test_streams_move_to_the_straight_connection_and_the_relayed_one_is_gi
         await ann.connect(bob.own, bob.circuits)
         old = await ann.open_stream(bob.own, ECHO)
         assert old.origin.reach == "relayed"
-        assert await bob.dial_straight(ann.own, [f"/ip4/127.0.0.1/tcp/{ann.dialer.port('127.0.0.1')}"], 2.0)
+        assert await bob.dial_straight(ann.own, [f"/ip4/127.0.0.1/tcp/{ann.dialer.port('127.0.0.1')}"], ENOUGH)
         assert (await ann.identify(bob.own)).observed is not None, "it is asked, and answers, on the straight one"
         new = await ann.open_stream(bob.own, ECHO)
         assert new.origin.reach == "inbound"
@@ -498,7 +498,7 @@ async def test_a_peer_is_told_once_however_many_connections_it_has() -> None:
     told: list[Event] = []
     async with open_host(Identity.generate(), LOOPBACK, (), told.append, SHORT) as ann, hosts(1) as (bob,):
         await ann.connect(bob.own, bob.announced)
-        assert await bob.dial_straight(ann.own, ann.announced, 2.0)
+        assert await bob.dial_straight(ann.own, ann.announced, ENOUGH)
         await until(lambda: len(bob.basic.get_network().get_connections()) == 2)
         assert told == [PeerConnected(bob.own, "direct")]
 

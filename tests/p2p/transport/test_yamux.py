@@ -40,7 +40,7 @@ from nolocod.p2p.transport.yamux_frames import (
     pack,
     unpack,
 )
-from tests.support.wires import ENOUGH, OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections
+from tests.support.wires import ENOUGH, OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections, until
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -226,8 +226,10 @@ async def test_a_cancelled_gathering_loses_no_byte_and_no_credit() -> None:
     async with connections() as (ann, bob):
         stream, other = await pair_of_streams(ann, bob)
         await stream.write(bytes(FIRST_WINDOW))
-        with trio.move_on_after(0.2):
-            await other.gather(FIRST_WINDOW + 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other.gather, FIRST_WINDOW + 1)
+            await until(lambda: len(other._buffer) == FIRST_WINDOW)
+            nursery.cancel_scope.cancel()
         assert len(other._buffer) == FIRST_WINDOW
         await other.read_into(memoryview(bytearray(FIRST_WINDOW)))
         with trio.fail_after(ENOUGH):
