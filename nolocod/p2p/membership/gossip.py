@@ -101,10 +101,10 @@ class Gossip:
         near, fanout = self._table.among(connected), self._timing.fanout
         drawn = self._table.sample(self._rng, fanout * (_CANDIDATES if len(near) >= _ENOUGH else 1), now)
         drawn.sort(key=lambda peer: peer not in near)
-        # whoever was drawn last is not there: now somebody who is, too, however many others are only heard of
+        # whoever was drawn last is not there: now somebody who spoke, too, however many others are only heard of
         failed = self._table.suspected(now).intersection(self._asked)
         self._asked = drawn[:fanout]
-        return self._asked + (self._table.sample(self._rng, fanout, now, self._table.verified()) if failed else [])
+        return self._asked + (self._table.sample(self._rng, fanout, now, self._table.spoken()) if failed else [])
 
     def question(self, now: float) -> pb.Gossip:
         """Our view, for a member that shall answer with its own."""

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 RELAYED = 0.25
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight."""
-HEARD_OF = 0.25
-"""The same for one that nobody here ever spoke to: it may be invented."""
+HEARD_OF = 0.2
+"""The share of draws for those that nobody here ever spoke to, where others are free: they may be invented."""
 _HOUR, _AT_ONCE = 16, 13
 """Rounds of an hour, and members whose hour it is at a time; rounds pass a little faster than steps."""
+_DOUBTED = 1 / 16
+"""So often at least they are tried where none answered lately: or nobody would know when that is over."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
 _RECENT, _ANSWERED = 8, 6
@@ -67,6 +69,8 @@ class PeerSelection:
     reputation: Reputation
     beyond: Callable[[], int] = lambda: 0
     """How many members there are of whom the table does not know now."""
+    hearsay: Callable[[], float] = lambda: 1.0
+    """The share of those that answered, of the last that we dialled and had only heard of."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -86,16 +90,23 @@ class PeerSelection:
         `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches.
         """
         fit = near(members, own, staleness)
-        resting, count = self._resting(fit), self.count(members, fit)
+        (told, sure), spoken = self.count(members, fit), self._spoken(fit)
+        resting = self._resting(spoken)
         free = [member for member in fit if member.peer_id not in avoid]
-        rested = [member for member in free if member.peer_id not in resting]
-        due = [member for member in rested if meet(self.own, member.peer_id, own.round, count)]
+        rested = [member for member in free if member.peer_id not in resting] or (free if sure <= FEW else [])
+        due = [member for member in rested if meet(self.own, member.peer_id, own.round, told)]
+        ours = [member for member in rested if member.peer_id in spoken]
+        known = [member for member in due if member.peer_id in spoken] or [
+            member for member in ours if sure <= FEW or meet(self.own, member.peer_id, own.round, sure)
+        ]
+        heard = [member for member in (rested if told <= FEW else due) if member.peer_id not in spoken]
+        hearsay = max(self.hearsay(), _DOUBTED) * (HEARD_OF if known else 1.0) if spoken else 1.0
+        chosen = heard if heard and self.rng.random() < hearsay else known
         crowds = Counter(member.group for member in fit)
-        chosen = due or (rested or free if count <= FEW else [])
         weights = [
             self.reputation.influence(member.peer_id)
             * (RELAYED if member.peer_id in carried else 1.0)
-            * (min(1.0, PER_GROUP / crowds[member.group]) if "/" in member.group else 1.0 if member.group else HEARD_OF)
+            * (min(1.0, PER_GROUP / crowds[member.group]) if "/" in member.group else 1.0)
             for member in chosen
         ]
         return self.rng.choices(chosen, weights)[0].peer_id if chosen else None
@@ -103,14 +114,16 @@ class PeerSelection:
     def admits(self, peer: PeerId, members: Sequence[Member], own: Standing, staleness: int, *, late: bool) -> bool:
         """Whether an offer of the member `peer` may be taken; `late`: our own draws have failed."""
         fit = near(members, own, staleness)
-        if peer in self._resting(fit):
+        spoken = self._spoken(fit)
+        if peer in self._resting(spoken):
             return False
-        count, group = self.count(members, fit), _group(peer, members)
-        if count <= (FEW if late else 2):
+        told, sure = self.count(members, fit)
+        count, group = sure if peer in self._spoken(members) else told, _group(peer, members)
+        if count <= 2 or (late and 0 < sure <= FEW):
             return True
         crowd = sum(member.group == group for member in fit)
         of_group = sum(one == group for _, one in list(self._met)[-4 * PER_GROUP :])
-        if not late and group and of_group >= PER_GROUP and 2 * crowd <= len(fit):
+        if not late and group and of_group >= PER_GROUP and 2 * crowd <= len(spoken):
             return False
         return (late or sum(self._answered) < _ANSWERED) and meet(self.own, peer, own.round, count)
 
@@ -119,17 +132,25 @@ class PeerSelection:
         self._met.append((peer, _group(peer, members)))
         self._answered.append(offered)
 
-    def count(self, members: Sequence[Member], fit: Collection[Member]) -> int:
-        """How many may be partners at one time or another: `fit` now, verified, or partners lately, as the run may be larger
-        than our table."""
-        known = {member.peer_id for member in fit}
-        known.update(member.peer_id for member in members if member.group and member.state == "training")
-        beyond = self.beyond()
-        return max(len(known.union(peer for peer, _ in self._met)), len(members) + beyond if beyond else 0)
+    def count(self, members: Sequence[Member], fit: Collection[Member]) -> tuple[int, int]:
+        """How many may be partners at one time or another as we are told, and of how many we are sure: verified ones and
+        partners of late, and if these are not very few, others as far as hearsay proves true."""
+        trained = [member for member in members if member.group and member.state == "training"]
+        met, beyond = {peer for peer, _ in self._met}, self.beyond()
+        known = len(met.union(member.peer_id for member in [*fit, *trained]))
+        told = max(known, len(members) + beyond if beyond else 0)
+        sure = len(met.union(member.peer_id for member in trained if member.verified))
+        others = min(1.0, 2 * self.hearsay()) ** 2 if 2 * sure > FEW else 0.0
+        return told, min(told, sure + int(others * (told - sure)))
 
-    def _resting(self, fit: Sequence[Member]) -> set[PeerId]:
+    def _spoken(self, members: Sequence[Member]) -> set[PeerId]:
+        """Those of `members` that we dialled, or that were partners: nobody invented them."""
+        partners = {peer for peer, _ in self._met}
+        return {member.peer_id for member in members if member.group or member.peer_id in partners}
+
+    def _resting(self, spoken: Collection[PeerId]) -> set[PeerId]:
         """Partners of the last steps; half of a small run's members."""
-        steps = min(_HOUR, len(fit) // 2)
+        steps = min(_HOUR, len(spoken) // 2)
         return {peer for peer, _ in list(self._met)[-steps:]} if steps else set()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ PER_GROUP = 4
 """Verified members of one address group that count."""
 _KEPT = 16
 """Verified members that make room for nobody: enough to hold a random graph together, few enough to change with time."""
+_DIALS = 16
+"""Dials of members that were only heard of, by which we know what hearsay is worth."""
 _RELAYED = "relayed"
 
 
@@ -111,6 +114,7 @@ class Membership:
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _met: dict[PeerId, tuple[bool, str]] = field(default_factory=dict)
     """Of members that spoke on an authenticated connection: whether we dialled it, and their address group."""
+    _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_DIALS))
     _made_room: list[PeerId] = field(default_factory=list)
     _began: float | None = None
 
@@ -197,7 +201,8 @@ class Membership:
         if memory is not None and entry.heard <= memory.unreached:
             return None
         if before is None and len(self._entries) >= self.timing.capacity:
-            stalest = self._stalest()
+            kept = self._kept()  # they make room for nobody, however fresh the others are
+            stalest = min((one for other, one in self._entries.items() if other not in kept), key=_HEARD)
             if entry.heard <= stalest.heard:
                 return None
             self._drop(stalest.said.peer)
@@ -215,15 +220,14 @@ class Membership:
             return None
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
 
-    def _stalest(self) -> _Entry:
-        """Who makes room in a full table: none of those that we keep, however fresh the others are."""
-        kept = self._kept()
-        return min((entry for peer, entry in self._entries.items() if peer not in kept), key=_HEARD)
-
     def _kept(self) -> set[PeerId]:
-        """The verified members that we met last."""
-        verified = self.verified()
-        return {*[peer for peer in self._met if peer in verified][-min(_KEPT, self.timing.capacity // 2) :]}
+        """The verified members that we met last: up to half of the table, where hearsay is worth little."""
+        verified, half = self.verified(), self.timing.capacity // 2
+        return {*[peer for peer in self._met if peer in verified][-max(min(_KEPT, half), round(half * (1 - self.hearsay()))) :]}
+
+    def hearsay(self) -> float:
+        """The share of those that answered, of the last that we dialled and had only heard of."""
+        return sum(self._answered) / len(self._answered) if self._answered else 1.0
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -287,6 +291,8 @@ class Membership:
         """`peer` could not be reached: no partner for ten seconds, doubled with every failure in a row."""
         if peer not in self._entries:
             return
+        if peer not in self._met:
+            self._answered.append(False)
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
         pause = min(_BACK_OFF * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
         self._suspicions[peer] = _Suspicion(now, now + pause, failures)
@@ -302,8 +308,14 @@ class Membership:
         dialled = reach != "inbound"
         if peer in self._entries and (dialled or not self._met.get(peer, (False, ""))[0]):
             # who comes to us may come from many places: where it was dialled counts
+            if dialled and peer not in self._met:
+                self._answered.append(True)
             self._met.pop(peer, None)  # the last are those met last
             self._met[peer] = dialled, counted_with(peer, host)
+
+    def spoken(self) -> set[PeerId]:
+        """The members that spoke to us, or we to them."""
+        return {*self._met}
 
     def verified(self) -> set[PeerId]:
         """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges

@@ -169,9 +169,8 @@ class AdversarialReplicas(MultiReplica):
             replica.standing.round if index < len(self._honest) else ahead for index, replica in enumerate(self._replicas)
         ]
         said = [Standing(number, 0, 0.0) for number in rounds]
-        return [
-            Member(name, one, "training", (), "", 0.0, None, group=name) for name, one in zip(self._names, said, strict=True)
-        ]
+        both = zip(self._names, said, strict=True)
+        return [Member(name, one, "training", (), "", 0.0, None, group=name, verified=True) for name, one in both]
 
     def _banned(self, own: int, other: int) -> bool:
         return self._scores[own].banned(self._names[other], self._times[own]) > 0

@@ -151,7 +151,7 @@ class Attack:
             missing = replica.outer.inner_steps / 2 - replica.steps_since_outer
             if missing <= 0 and victim.idle:
                 members = victim.members()
-                count = victim.selection.count(members, near(members, victim.standing, staleness))
+                _, count = victim.selection.count(members, near(members, victim.standing, staleness))
                 free = [one for one in hunters if not one.engaged]
                 may = [one for one in free if count <= FEW or meet(one.peer_id, victim.peer_id, number, count)]
                 if may:

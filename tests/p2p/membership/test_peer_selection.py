@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,11 @@ def choose(
 
 def member(name: str, *, round: int = 10, state: str = "training") -> Member:
     return Member(PeerId(name), Standing(round, 0, 0.0), state, (), "0", 0.0, None, lead=round - OWN.round)
+
+
+def spoken_to(name: str) -> Member:
+    """One that we dialled."""
+    return replace(member(name), group=name, verified=True)
 
 
 def test_uniform_by_chi_square() -> None:
@@ -239,7 +245,7 @@ def test_few_exchanges_load_a_relay() -> None:
 # --- hours, and what one that is always first or always there can have -------------------------------------
 
 
-PEERS = [member(f"p{number}") for number in range(199)]
+PEERS = [spoken_to(f"p{number}") for number in range(199)]
 STEPS = 160
 HOSTILE = {one.peer_id for one in PEERS[:60]}
 
@@ -262,11 +268,14 @@ def shares(pick: Callable[[PeerSelection, Standing], PeerId | None], members: li
 
 def test_thirty_of_a_hundred_that_are_always_first_have_thirty_five_of_a_hundred_steps() -> None:
     def captured(drawing: PeerSelection, own: Standing) -> PeerId | None:
-        now = [replace(one, standing=own, lead=0) for one in PEERS]
+        now = [replace(one, standing=own, lead=0) for one in members]
         return next((peer for peer in sorted(HOSTILE) if drawing.admits(peer, now, own, 3, late=True)), None)
 
-    found = shares(captured, PEERS)
-    assert 0.2 < 1 - found[None] / STEPS <= 0.35
+    for verified in (199, 24):
+        heard_of = [member(one.peer_id) for one in [*PEERS[7:60], *PEERS[77:]]]
+        members = PEERS if verified == 199 else [*PEERS[:7], *PEERS[60:77], *heard_of]
+        found = shares(captured, members)
+        assert 0.2 < 1 - found[None] / STEPS <= 0.35
 
 
 def test_hours_are_the_same_for_both_and_come_to_every_pair() -> None:
@@ -279,7 +288,7 @@ def test_hours_are_the_same_for_both_and_come_to_every_pair() -> None:
 
 
 def test_no_partner_comes_twice_while_others_live() -> None:
-    members, drawing = [member(f"p{number}") for number in range(8)], selection()
+    members, drawing = [spoken_to(f"p{number}") for number in range(8)], selection()
     partners: list[PeerId] = []
     for _ in range(100):
         peer = drawing.draw(members, OWN, 3, ())
@@ -350,3 +359,103 @@ def test_who_is_only_heard_of_is_drawn_less_often() -> None:
     rng = random.Random(5)
     drawn = Counter(PeerSelection(US, rng, Reputation(lambda _: None)).draw(members, OWN, 3, ()) for _ in range(5000))
     assert drawn[PeerId("spoken to")] / drawn[PeerId("heard of")] == pytest.approx(4, rel=0.15)
+
+
+# --- members that somebody invented --------------------------------------------------------------------------
+
+
+class Peer:
+    """A node of a run of `real` ones, that was also told of a thousand that nobody ever spoke to: all that its table still
+    holds of them are in its round, and as many as there can be have their hour, as ids are free to choose."""
+
+    def __init__(self, own: PeerId, names: list[PeerId], rng: random.Random, invented: int) -> None:
+        self.own, self.number, self.due, self.began, self.tries = own, 0, 1 + rng.random(), 0.0, 0
+        self.answered = deque([True] * len(names), 16)
+        self.rng = rng
+        self.selection = PeerSelection(own, rng, Reputation(lambda _: None), lambda: max(invented - 120, 0), self.hearsay)
+        self.avoid: dict[PeerId, float] = {}
+        self._real = [spoken_to(name) for name in names if name != own]
+        self._pool = [PeerId(f"i{one}") for one in range(invented)]
+        self._members = (-1, self._real)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.number, 0, 0.0)
+
+    def hearsay(self) -> float:
+        return sum(self.answered) / len(self.answered)
+
+    @property
+    def members(self) -> list[Member]:
+        if self._members[0] != self.number:
+            ground = sorted(self._pool, key=lambda peer: not meet(self.own, peer, self.number, len(self._pool)))
+            told = [*self._real, *map(member, ground[:120])]
+            self._members = self.number, [replace(one, standing=self.standing, lead=0) for one in told]
+        return self._members[1]
+
+    def draw(self, now: float) -> PeerId | None:
+        self.avoid = {peer: until for peer, until in self.avoid.items() if until > now}
+        drawn = self.selection.draw(self.members, self.standing, 3, self.avoid)
+        self.tries = self.tries + 1 if drawn is not None else 3
+        return drawn
+
+    def admits(self, peer: PeerId, now: float) -> bool:
+        return self.selection.admits(peer, self.members, self.standing, 3, late=now >= self.due and self.tries >= 3)
+
+    def stepped(self, now: float, partner: Peer | None, *, offered: bool) -> None:
+        if partner is not None:
+            self.selection.met(partner.own, self.members, offered=offered)
+        self.number, self.tries, self.began = self.number + 1, 0, now
+        self.due = now + self.rng.uniform(0.9, 1.1)
+        self.answered.extend([False] * 2 if self._pool else [])  # whom its gossip dials
+        self.avoid.clear()
+
+
+def run_of(real: int, invented: int, steps: int) -> tuple[float, float, Counter[tuple[PeerId, PeerId]]]:
+    """Draws of a step, the share of steps taken alone, and who met whom. As in outer.loop, whoever is past half of its phase
+    answers, who refuses is asked again at its boundary, and one that is not there is not asked again in this step."""
+    rng, names = random.Random(7), [PeerId(f"p{number}") for number in range(real)]
+    peers = {name: Peer(name, names, rng, invented) for name in names}
+    draws, alone, pairs = 0, 0, Counter[tuple[PeerId, PeerId]]()
+    while 2 * pairs.total() + alone < steps:
+        one = min(peers.values(), key=lambda peer: peer.due)
+        now, partner = one.due, None
+        while partner is None and (name := one.draw(now)) is not None:
+            draws += 1
+            other = peers.get(name)
+            if other is None:
+                one.avoid[name] = math.inf
+                one.answered.append(False)
+            elif other.due - now <= 0.5 and other.admits(one.own, now):
+                partner = other
+            else:
+                one.avoid[name] = max(now, other.due - 0.5 if other.due - now > 0.5 else other.due) + 0.05
+        if partner is None and (waits := [until for until in one.avoid.values() if until < math.inf]) and now < one.began + 3:
+            one.tries, one.due = 3, min(waits)
+            continue
+        alone += partner is None
+        for peer, met in ((one, partner), (partner, one)):
+            if peer is not None:
+                peer.stepped(now, met, offered=peer is partner)
+        if partner is not None:
+            pairs[min(one.own, partner.own), max(one.own, partner.own)] += 1
+    return draws / steps, alone / steps, pairs
+
+
+@pytest.mark.parametrize("real", [2, 3, 9, 20])
+def test_a_thousand_invented_members_cost_a_run_next_to_nothing(real: int) -> None:
+    _, calm_alone, _ = run_of(real, 0, 20 * real)
+    draws, alone, pairs = run_of(real, 1000, 20 * real)
+    assert draws <= 2.0
+    assert alone <= calm_alone + (0.02 if real <= 9 else 0.2), "until 16 dials were in vain a larger run may be larger yet"
+    if real == 3:
+        assert min(pairs.values()) >= pairs.total() / 5, "nobody is left out"
+    assert len(pairs) >= min(real * (real - 1) // 2, 3 * real), "nor do they part into pairs"
+
+
+def test_the_offer_of_a_newcomer_that_is_only_heard_of_is_taken_in_its_hour_however_large_the_run() -> None:
+    drawing, newcomer = selection(), PeerId("newcomer")
+    drawing.beyond, drawing.hearsay = lambda: 72, lambda: 0.8
+    members = [*PEERS[:40], *(member(one.peer_id) for one in PEERS[40:127]), member(newcomer)]
+    taken = [drawing.admits(newcomer, members, Standing(number, 0, 0.0), 3, late=False) for number in range(10, 4000)]
+    assert taken == [meet(US, newcomer, number, 200) for number in range(10, 4000)]

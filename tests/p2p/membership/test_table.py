@@ -516,3 +516,21 @@ def test_who_left_or_is_out_of_reach_for_long_is_verified_no_more() -> None:
     members.heard(node.beat(leaving=True), 4.0, WALL)
     members.heard(node.beat(), 5.0, WALL)
     assert members.verified() == set()
+
+
+def test_what_news_are_worth_is_the_share_of_those_heard_of_that_answered_of_late() -> None:
+    members, half = table(), 0.5
+    assert members.hearsay() == 1.0, "nobody was tried"
+    peers = joined(members, 20)
+    for peer in peers[:2]:
+        members.met(peer, "direct", "127.0.0.1")
+        members.met(peer, "direct", "127.0.0.1")
+    for peer in peers[2:4]:
+        members.suspect(peer, 1.0)
+    members.met(peers[4], "inbound", "127.0.0.1")
+    members.suspect(peers[0], 1.0)
+    assert members.hearsay() == half, "who spoke to us is there, answer or not"
+    for peer in peers[4:]:
+        members.suspect(peer, 1.0)
+        members.suspect(peer, 20.0)
+    assert members.hearsay() == 0.0
