@@ -104,7 +104,7 @@ class Gossip:
         # whoever was drawn last is not there: now somebody who spoke, too, however many others are only heard of
         failed = self._table.suspected(now).intersection(self._asked)
         self._asked = drawn[:fanout]
-        return self._asked + (self._table.sample(self._rng, fanout, now, self._table.spoken()) if failed else [])
+        return self._asked + (self._table.sample(self._rng, fanout, now, near | self._table.verified()) if failed else [])
 
     def question(self, now: float) -> pb.Gossip:
         """Our view, for a member that shall answer with its own."""

@@ -5,8 +5,9 @@ The rule: two members meet in their hours. A hash of both ids gives each pair ho
 there, always first, or many at one address has more of a node's steps than its share of the members, or little more; and
 among honest nodes, who know the hours too, nothing is slower. A partner is drawn with the weight of
 `Reputation.influence`, which verified exchanges earn and faults cost; those of an address group weigh no more than
-`PER_GROUP` of others, and those behind a relay a quarter. Preferring near or fast peers would make cliques (arXiv 2506.10911,
-3.2); this does not. Where own draws fail, as in an hour with nobody free, any member may be the partner.
+`PER_GROUP` of others, and those behind a relay a quarter. Whoever is only heard of may be invented: such count and are drawn
+as far as others of them answered. Preferring near or fast peers would make cliques (arXiv 2506.10911, 3.2); this does not.
+Where own draws fail, as in an hour with nobody free, any member may be the partner.
 """
 
 from __future__ import annotations
@@ -28,14 +29,11 @@ if TYPE_CHECKING:
     from nolocod.p2p.membership.peer_scoring import Reputation
     from nolocod.proto.types import Member, Standing
 
-RELAYED = 0.25
-"""The weight of a member that only a relay reaches, beside 1 for one that is reached straight."""
-HEARD_OF = 0.2
-"""The share of draws for those that nobody here ever spoke to, where others are free: they may be invented."""
+RELAYED, HEARD_OF = 0.25, 0.2
+"""The weight of a member that only a relay reaches, beside 1 for one that is reached straight; and the share of draws for
+those that nobody here ever spoke to, where others are free: they may be invented."""
 _HOUR, _AT_ONCE = 16, 13
 """Rounds of an hour, and members whose hour it is at a time; rounds pass a little faster than steps."""
-_DOUBTED = 1 / 16
-"""So often at least they are tried where none answered lately: or nobody would know when that is over."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
 _RECENT, _ANSWERED = 8, 6
@@ -68,40 +66,34 @@ class PeerSelection:
     rng: random.Random
     reputation: Reputation
     beyond: Callable[[], int] = lambda: 0
-    """How many members there are of whom the table does not know now."""
     hearsay: Callable[[], float] = lambda: 1.0
-    """The share of those that answered, of the last that we dialled and had only heard of."""
+    """How many members there are of whom the table does not know now; what hearsay is worth (Membership)."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """Of the last steps, whether another offered."""
 
     def draw(
-        self,
-        members: Sequence[Member],
-        own: Standing,
-        staleness: int,
-        avoid: Collection[PeerId],
+        self, members: Sequence[Member], own: Standing, staleness: int, avoid: Collection[PeerId],
         carried: Collection[PeerId] = (),
-    ) -> PeerId | None:
+    ) -> PeerId | None:  # fmt: skip
         """Draw one training member whose round is at most `staleness` outer steps from ours, or None.
 
         Its round counts as of now or of the time of its heartbeat, whichever speaks for it: it says itself when it answers.
         `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches.
         """
         fit = near(members, own, staleness)
-        (told, sure), spoken = self.count(members, fit), self._spoken(fit)
-        resting = self._resting(spoken)
+        told, sure = self.count(members, fit)
+        resting = self._resting(fit, sure)
         free = [member for member in fit if member.peer_id not in avoid]
         rested = [member for member in free if member.peer_id not in resting] or (free if sure <= FEW else [])
         due = [member for member in rested if meet(self.own, member.peer_id, own.round, told)]
-        ours = [member for member in rested if member.peer_id in spoken]
-        known = [member for member in due if member.peer_id in spoken] or [
-            member for member in ours if sure <= FEW or meet(self.own, member.peer_id, own.round, sure)
-        ]
-        heard = [member for member in (rested if told <= FEW else due) if member.peer_id not in spoken]
-        hearsay = max(self.hearsay(), _DOUBTED) * (HEARD_OF if known else 1.0) if spoken else 1.0
-        chosen = heard if heard and self.rng.random() < hearsay else known
+        chosen = [member for member in due if member.group]
+        if not chosen:
+            chosen = [one for one in rested if one.group and (sure <= FEW or meet(self.own, one.peer_id, own.round, sure))]
+        heard = [member for member in (rested if told <= FEW else due) if not member.group]
+        trust = self.hearsay() * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
+        chosen = heard if heard and self.rng.random() < trust else chosen
         crowds = Counter(member.group for member in fit)
         weights = [
             self.reputation.influence(member.peer_id)
@@ -114,16 +106,15 @@ class PeerSelection:
     def admits(self, peer: PeerId, members: Sequence[Member], own: Standing, staleness: int, *, late: bool) -> bool:
         """Whether an offer of the member `peer` may be taken; `late`: our own draws have failed."""
         fit = near(members, own, staleness)
-        spoken = self._spoken(fit)
-        if peer in self._resting(spoken):
-            return False
         told, sure = self.count(members, fit)
-        count, group = sure if peer in self._spoken(members) else told, _group(peer, members)
-        if count <= 2 or (late and 0 < sure <= FEW):
+        if peer in self._resting(fit, sure):
+            return False
+        count = sure if any(member.peer_id == peer and member.group for member in members) else told
+        if count <= (FEW if late else 2):
             return True
-        crowd = sum(member.group == group for member in fit)
+        group, groups = _group(peer, members), [member.group for member in fit if member.group]
         of_group = sum(one == group for _, one in list(self._met)[-4 * PER_GROUP :])
-        if not late and group and of_group >= PER_GROUP and 2 * crowd <= len(spoken):
+        if not late and group and of_group >= PER_GROUP and 2 * groups.count(group) <= len(groups):
             return False
         return (late or sum(self._answered) < _ANSWERED) and meet(self.own, peer, own.round, count)
 
@@ -133,33 +124,23 @@ class PeerSelection:
         self._answered.append(offered)
 
     def count(self, members: Sequence[Member], fit: Collection[Member]) -> tuple[int, int]:
-        """How many may be partners at one time or another as we are told, and of how many we are sure: verified ones and
-        partners of late, and if these are not very few, others as far as hearsay proves true."""
+        """How many may be partners as we are told, and as we believe where those that we verified or met are under half."""
         trained = [member for member in members if member.group and member.state == "training"]
         met, beyond = {peer for peer, _ in self._met}, self.beyond()
-        known = len(met.union(member.peer_id for member in [*fit, *trained]))
-        told = max(known, len(members) + beyond if beyond else 0)
+        told = max(len(met.union(one.peer_id for one in [*fit, *trained])), len(members) + beyond if beyond else 0)
         sure = len(met.union(member.peer_id for member in trained if member.verified))
-        others = min(1.0, 2 * self.hearsay()) ** 2 if 2 * sure > FEW else 0.0
-        return told, min(told, sure + int(others * (told - sure)))
+        others = min(1.0, 4 * self.hearsay()) ** 2 if 2 * sure > FEW else 0.0
+        return told, told if told <= 2 * sure else sure + int(others * (told - sure))
 
-    def _spoken(self, members: Sequence[Member]) -> set[PeerId]:
-        """Those of `members` that we dialled, or that were partners: nobody invented them."""
-        partners = {peer for peer, _ in self._met}
-        return {member.peer_id for member in members if member.group or member.peer_id in partners}
-
-    def _resting(self, spoken: Collection[PeerId]) -> set[PeerId]:
-        """Partners of the last steps; half of a small run's members."""
-        steps = min(_HOUR, len(spoken) // 2)
+    def _resting(self, fit: Sequence[Member], sure: int) -> set[PeerId]:
+        """Partners of the last steps; half of a small run's members, and never all that we spoke to."""
+        steps = min(_HOUR, len(fit) // 2, sure // 2, 3 * sum(bool(member.group) for member in fit) // 4)
         return {peer for peer, _ in list(self._met)[-steps:]} if steps else set()
 
 
 def near(members: Sequence[Member], own: Standing, staleness: int) -> list[Member]:
-    return [
-        member
-        for member in members
-        if member.state == "training" and (abs(member.standing.round - own.round) <= staleness or abs(member.lead) <= staleness)
-    ]
+    trained = [member for member in members if member.state == "training"]
+    return [one for one in trained if min(abs(one.standing.round - own.round), abs(one.lead)) <= staleness]
 
 
 def _group(peer: PeerId, members: Sequence[Member]) -> str:

@@ -43,8 +43,6 @@ PER_GROUP = 4
 """Verified members of one address group that count."""
 _KEPT = 16
 """Verified members that make room for nobody: enough to hold a random graph together, few enough to change with time."""
-_DIALS = 16
-"""Dials of members that were only heard of, by which we know what hearsay is worth."""
 _RELAYED = "relayed"
 
 
@@ -114,7 +112,7 @@ class Membership:
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _met: dict[PeerId, tuple[bool, str]] = field(default_factory=dict)
     """Of members that spoke on an authenticated connection: whether we dialled it, and their address group."""
-    _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_DIALS))
+    _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=16))  # of the last that we had only heard of
     _made_room: list[PeerId] = field(default_factory=list)
     _began: float | None = None
 
@@ -312,10 +310,6 @@ class Membership:
                 self._answered.append(True)
             self._met.pop(peer, None)  # the last are those met last
             self._met[peer] = dialled, counted_with(peer, host)
-
-    def spoken(self) -> set[PeerId]:
-        """The members that spoke to us, or we to them."""
-        return {*self._met}
 
     def verified(self) -> set[PeerId]:
         """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges

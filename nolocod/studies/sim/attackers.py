@@ -111,8 +111,7 @@ class Attacker(SimNode):
 
 
 class Attack:
-    """So many attackers of `victims`, the nodes of `world`, which are there already; `begin` lets them loose. `place` is what
-    a node is given by its number."""
+    """`count` attackers of `victims`, who are there already; `begin` lets them loose. `place`: what node `number` is given."""
 
     def __init__(
         self, world: World, victims: Sequence[SimNode], place: Callable[[int], tuple[Port, SimReplica]], count: int
@@ -144,16 +143,14 @@ class Attack:
 
     async def _hunt(self, victim: SimNode) -> None:
         """Offer at the half phase of `victim`, one after the other whose hour it is, and again until its step is taken."""
-        hunters = self._world.rng.sample(self._attackers, len(self._attackers))
-        staleness = self._world.scenario.staleness
+        own, hunters = victim.peer_id, self._world.rng.sample(self._attackers, len(self._attackers))
         while True:
             replica, number = victim.replica, victim.replica.round
             missing = replica.outer.inner_steps / 2 - replica.steps_since_outer
             if missing <= 0 and victim.idle:
                 members = victim.members()
-                _, count = victim.selection.count(members, near(members, victim.standing, staleness))
-                free = [one for one in hunters if not one.engaged]
-                may = [one for one in free if count <= FEW or meet(one.peer_id, victim.peer_id, number, count)]
+                _, count = victim.selection.count(members, near(members, victim.standing, self._world.scenario.staleness))
+                may = [one for one in hunters if not one.engaged and (count <= FEW or meet(one.peer_id, own, number, count))]
                 if may:
                     hunters.remove(may[0])
                     hunters.append(may[0])

@@ -38,8 +38,7 @@ _NATS: tuple[NatClass, ...] = ("public", "cone", "symmetric")
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a simulation. Times in virtual seconds, but for `took` and `busy`, which are all in it that another
-    machine would find different: seconds of its clock, and of one of its cores."""
+    """What came of a simulation. Times in virtual seconds, but for `took` and `busy`: of this machine's clock and core."""
 
     plan: Plan
     digest: str
