@@ -459,3 +459,14 @@ def test_the_offer_of_a_newcomer_that_is_only_heard_of_is_taken_in_its_hour_howe
     members = [*PEERS[:40], *(member(one.peer_id) for one in PEERS[40:127]), member(newcomer)]
     taken = [drawing.admits(newcomer, members, Standing(number, 0, 0.0), 3, late=False) for number in range(10, 4000)]
     assert taken == [meet(US, newcomer, number, 200) for number in range(10, 4000)]
+
+
+def test_the_offer_of_one_that_nobody_spoke_to_is_no_more_welcome_for_what_others_invent() -> None:
+    drawing, stranger = selection(), PeerId("stranger")
+    drawing.beyond, drawing.hearsay = lambda: 1000, lambda: 0.0
+    members, rounds = [*PEERS[:20], member(stranger)], [Standing(number, 0, 0.0) for number in range(20, 400)]
+    assert drawing.count(members, members) == (1021, 20)
+    for late in (False, True):
+        taken = [drawing.admits(stranger, members, one, 3, late=late) for one in rounds]
+        assert taken == [meet(US, stranger, one.round, 1021) for one in rounds]
+        assert sum(taken) < 0.1 * len(rounds)

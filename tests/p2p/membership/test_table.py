@@ -534,3 +534,15 @@ def test_what_news_are_worth_is_the_share_of_those_heard_of_that_answered_of_lat
         members.suspect(peer, 1.0)
         members.suspect(peer, 20.0)
     assert members.hearsay() == 0.0
+
+
+@pytest.mark.parametrize(("answered", "kept"), [(True, 16), (False, 24)])
+def test_where_hearsay_is_worth_little_more_of_the_verified_keep_their_place(answered: bool, kept: int) -> None:
+    members = table(Timing(capacity=64, live=1e6))
+    for peer in joined(members, 24):
+        members.met(peer, "direct", "127.0.0.1")
+    for peer in joined(members, 0 if answered else 16):
+        members.suspect(peer, 1.0)
+    for now in range(2, 100):
+        members.heard(Node().beat(), float(now), WALL)
+    assert len(members.verified()) == kept
