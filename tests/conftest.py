@@ -5,7 +5,8 @@ room. These groups come first, the longest before the others: their daemons wait
 yield to whatever else computes. The other tests fill up the processes at the end. Torch has one thread in each process: on
 tensors as small as here a second one only spins, on the core that another process needs.
 
-`-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import.
+`-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import, and that are
+not in those folders.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SYSTEM = {
-    *("socket", "subprocess", "multiprocessing", "psutil", "tests.support.wires", "tests.support.swarm"),
+    *("socket", "subprocess", "multiprocessing", "psutil", "tests.support.wires", "tests.support.swarm", "tests.fuzz.hosts"),
     *("nolocod.p2p.host", "nolocod.p2p.mesh", "nolocod.trainer.process"),
     *("nolocod.observe.status.http", "nolocod.observe.status.server"),
 }
@@ -38,11 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     modules: dict[object, bool] = {}
     for item in items:
         assert isinstance(item, pytest.Function)
-        modules.setdefault(item.module, is_system(item.module))
-        if modules[item.module]:
-            item.add_marker(pytest.mark.system)
-        if item.path.parent.name in ("e2e", "lab"):
+        has_daemons = item.path.parent.name in ("e2e", "lab")
+        if has_daemons:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if modules.setdefault(item.module, has_daemons or is_system(item.module)):
+            item.add_marker(pytest.mark.system)
     if config.getoption("loadgroup", default=False):
         items.sort(key=turn)
 

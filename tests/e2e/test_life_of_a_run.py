@@ -228,6 +228,8 @@ def test_the_page_follows_real_nodes_through_faults(pair: Pair, chromium: Browse
     assert page.complaints == []
     assert all(one.startswith(f"http://{http}/") for one in page.asked_for), page.asked_for
     assert page.run("document.body.dataset.same") == "page", "all that without loading the page again"
+    for one in (page, other):  # or they are drawn for as long as the browser is there
+        one.close()
 
 
 # --- what kills ----------------------------------------------------------------------------------------------
