@@ -88,8 +88,9 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.ask(f"{domain}.enable")
         page.resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.ask("Emulation.setEmulatedMedia", features=[scheme])
+        # a page that moves is drawn sixty times a second
+        wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+        page.ask("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in wishes.items()])
         return page
 
     def ask(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:  # noqa: ANN401  # as the protocol has them
