@@ -12,6 +12,7 @@ not in those folders.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,8 @@ SYSTEM = {
 """Who imports one of these, or something out of it, opens sockets or starts processes."""
 
 
-LONGEST = ("test_life_of_a_run", "test_faults_live", "test_lab_nodes", "test_swarm", "test_release_before", "test_study")
+WITH_DAEMONS = [Path(__file__).parent / name for name in ("e2e", "lab")]
+LONGEST = ("test_life_of_a_run", "test_faults_live", "test_testnet", "test_release_before", "test_study", "test_swarm")
 """Groups that begin before all others, in this order."""
 
 
@@ -39,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     modules: dict[object, bool] = {}
     for item in items:
         assert isinstance(item, pytest.Function)
-        has_daemons = item.path.parent.name in ("e2e", "lab")
+        has_daemons = item.path.parent in WITH_DAEMONS
         if has_daemons:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if modules.setdefault(item.module, has_daemons or is_system(item.module)):
