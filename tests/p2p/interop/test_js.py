@@ -7,6 +7,7 @@ Needs npm, which fetches js-libp2p and a Node that is new enough for it into a c
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from nolocod.disk import write_whole
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
@@ -65,15 +67,17 @@ def node() -> Path:
     wanted = (HERE / "package.json").read_text()
     known = CACHE / "package.json"
     found = CACHE / "node_modules" / ".bin" / "node"
-    if not found.exists() or not known.exists() or known.read_text() != wanted:
-        known.write_text(wanted)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
-        done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode:
-            known.unlink()
-            pytest.skip(f"npm could not fetch js-libp2p: {done.stderr[-300:]}")
-    for script in HERE.glob("*.mjs"):
-        shutil.copy(script, CACHE / script.name)
+    with CACHE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the suite's other processes share the folder
+        if not found.exists() or not known.exists() or known.read_text() != wanted:
+            known.write_text(wanted)
+            command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+            done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True, timeout=300, check=False)
+            if done.returncode:
+                known.unlink()
+                pytest.skip(f"npm could not fetch js-libp2p: {done.stderr[-300:]}")
+        for script in HERE.glob("*.mjs"):
+            write_whole(CACHE / script.name, script.read_bytes())  # a Node of theirs may be reading it
     return found
 
 
