@@ -66,11 +66,18 @@ class Daemon(daemons.Daemon):
 
     @property
     def report(self) -> StatusReport | None:
-        """What it says now; None if it does not run."""
+        """What it says now; None if it does not run, or is not up yet. One that is up is asked until it answers: a machine
+        may be too busy for that for seconds, also where a test looks once."""
+        deadline = time.monotonic() + ENOUGH
         try:
-            return None if self.process is None else self.poll()
+            while self.process is not None:
+                found, up = self.poll(), self.last is not None and self.last.pid == self.process.pid
+                if found is not None or not up or time.monotonic() > deadline:
+                    return found
+                time.sleep(0.2)
         except DaemonError:
-            return None
+            pass
+        return None
 
     def signal(self, number: signal.Signals) -> int:
         """Send a signal to the daemon's process alone and return its exit status."""
