@@ -241,7 +241,7 @@ class Swarm:
         first = self.node(place)
         data_directory.found(first.paths, self._run_file)
         first.run("start", *_listening(place), *flags)
-        self.wait("the first node runs", lambda: first.report is not None, 60)
+        self.wait("the first node runs", lambda: first.report is not None, 300)
         return first
 
     def join(self, place: Place, bootstraps: list[Node], *flags: str) -> Node:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nolocod.observe.status.report import ExchangeRow
+    from nolocod.observe.status.report import ExchangeRow, StatusReport
     from tests.lab.nodes import Node, Swarm
     from tests.lab.topology import Home, Internet, Kind
 
@@ -126,12 +126,20 @@ def meet(nodes: Swarm, host: Node, guest: Node, *, straight: bool) -> Meeting:
     if straight:
         seconds = nodes.within(lambda: all(reach(*pair) not in (None, "relayed") for pair in both), PAIRING)
     paired = nodes.within(lambda: bool(pairs(host, guest) and pairs(guest, host)), PAIRING)
-    nodes.within(lambda: all((report := node.report) and report.reach.kind for node in (host, guest)), START)
-    reports = [node.report for node in (host, guest)]
+    reports: list[StatusReport | None] = []
+    reaches: list[str | None] = []
+
+    def told() -> bool:
+        """Whether both know their NATs and are connected, by one look at each: a busy node may not answer the next."""
+        reports[:] = [node.report for node in (host, guest)]
+        reaches[:] = [reach(*pair) for pair in both]
+        return all(report is not None and report.reach.kind for report in reports) and None not in reaches
+
+    nodes.within(told, START)
     rows = pairs(guest, host)
     return Meeting(
         seconds,
-        (reach(host, guest), reach(guest, host)),
+        (reaches[0], reaches[1]),
         paired,
         tuple(report.reach.kind if report else None for report in reports),
         tuple(report.reach.why if report else "" for report in reports),
