@@ -34,13 +34,15 @@ def prometheus(folder: Path, every: int) -> Iterator[tuple[str, Callable[[Sequen
 
     watch([])
     config.write_text(_CONFIG.format(rules=_RULES, targets=targets, every=every))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    line = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen([*line, f"--web.listen-address={address}"], stdout=log, stderr=log)
-    try:
-        yield f"http://{address}", watch
-    finally:
-        process.kill()
-        process.wait()
+    with socket.socket() as holder:  # bound, not listening: nobody else is given the port, and Go's servers reuse addresses
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        line = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+        with (folder / "prometheus.log").open("wb") as log:
+            process = subprocess.Popen([*line, f"--web.listen-address={address}"], stdout=log, stderr=log)
+        try:
+            yield f"http://{address}", watch
+        finally:
+            process.kill()
+            process.wait()
