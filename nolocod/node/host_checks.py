@@ -1,5 +1,4 @@
-"""What a node looks at now and then on its own machine: the disk under its data directory, its clock beside others', and how
-late its event loop is.
+"""What a node looks at on its own machine: the disk, its clock beside others', and how late its event loop is.
 
 The rule: it only looks and tells. That a disk is full is an error where somebody needs it; a clock that is off ends nobody.
 """

@@ -72,8 +72,9 @@ class Metrics:
         if tasks is not None:
             text = "Tasks of the network process; a count that only grows is a leak."
             Gauge("nolocod_tasks", text, registry=registry).set_function(tasks)
-        late = "How late the network process's event loop wakes a task."
-        self.loop_lag = Histogram("nolocod_loop_lag_seconds", late, buckets=_LAGS, registry=registry)
+        self.loop_lag = Histogram(
+            "nolocod_loop_lag_seconds", "How late the loop wakes a task.", buckets=_LAGS, registry=registry
+        )
 
     def render(self) -> bytes:
         """The whole page in Prometheus' text format (`content_type`)."""

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
 def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
     """Return s = beta (theta - phi) + gamma phi, in `out` if given (which may be `theta` itself)."""
-    s = torch.sub(theta, phi, out=out)
-    return message_of_change(s, phi, settings, s)
+    return message_of_change(torch.sub(theta, phi, out=out), phi, settings, out)
 
 
-def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Return `scale` times s, made of `change` = theta - phi, in `out` (which may be `change` itself)."""
+def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor | None, scale: float = 1.0) -> Tensor:
+    """Return `scale` times s, made of `change` = theta - phi, in `out` if given (which may be `change` itself)."""
     s = torch.mul(change, settings.beta * scale, out=out)
     return s.add_(phi, alpha=settings.gamma * scale)
 

@@ -148,7 +148,7 @@ class Mesh:
         self._admission = Admission()
         self._reputation = Reputation(parts.emit, group_of=lambda peer: address_group(host.way(peer)[1]))
         self._selection = PeerSelection(
-            identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond(), lambda: self._table.hearsay()
+            identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond(), lambda: self._table.answers
         )
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from nolocod.p2p.membership.table import PER_GROUP
+from nolocod.p2p.membership.table import PER_GROUP, share
 
 if TYPE_CHECKING:
     import random
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 RELAYED, HEARD_OF = 0.25, 0.2
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight; and the share of draws for
 those that nobody here ever spoke to, where others are free: they may be invented."""
-_HOUR, _AT_ONCE = 16, 13
-"""Rounds of an hour, and members whose hour it is at a time; rounds pass a little faster than steps."""
+_HOUR, _AT_ONCE = 16, 18
+"""Rounds of an hour, and members whose hour it is at a time: a few more, since some of them are busy or away."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
 _RECENT, _ANSWERED = 8, 6
@@ -66,8 +66,9 @@ class PeerSelection:
     rng: random.Random
     reputation: Reputation
     beyond: Callable[[], int] = lambda: 0
-    hearsay: Callable[[], float] = lambda: 1.0
-    """How many members there are of whom the table does not know now; what hearsay is worth (Membership)."""
+    answers: Callable[[], Collection[bool]] = tuple
+    """How many members there are of whom the table does not know now; and of the last that we had only heard of and dialled,
+    whether they answered (Membership)."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -92,7 +93,7 @@ class PeerSelection:
         if not chosen:
             chosen = [one for one in rested if one.group and (sure <= FEW or meet(self.own, one.peer_id, own.round, sure))]
         heard = [member for member in (rested if told <= FEW else due) if not member.group]
-        trust = self.hearsay() * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
+        trust = share(self.answers()) * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
         chosen = heard if heard and self.rng.random() < trust else chosen
         crowds = Counter(member.group for member in fit)
         weights = [
@@ -129,7 +130,7 @@ class PeerSelection:
         met, beyond = {peer for peer, _ in self._met}, self.beyond()
         told = max(len(met.union(one.peer_id for one in [*fit, *trained])), len(members) + beyond if beyond else 0)
         sure = len(met.union(member.peer_id for member in trained if member.verified))
-        others = min(1.0, 4 * self.hearsay()) ** 2 if 2 * sure > FEW else 0.0
+        others = min(1.0, 4 * share(self.answers())) ** 2 if 2 * sure > FEW else 0.0
         return told, told if told <= 2 * sure else sure + int(others * (told - sure))
 
     def _resting(self, fit: Sequence[Member], sure: int) -> set[PeerId]:

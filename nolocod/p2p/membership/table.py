@@ -26,7 +26,7 @@ from nolocod.proto.types import Member
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from nolocod.errors import RefusedError
     from nolocod.identity import PeerId
@@ -50,6 +50,11 @@ def counted_with(peer: PeerId, host: str) -> str:
     """The group that `peer` counts with: that of the IP address `host` which it comes from; its own id where this has none;
     one for all that only relays reach (""), since they may come from anywhere."""
     return (address_group(host) or peer) if host else _RELAYED
+
+
+def share(answers: Collection[bool]) -> float:
+    """Of those that were tried, the share that answered; all of them before anybody was."""
+    return sum(answers) / len(answers) if answers else 1.0
 
 
 @dataclass(slots=True)
@@ -103,6 +108,8 @@ class Membership:
     """Why nothing is asked of a peer and given to it for now."""
     committed: Callable[[PeerId], int] = lambda _: 0
     """Exchanges with a peer that were committed."""
+    answers: deque[bool] = field(default_factory=lambda: deque(maxlen=16))
+    """Whether they answered: of the last members that we dialled and had only heard of."""
     newcomers: int = 0
     """How many members came of whom nothing was known."""
     in_our_name: Callable[[Heartbeat], None] = lambda _heartbeat: None
@@ -112,7 +119,6 @@ class Membership:
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _met: dict[PeerId, tuple[bool, str]] = field(default_factory=dict)
     """Of members that spoke on an authenticated connection: whether we dialled it, and their address group."""
-    _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=16))  # of the last that we had only heard of
     _made_room: list[PeerId] = field(default_factory=list)
     _began: float | None = None
 
@@ -219,13 +225,10 @@ class Membership:
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
 
     def _kept(self) -> set[PeerId]:
-        """The verified members that we met last: up to half of the table, where hearsay is worth little."""
+        """The verified members that we met last: up to half of the table, where few answer of those that we hear of."""
         verified, half = self.verified(), self.timing.capacity // 2
-        return {*[peer for peer in self._met if peer in verified][-max(min(_KEPT, half), round(half * (1 - self.hearsay()))) :]}
-
-    def hearsay(self) -> float:
-        """The share of those that answered, of the last that we dialled and had only heard of."""
-        return sum(self._answered) / len(self._answered) if self._answered else 1.0
+        most = max(min(_KEPT, half), round(half * (1 - share(self.answers))))
+        return {*[peer for peer in self._met if peer in verified][-most:]}
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -290,7 +293,7 @@ class Membership:
         if peer not in self._entries:
             return
         if peer not in self._met:
-            self._answered.append(False)
+            self.answers.append(False)
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
         pause = min(_BACK_OFF * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
         self._suspicions[peer] = _Suspicion(now, now + pause, failures)
@@ -307,7 +310,7 @@ class Membership:
         if peer in self._entries and (dialled or not self._met.get(peer, (False, ""))[0]):
             # who comes to us may come from many places: where it was dialled counts
             if dialled and peer not in self._met:
-                self._answered.append(True)
+                self.answers.append(True)
             self._met.pop(peer, None)  # the last are those met last
             self._met[peer] = dialled, counted_with(peer, host)
 

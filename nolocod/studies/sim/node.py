@@ -73,7 +73,7 @@ class SimNode(SimMember):
         self.receipts = receipts or SimReceipts()
         self.reputation = Reputation(self.emit, plan.probation)
         self.table.committed = self.reputation.committed
-        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, self.table.beyond, self.table.hearsay)
+        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, self.table.beyond, lambda: self.table.answers)
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,

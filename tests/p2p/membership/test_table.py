@@ -15,7 +15,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerLost, PeerSeen
 from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT, OwnHeartbeat
-from nolocod.p2p.membership.table import PER_GROUP, Membership
+from nolocod.p2p.membership.table import PER_GROUP, Membership, share
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal
@@ -520,7 +520,7 @@ def test_who_left_or_is_out_of_reach_for_long_is_verified_no_more() -> None:
 
 def test_what_news_are_worth_is_the_share_of_those_heard_of_that_answered_of_late() -> None:
     members, half = table(), 0.5
-    assert members.hearsay() == 1.0, "nobody was tried"
+    assert share(members.answers) == 1.0, "nobody was tried"
     peers = joined(members, 20)
     for peer in peers[:2]:
         members.met(peer, "direct", "127.0.0.1")
@@ -529,15 +529,15 @@ def test_what_news_are_worth_is_the_share_of_those_heard_of_that_answered_of_lat
         members.suspect(peer, 1.0)
     members.met(peers[4], "inbound", "127.0.0.1")
     members.suspect(peers[0], 1.0)
-    assert members.hearsay() == half, "who spoke to us is there, answer or not"
+    assert share(members.answers) == half, "who spoke to us is there, answer or not"
     for peer in peers[4:]:
         members.suspect(peer, 1.0)
         members.suspect(peer, 20.0)
-    assert members.hearsay() == 0.0
+    assert share(members.answers) == 0.0
 
 
 @pytest.mark.parametrize(("answered", "kept"), [(True, 16), (False, 24)])
-def test_where_hearsay_is_worth_little_more_of_the_verified_keep_their_place(answered: bool, kept: int) -> None:
+def test_where_few_of_those_heard_of_answer_more_of_the_verified_keep_their_place(answered: bool, kept: int) -> None:
     members = table(Timing(capacity=64, live=1e6))
     for peer in joined(members, 24):
         members.met(peer, "direct", "127.0.0.1")

@@ -87,14 +87,20 @@ def test_another_process_with_another_hash_seed_gives_the_same() -> None:
 
 
 def test_who_floods_captures_and_lies_has_little_more_than_its_share() -> None:
-    """Six of twenty; the first rounds, in which most hours are open. Without hours it is 60 %, and without all else 95 %."""
-    plan = Plan("hostile", nodes=20, rounds=10, seed=1, probation=3, cheap=True)
+    """18 of sixty, in the first rounds, in which most hours are open. Without hours it is 95 %."""
+    plan = Plan("hostile", nodes=60, rounds=10, seed=1, probation=3, cheap=True)
     report = simulate(plan, SCENARIOS["hostile"])
     steps = report.paired + report.solo
-    assert 0.2 < report.hostile / steps < 0.52
-    assert report.solo < 0.1 * steps, "nobody is starved"
-    assert steps >= 0.9 * 14 * 10
+    assert 0.2 < report.hostile / steps < 0.6
+    assert report.solo < 0.35 * steps
+    assert steps >= 0.9 * 42 * 10
     assert report.seconds < 1.2 * 10 * 20
+
+
+def test_hours_cost_honest_nodes_next_to_nothing() -> None:
+    """With 13 members an hour instead of 18, two steps of a hundred became eighteen."""
+    report = simulate(Plan("calm", nodes=42, rounds=24, seed=1, probation=3, cheap=True), SCENARIOS["calm"])
+    assert report.solo < 0.02 * (report.paired + report.solo)
 
 
 def test_nodes_that_exchange_come_closer_than_nodes_that_do_not() -> None:
