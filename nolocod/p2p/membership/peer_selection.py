@@ -67,8 +67,7 @@ class PeerSelection:
     reputation: Reputation
     beyond: Callable[[], int] = lambda: 0
     answers: Callable[[], Collection[bool]] = tuple
-    """How many members there are of whom the table does not know now; and of the last that we had only heard of and dialled,
-    whether they answered (Membership)."""
+    """How many members there are beyond the table; whether those answered that we dialled last and had only heard of."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
