@@ -1,9 +1,9 @@
 """One node put together: how its parts start, work and stop.
 
-`daemon` puts the parts together, `training_session` is the time from weights to the goal, `weights` says where weights come
-from, when a node is too far behind, and which donor is believed, `peers` is what it serves and stores for the network's side,
-`schedule` when it pauses, `supervisor` tells systemd of it, `host_checks` measures disk and clock. What a full disk stops is
-in `training_session` (checkpoints) and `peers` (receipts, snapshots).
+`daemon` puts them together, `training_session` is the time from weights to the goal, `weights` says where weights come from,
+when a node is too far behind, and which donor is believed, `peers` is what it serves and stores for the network's side,
+`schedule` when it pauses, `supervisor` tells systemd of it, `host_checks` measures disk and clock. What a full disk stops:
+`training_session` and `peers`.
 
 Not here: what a part does (the room of its own that it has).
 """
