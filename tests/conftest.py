@@ -12,6 +12,7 @@ not in those folders.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import trio.testing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs this in the background has children ignore it
 
 SYSTEM = {
     *("socket", "subprocess", "multiprocessing", "psutil", "tests.support.wires", "tests.support.swarm", "tests.fuzz.hosts"),
