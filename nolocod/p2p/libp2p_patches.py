@@ -151,7 +151,7 @@ async def _read_line(self: MultiselectCommunicator) -> str:
 
 def own_dht(protocol: str, most: int, most_of_question: int) -> None:
     """libp2p's DHT speaks to the public network under its id whatever prefix it is given, and believes messages of 4 MiB where
-    `most` bytes are plenty, and as many addresses in a question as go in, which take milliseconds for each KiB."""
+    `most` bytes are plenty, and as many addresses in a question as go in: about a millisecond for each KiB."""
     for module in (common, kad_dht, peer_routing, provider_store, value_store):
         module.PROTOCOL_ID = TProtocol(protocol)
     kad_dht.MAX_DHT_MESSAGE_SIZE, peer_routing.MAX_DHT_MESSAGE_SIZE = most_of_question, most

@@ -129,9 +129,7 @@ def main() -> int:
         swarm = Swarm(Path(folder))
         try:
             first = swarm.found(steps=100)
-            swarm.wait("the first node's address", lambda: bool(first.report and first.report.addresses))
-            others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2)]
-            swarm.wait_paired([first, *others], _SETTLED)
+            swarm.wait_paired(swarm.joined_by(first, 2), _SETTLED)
             os.sched_setaffinity(0, {attackers})
             calm = measured(first, options.seconds, calmly)
             late = f"stalls over 50 ms (calm: {calm.stalls})"

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.support.swarm import ready
-
 if TYPE_CHECKING:
     from tests.support.swarm import Swarm
 
@@ -16,11 +14,9 @@ PARAMETERS = 28_832
 
 
 def test_two_daemons_pair_by_another_codec_blocking_and_by_halves(swarm: Swarm) -> None:
-    first = swarm.found("bfloat16", "blocking = true\nfragments = 2")
-    swarm.wait("the first node tells its address", lambda: ready(first))
-    second = swarm.daemon().run("join", "--bootstrap", first.address)
-    swarm.wait_paired([first, second], 3)
-    for daemon in (first, second):
+    both = swarm.joined_by(swarm.found("bfloat16", "blocking = true\nfragments = 2"), 1)
+    swarm.wait_paired(both, 3)
+    for daemon in both:
         report = daemon.report
         assert report is not None
         assert not [row for row in report.exchanges if row.outcome not in ("committed", "busy")]

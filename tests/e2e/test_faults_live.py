@@ -15,7 +15,7 @@ from nolocod.errors import LostStepsError, UnacknowledgedError
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.proto.exchange_states import TABLE, State
 from nolocod.proto.snapshot_states import Serving
-from tests.support.swarm import ENOUGH, Daemon, Swarm, ready, trainer_of
+from tests.support.swarm import ENOUGH, Daemon, Swarm, trainer_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -62,10 +62,7 @@ def swarm_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultySwa
     """Two daemons that have paired. All tests here share them, the one that ends them comes last."""
     swarm = FaultySwarm(tmp_path_factory.mktemp("faulty"))
     try:
-        first = swarm.found()
-        swarm.wait("the first node tells its address", lambda: ready(first))
-        second = swarm.daemon().run("join", "--bootstrap", first.address)
-        swarm.wait_paired([first, second], 1)
+        swarm.wait_paired(swarm.joined_by(swarm.found(), 1), 1)
         yield swarm
     finally:
         swarm.end()

@@ -24,7 +24,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.types import Standing
 from nolocod.run.manifest import RunId
 from nolocod.units import Address
-from tests.support.swarm import Swarm, ready
+from tests.support.swarm import Swarm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +37,7 @@ def swarm_of_four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Four daemons that have paired."""
     swarm = Swarm(tmp_path_factory.mktemp("swarm"))
     try:
-        first = swarm.found()
-        swarm.wait("the first node tells its address", lambda: ready(first))
-        others = [swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(3)]
-        swarm.wait_paired([first, *others], 1)
+        swarm.wait_paired(swarm.joined_by(swarm.found(), 3), 1)
         yield swarm
     finally:
         swarm.end()

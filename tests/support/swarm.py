@@ -134,6 +134,11 @@ class Swarm:
         data_directory.found(first.paths, run_file)
         return first.run("start")
 
+    def joined_by(self, first: Daemon, more: int) -> list[Daemon]:
+        """Have `more` nodes join through `first`, once that one has told its address; all of them, `first` too."""
+        self.wait("the first node tells its address", lambda: ready(first))
+        return [first, *(self.daemon().run("join", "--bootstrap", first.address) for _ in range(more))]
+
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Poll until `condition` holds; fail with every daemon's last lines otherwise."""
         deadline = time.monotonic() + ENOUGH
