@@ -176,15 +176,13 @@ def port(listen: Sequence[Address], here: Here) -> Finding:
     if any(address.port in own for address in listen):
         return ok("D11", f"{addresses} belongs to this directory's own node.")
     try:
-        bound = claim(listen)
+        with claim(listen):
+            return ok("D11", f"{addresses} is free." if any(one.port for one in listen) else f"{addresses}: any port will do.")
     except (PortTakenError, UsageError) as error:
         if isinstance(error, PortTakenError) and here.held and running is None:
             taken = f"{addresses} is in use, probably by process {here.pid}, which holds this directory but is not up yet."
             return warn("D11", taken, "Run the doctor again when it is up, or has ended.")
         return failed("D11", error)
-    if all(address.port == 0 for address in listen):
-        return ok("D11", f"{addresses}: there are free ports.")
-    return ok("D11", f"{' and '.join(map(str, bound))} is free.")
 
 
 def own_addresses(listen: Sequence[Address], announce: Sequence[str], running: Running | None) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -108,18 +108,20 @@ async def open_host(
     for address in announce:
         if not dialable(address):
             raise UsageError(f"--announce {address!r} cannot be dialled.", remedy="Write it like /ip4/203.0.113.7/tcp/4001.")
-    bound = claim(listen)
     limits = limits or HostLimits()
     keys = create_new_key_pair(identity.secret)
     noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater or ConnectionGater())
     memory = HeldMemory()
     basic = _basic_host(keys, limits, noise, memory)
     swarm = cast("Swarm", basic.get_network())
-    dialer = Dialer(swarm, bound, limits.connect, ConnectionManager(limits.connections, limits.inbound))
-    async with basic.run([Multiaddr(multiaddr_of(address)) for address in bound]), trio.open_nursery() as nursery:
+    async with AsyncExitStack() as stack:
+        with claim(listen) as bound:
+            await stack.enter_async_context(basic.run([Multiaddr(multiaddr_of(address)) for address in bound]))
+        nursery = await stack.enter_async_context(trio.open_nursery())
         await libp2p_patches.never_dial_unasked(swarm)
         if len(swarm.listeners) < len(bound):  # libp2p tells nobody
             raise PortTakenError(f"{bound[0]} was taken a moment ago.")
+        dialer = Dialer(swarm, bound, limits.connect, ConnectionManager(limits.connections, limits.inbound))
         host = Host(basic, dialer, nursery, emit, limits, memory)
         host.announce(bound, announce)
         try:

@@ -519,10 +519,10 @@ async def test_when_the_relay_dies_another_one_carries(tmp_path: Path) -> None:
 def free(address: Address) -> bool:
     """Whether the sockets of one who listened there have gone their way."""
     try:
-        claim((address,))
+        with claim((address,)):
+            return True
     except PortTakenError:
         return False
-    return True
 
 
 async def test_a_node_without_connections_comes_back_though_it_still_believes_its_members(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
@@ -21,33 +22,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _BRIDGES = ("docker", "br-", "veth", "virbr", "cni", "podman", "lxc", "flannel", "cali")
-_LOOPBACK = 2
-"""The rank of loopback among the interfaces."""
+_LOOPBACK = 2  # its rank among the interfaces
 _TRIES = 16
 
 
-def claim(listen: Sequence[Address]) -> tuple[Address, ...]:
+@contextmanager
+def claim(listen: Sequence[Address]) -> Iterator[tuple[Address, ...]]:
     """Find out whether `listen` can be bound, and give every address a port, the same one where there is a choice.
 
-    libp2p binds with SO_REUSEPORT, which lets two daemons share a port without a word; a bind without it
-    tells. A wildcard of a family that this machine lacks is left out, unless nothing else is left. Raises
-    PortTakenError, or UsageError for an address that this machine does not have.
+    libp2p binds with SO_REUSEPORT, which lets two daemons share a port without a word; a bind without it tells. Within the
+    block the ports are held: the system gives them to nobody else who asks for any port, and libp2p may bind them. A wildcard
+    of a family that this machine lacks is left out, unless nothing else is left.
+    Raises PortTakenError, or UsageError for an address that this machine does not have.
     """
     for _ in range(_TRIES):
-        found = _claim_once(listen)
-        if found is not None:
-            return found
+        with ExitStack() as holders:
+            if found := _claim_once(listen, holders):
+                yield found
+                return
     raise PortTakenError(f"no port is free for {' and '.join(map(str, listen))} together.")
 
 
-def _claim_once(listen: Sequence[Address]) -> tuple[Address, ...] | None:
+def _claim_once(listen: Sequence[Address], holders: ExitStack) -> tuple[Address, ...] | None:
     """None if the port that chance gave the first is another's in the next family."""
     found: list[Address] = []
     missing: UsageError | None = None
     for address in listen:
         chosen = found[0].port if found and not address.port else address.port
         try:
-            found.append(Address(address.host, _bind(Address(address.host, chosen))))
+            found.append(Address(address.host, _bind(Address(address.host, chosen), holders)))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 if chosen != address.port:
@@ -61,18 +64,19 @@ def _claim_once(listen: Sequence[Address]) -> tuple[Address, ...] | None:
     return tuple(found)
 
 
-def _bind(address: Address) -> int:
-    """Bind for a moment; the port that it was. OSError, or UsageError for what is no IP address."""
+def _bind(address: Address, holders: ExitStack) -> int:
+    """The port that was bound, until `holders` close. OSError, or UsageError for what is no IP address."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address.host).version == 6 else socket.AF_INET
     except ValueError as error:
         raise UsageError(f"--listen {address}: {address.host!r} is not an IP address.") from error
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        probe.bind((address.host, address.port))
-        return int(probe.getsockname()[1])
+    holder = holders.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+    if family == socket.AF_INET6:
+        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    holder.bind((address.host, address.port))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # from now on libp2p may bind it too
+    return int(holder.getsockname()[1])
 
 
 def announced(bound: Iterable[Address]) -> tuple[str, ...]:
@@ -86,8 +90,7 @@ def announced(bound: Iterable[Address]) -> tuple[str, ...]:
         found += [(rank, multiaddr_of(Address(host, address.port))) for rank, host in _interfaces(family)]
     if any(rank < _LOOPBACK for rank, _ in found):
         found = [pair for pair in found if pair[0] < _LOOPBACK]
-    ranked = [text for _, text in sorted(found, key=lambda pair: pair[0])]
-    return tuple(dict.fromkeys(ranked))
+    return tuple(dict.fromkeys(text for _, text in sorted(found, key=lambda pair: pair[0])))
 
 
 def _interfaces(family: socket.AddressFamily) -> Iterator[tuple[int, str]]:

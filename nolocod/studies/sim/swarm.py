@@ -50,9 +50,7 @@ class Report:
     """Of the paired ones, those with an attacker."""
     outcomes: dict[str, int]
     exchange_seconds: float | None
-    """Median of the committed ones ..."""
-    exchange_mean: float | None
-    """... and their mean."""
+    """Median of the committed ones."""
     checked: int
     half_applied: int
     spread: float
@@ -192,7 +190,6 @@ class Swarm(World):
             hostile=self.steps["hostile"],
             outcomes=dict(sorted(self.outcomes.items())),
             exchange_seconds=statistics.median(self.durations) if self.durations else None,
-            exchange_mean=statistics.fmean(self.durations) if self.durations else None,
             checked=self.oracle.checked,
             half_applied=self.oracle.half,
             spread=math.sqrt(statistics.fmean(variances)),

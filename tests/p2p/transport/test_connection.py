@@ -504,22 +504,33 @@ async def test_a_peer_is_told_once_however_many_connections_it_has() -> None:
 
 
 def test_the_same_port_is_claimed_for_all_families_and_a_missing_one_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    four, six = claim((Address("0.0.0.0", 0), Address("::", 0)))
-    assert four.port == six.port > 0
+    with claim((Address("0.0.0.0", 0), Address("::", 0))) as (four, six):
+        assert four.port == six.port > 0
     monkeypatch.setattr(socket, "AF_INET6", 9999)  # a family that no kernel has
-    assert [address.host for address in claim((Address("0.0.0.0", 0), Address("::", 0)))] == ["0.0.0.0"]
-    with pytest.raises(UsageError, match="--listen"):
-        claim((Address("::", 0),))
-    with pytest.raises(UsageError, match="--listen"):
-        claim((Address("127.0.0.1", 0), Address("fd00:dead::77", 0)))
+    with claim((Address("0.0.0.0", 0), Address("::", 0))) as bound:
+        assert [address.host for address in bound] == ["0.0.0.0"]
+    for wrong in [(Address("::", 0),), (Address("127.0.0.1", 0), Address("fd00:dead::77", 0))]:
+        with pytest.raises(UsageError, match="--listen"), claim(wrong):
+            pass
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(PortTakenError, match="in use"):
-            claim((Address("127.0.0.1", taken.getsockname()[1]),))
+        with pytest.raises(PortTakenError, match="in use"), claim((Address("127.0.0.1", taken.getsockname()[1]),)):
+            pass
+
+
+def test_a_port_that_chance_gave_is_nobody_elses_until_libp2p_has_bound_it() -> None:
+    """Two hosts that began in one moment could get one port: libp2p's sockets would have shared it."""
+    with claim((Address("127.0.0.1", 0),)) as (held,), socket.socket() as other, socket.socket() as libp2ps:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", held.port))
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            libp2ps.setsockopt(socket.SOL_SOCKET, option, 1)
+        libp2ps.bind(("127.0.0.1", held.port))
+        libp2ps.listen()
 
 
 PEER = Identity.from_secret(bytes([7]) * 32).peer_id
