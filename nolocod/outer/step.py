@@ -53,10 +53,18 @@ def sent(phi: Tensor, s: Tensor, settings: Outer, out: Tensor | None = None) -> 
     return theta.div_(settings.beta).add_(phi)
 
 
-def correct(theta: Tensor, delta: Tensor, change: Tensor) -> None:
-    """Merge late, in place: theta <- theta + (phi_new - theta_sent), which is theta + delta - change.
+def own_part(delta: Tensor, change: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
+    """Return alpha delta - (1 - beta) change: what a solo step would add to theta, and a paired one adds without the partner.
 
-    `delta` is the outer momentum after the step, `change` theta - phi at the capture. What training did since
-    stays in `theta`; overwriting it would throw those steps away.
+    theta may have it as soon as the messages are made (an eager update, as in arXiv 2502.12996), before `step`.
     """
-    theta.add_(delta).sub_(change)
+    return torch.mul(delta, settings.alpha, out=out).sub_(change, alpha=1 - settings.beta)
+
+
+def late_part(total: Tensor, n: int, exact: Tensor) -> Tensor:
+    """Return total / n - s, in place of `exact`, this node's own message s before any rounding to the wire.
+
+    theta, with `own_part` and this added, is where `step` brings phi, and what was trained meanwhile besides. Between two
+    partners it is (s_j - s_i) / 2.
+    """
+    return exact.neg_().add_(total, alpha=1 / n)

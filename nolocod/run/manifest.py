@@ -133,9 +133,9 @@ class Outer(Section, frozen=True):
     staleness: Positive = 3
     """A partner more rounds away than this is refused."""
     blocking: bool = False
-    """Wait at the boundary for the partner, as the paper does, instead of training on."""
+    """Retired, see RETIRED: training goes on while a node waits for its partner."""
     patience: Seconds = 60.0
-    """How long to look for a partner, and the most that a blocking step waits, before a solo step."""
+    """How long to look for a partner before a solo step."""
     fragments: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parts of the model, whole tensors of about equal size in layer order. An outer step is about one of them,
     in turn, so that each is merged every `fragments` times `inner.steps` inner steps."""
@@ -149,6 +149,8 @@ class Outer(Section, frozen=True):
                 f"gamma = {self.gamma:g} with alpha = {self.alpha:g} lets the replicas drift apart: "
                 f"0 < gamma < 2(1 - alpha^2) = {bound:.4g} must hold."
             )
+        if self.blocking:
+            raise _removed("outer.blocking", "true", "waiting for the partner was")
 
 
 class Evaluation(Section, frozen=True):
@@ -157,9 +159,15 @@ class Evaluation(Section, frozen=True):
     batches: Positive = 16
 
 
+def _removed(key: str, value: str, what: str) -> RunFileError:
+    """A retired key is switched on."""
+    remedy = f"Found the run without `{key}`, or use release 0.1."
+    return RunFileError(f"`{key}` is {value}, and {what} removed.", remedy=remedy)
+
+
 _OFF = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
 """Keys of `[trust]` that must be 0."""
-RETIRED = frozenset(_OFF) | {"refresh"}
+RETIRED = frozenset(_OFF) | {"refresh", "blocking"}
 """Keys without an effect. They stay in what is signed, so that equal run files keep their run ids."""
 
 
@@ -190,8 +198,7 @@ class Trust(Section, frozen=True):
     def __post_init__(self) -> None:
         for key, what in _OFF.items():
             if value := getattr(self, key):
-                cause = f"`trust.{key}` is {value:g}, and {what} removed."
-                raise RunFileError(cause, remedy=f"Found the run without `trust.{key}`, or use release 0.1.")
+                raise _removed(f"trust.{key}", f"{value:g}", what)
 
 
 class Manifest(Section, frozen=True):

@@ -57,8 +57,7 @@ def model(name_or_file: str, base: Path) -> dict[str, Any]:
 def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, seed: int, own_text: bool) -> Manifest:
     """A short run for one machine: the standard library's sources, or the text that `--data` names.
 
-    Blocking, because trainers that share cores lose nothing by waiting for one another; little outer momentum
-    and full steps, because forty rounds are too few for the paper's 0.5 and 0.7 to get going.
+    Little outer momentum and full steps, because forty rounds are too few for the paper's 0.5 and 0.7 to get going.
     """
     try:
         return Manifest(
@@ -67,7 +66,7 @@ def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, se
             seed=seed,
             data=Data(source="text" if own_text else "stdlib"),
             inner=Inner(steps=inner_steps, batch=4, sequence=128, learning_rate=3e-3, warmup_rounds=2.0),
-            outer=Outer(alpha=0.2, beta=1.0, gamma=1.0, rounds=rounds, blocking=True),
+            outer=Outer(alpha=0.2, beta=1.0, gamma=1.0, rounds=rounds),
             evaluation=Evaluation(every=10, batches=16),
         )
     except ValueError as error:

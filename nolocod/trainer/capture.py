@@ -1,11 +1,13 @@
 """Our side of one exchange: a message about a fragment as it was at the capture, and what comes of it.
 
-The rule: what was sent can be made again when the partner's message lies over it. While training waits (a blocking
-run), theta itself tells; a copy of it is made only if training goes on after all. Where training goes on during the
-exchange, codecs that round keep the change theta - phi of that moment in bfloat16 and make the message from phi and
-that, so that no float32 copy of the model is made; float32 reads the outbox again, which must then be kept: two
-model-sized tensors (ours of that moment, and the partner's) are the least that an exact exchange needs that may
-still fail at its last byte.
+The rule: training goes on during the exchange, and theta has our own part of the outer step from the first inner step
+on; what the partner adds comes with `merge`, and `take_back` undoes our part. phi and delta change in `step` alone.
+
+What was sent can be made again when the partner's message lies over it: codecs that round keep the change theta - phi of
+the capture in bfloat16 and make the message from phi and that, so that no float32 copy of the model is made. float32
+reads the outbox again, which must then be kept: two model-sized tensors (ours of that moment, and the partner's) are the
+least that an exact exchange needs that may still fail at its last byte. What theta is still to get after `step` is made
+of both; the other codecs keep it in place of the change.
 """
 
 from __future__ import annotations
@@ -88,18 +90,9 @@ class Plan:
 
     @property
     def keeps_outbox(self) -> bool:
-        """Whether our own message is read from the outbox again."""
-        return self.codec == "float32" and not self.settings.blocking
-
-    @property
-    def writes_aside(self) -> bool:
-        """Whether training may go on while a message is written: it is made from what `keep` kept."""
-        return self.codec != "float32" and not self.settings.blocking
-
-    @property
-    def steps_aside(self) -> bool:
-        """Whether training may go on between `keep` and `merge`: theta as it is meanwhile is not looked at."""
-        return not self.settings.blocking
+        """Whether our own message is read from the outbox again. Else it is made from what `keep` kept, and training may go
+        on while it is written."""
+        return self.codec == "float32"
 
 
 class Capture:
@@ -113,9 +106,11 @@ class Capture:
         self._noise = Noise(seed)
         shared = Shared(plan.settings, self.fragment, self._noise, weights.distance[subject])
         self._coder = coder_for(plan.codec, shared)
-        self._kept: Tensor | None = None  # the change in bfloat16, or theta in float32; see the module's rule
-        if plan.writes_aside:
+        self._kept: Tensor | None = None  # see the module's rule
+        if not plan.keeps_outbox:
             self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)
+        self._outbox = torch.empty(0, dtype=torch.uint8)  # where the message was written
+        self._started = False
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
         self.norms = Norms(0.0, 0.0)
@@ -124,6 +119,7 @@ class Capture:
         """What `step` lets the partner's difference count for; set by whoever judges the norms."""
         self._offsets: list[int] = []  # where our records lie in the outbox
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
+        self._skipped = b""  # what `step` was told
 
     @property
     def spread(self) -> float:
@@ -143,11 +139,12 @@ class Capture:
 
         TrainerError if the weights are not finite.
         """
+        self._outbox = outbox
         content, offset = bytes_of(outbox), HEADER
         hashes: list[bytes] = []
         for block in self.fragment.blocks:
             phi = self._weights.phi[block.span]
-            change = self._moved(block, phi) if self._kept is None else self._change(block, phi, outbox)
+            change = self._moved(block, phi) if self._kept is None else self._change(block, phi, outbox, self._scratch)
             size = self._coder.encode(block, phi, change, outbox[offset:])
             self._offsets.append(offset)
             offset += size
@@ -165,10 +162,26 @@ class Capture:
             raise TrainerError("the weights are not finite.")
         return change
 
-    def train_on(self) -> None:
-        """Training goes on with this capture out: keep what it was made of, if nothing else does."""
-        if self._kept is None and not self._plan.keeps_outbox:
-            self._kept = self._weights.theta[self.fragment.span].to("cpu", copy=True)
+    def start(self) -> None:
+        """Training goes on with this capture out: give theta our own part of the outer step, unless it has it."""
+        if not self._started:
+            self._started = True
+            self._add_own_part(1)
+
+    def take_back(self) -> bool:
+        """Undo `start`, to the rounding of float32; returns whether there was something to undo."""
+        started, self._started = self._started, False
+        if started:
+            self._add_own_part(-1)
+        return started
+
+    def _add_own_part(self, sign: int) -> None:
+        change, part = torch.empty(BLOCK), torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
+        for block in self.fragment.blocks:
+            theta, delta = self._weights.theta[block.span], self._weights.delta[block.span]
+            own = self._change(block, self._weights.phi[block.span], self._outbox, change)
+            own = step.own_part(delta, own, self._plan.settings, out=part[: block.size])
+            theta.add_(own.to(theta.device), alpha=sign)
 
     def inspect(self, outbox: Tensor, inbox: Tensor) -> bytes:
         """Compare the partner's message in `inbox` (hostile bytes) with ours; returns Inspection.skipped.
@@ -201,7 +214,7 @@ class Capture:
         """
         if self._apart is None:
             raise TrainerError("an outer step was asked for without an inspection.")
-        settings = self._plan.settings
+        settings, self._skipped = self._plan.settings, skipped
         for block, phi, change, record in self._blocks(inbox, outbox):
             apart = None if is_set(skipped, block.index) else self._apart[block.index]
             other = None if apart is None else self._coder.other(block, phi, change, record, check=False)
@@ -210,6 +223,10 @@ class Capture:
             else:
                 total, n = self._sum(self._own(block, phi, change, outbox), other), 2
             self._coder.learn(block, None if apart is None else self.weight * apart)
+            if self._kept is not None and other is not None:
+                self._kept[block.within].copy_(step.late_part(total, n, self._coder.exact(phi, change)))
+            elif self._kept is not None:
+                self._kept[block.within].zero_()
             step.step(phi, self._weights.delta[block.span], total, n, settings)
 
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
@@ -219,17 +236,21 @@ class Capture:
             return torch.add(own, other, out=total)
         return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
 
-    def merge(self, outbox: Tensor, *, trained_on: bool) -> None:
+    def merge(self, outbox: Tensor, inbox: Tensor, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
         if not trained_on:
             self._weights.theta[self.fragment.span].copy_(self._weights.phi[self.fragment.span])
             return
         for block in self.fragment.blocks:
-            delta = self._weights.delta[block.span]
-            before = torch.sub(self._weights.phi[block.span], delta, out=self._total[: block.size])
             theta = self._weights.theta[block.span]
-            change = self._change(block, before, outbox)
-            step.correct(theta, delta.to(theta.device), change.to(theta.device))
+            if self._kept is not None:
+                late = self._kept[block.within]
+            elif is_set(self._skipped, block.index):
+                continue
+            else:
+                own, other = self._sent(block, outbox), _values(inbox, self._records[block.index].start, block)
+                late = step.late_part(self._sum(own, other), 2, self._scratch[: block.size].copy_(own))
+            theta.add_(late.to(theta.device))
 
     def _walk(self, inbox: Tensor) -> list[slice]:
         """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""
@@ -249,22 +270,23 @@ class Capture:
         """Each block with phi, our change (scratch, float32) and the partner's record."""
         for block, where in zip(self.fragment.blocks, self._records, strict=True):
             phi = self._weights.phi[block.span]
-            yield block, phi, self._change(block, phi, outbox), inbox[where]
+            yield block, phi, self._change(block, phi, outbox, self._scratch), inbox[where]
 
-    def _change(self, block: Block, phi: Tensor, outbox: Tensor) -> Tensor:
-        """theta - phi at the capture."""
-        change = self._scratch[: block.size]
-        if self._plan.keeps_outbox:
-            return step.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
-        if self._kept is None:
-            return torch.sub(self._weights.theta[block.span].cpu(), phi, out=change)
-        kept = self._kept[block.within]
-        return change.copy_(kept) if self._plan.writes_aside else torch.sub(kept, phi, out=change)
+    def _change(self, block: Block, phi: Tensor, outbox: Tensor, scratch: Tensor) -> Tensor:
+        """theta - phi at the capture (in `scratch`)."""
+        change = scratch[: block.size]
+        if self._kept is not None:
+            return change.copy_(self._kept[block.within])
+        return step.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
 
     def _own(self, block: Block, phi: Tensor, change: Tensor, outbox: Tensor) -> Tensor:
         """Our message as the partner decodes it."""
-        return self._sent(block, outbox) if self._plan.keeps_outbox else self._coder.own(block, phi, change)
+        return self._sent(block, outbox) if self._kept is None else self._coder.own(block, phi, change)
 
     def _sent(self, block: Block, outbox: Tensor) -> Tensor:
-        offset = self._offsets[block.index]
-        return outbox[offset : offset + 4 * block.size].view(torch.float32)
+        return _values(outbox, self._offsets[block.index], block)
+
+
+def _values(box: Tensor, start: int, block: Block) -> Tensor:
+    """What a record of float32 at `start` holds."""
+    return box[start : start + 4 * block.size].view(torch.float32)

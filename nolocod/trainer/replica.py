@@ -92,23 +92,23 @@ class Replica:
         """Inner steps since the last outer step, whatever its fragment."""
         return min(self.ages)
 
-    @property
-    def capture_is_out(self) -> bool:
-        return self._capture is not None
-
     # --- inner
 
     def step(self) -> None:
         """Take one inner step."""
         self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
-        if self._capture is not None and not self._since_capture:
-            self._capture.train_on()
+        self.train_on()
         self.inner.step(self._batch, self.rate)
         self.ages = [age + 1 for age in self.ages]
         self._since_capture += 1
         self.inner_steps += 1
         tokens = self.standing.tokens + self.manifest.inner.tokens_per_step
         self.standing = Standing(self.standing.round, tokens, self.standing.loss)
+
+    def train_on(self) -> None:
+        """Let inner steps follow, a capture being out: theta gets our own part of the outer step."""
+        if self._capture is not None:
+            self._capture.start()
 
     def _batch(self) -> Tensor:
         return torch.from_numpy(self.source.take(self.manifest.inner.batch)).to(self.device)
@@ -148,8 +148,12 @@ class Replica:
         self._capture_rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
-        """The second part; beside training if `plan.writes_aside`."""
-        return self._out().write(outbox)
+        """The second part; beside training unless `plan.keeps_outbox`."""
+        try:
+            return self._out().write(outbox)
+        except TrainerError:
+            self._capture = None  # it cannot tell any more what it is made of
+            raise
 
     def inspect(self, outbox: Tensor, inbox: Tensor, *, probation: bool = False) -> Inspection:
         """Compare the partner's message with ours, and decide what it will count for; less if it is on `probation`.
@@ -169,16 +173,16 @@ class Replica:
         """
         began = time.perf_counter()
         self.take_step(outbox, inbox, skipped)
-        return self.merge(outbox, partner_round, began)
+        return self.merge(outbox, inbox, partner_round, began)
 
     def take_step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
-        """The first part of `apply`, on phi and delta alone; beside training if `plan.steps_aside`."""
+        """The first part of `apply`, on phi and delta alone; beside training."""
         self._out().step(outbox, inbox, skipped)
 
-    def merge(self, outbox: Tensor, partner_round: int, began: float) -> Applied:
+    def merge(self, outbox: Tensor, inbox: Tensor, partner_round: int, began: float) -> Applied:
         """The second part, between two inner steps. `began`: when the first one did (time.perf_counter)."""
         capture, since = self._out(), self._since_capture
-        capture.merge(outbox, trained_on=since > 0)
+        capture.merge(outbox, inbox, trained_on=since > 0)
         subject = capture.subject
         self.clipping.accept(subject, capture.norms, self._capture_rate)
         round_number = self.clipping.next_round(self.standing.round, partner_round)
@@ -188,6 +192,7 @@ class Replica:
     def solo(self) -> Applied:
         """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
         began = time.perf_counter()
+        self.discard()
         settings = self.manifest.outer
         number = self.ages.index(max(self.ages))
         scratch = torch.empty(BLOCK)
@@ -204,7 +209,9 @@ class Replica:
         self.ages = [0] * len(self.ages)
 
     def discard(self) -> None:
-        """Drop the capture: nothing was applied."""
+        """Drop the capture: nothing was applied, and theta goes back to what training alone made of it."""
+        if self._capture is not None:
+            self._capture.take_back()
         self._capture = None
 
     def _out(self) -> Capture:
@@ -217,7 +224,7 @@ class Replica:
         inner_steps = self.steps_since_outer - since
         self.ages[fragment] = since
         self.standing = Standing(round_number, self.standing.tokens, self.standing.loss)
-        self.discard()
+        self._capture = None
         return Applied(round_number, inner_steps, None, time.perf_counter() - began)
 
     def usual_distance(self, fragment: int = 0) -> float:
@@ -229,7 +236,16 @@ class Replica:
     # --- files
 
     def save(self, folder: Path, peer_id: str) -> int:
-        """Write a checkpoint below `folder`; returns its size in bytes."""
+        """Write a checkpoint below `folder`; returns its size in bytes. One that is written while a capture is out holds no
+        trace of it."""
+        started = self._capture is not None and self._capture.take_back()
+        try:
+            return self._save(folder, peer_id)
+        finally:
+            if started:
+                self.train_on()
+
+    def _save(self, folder: Path, peer_id: str) -> int:
         state = checkpoint.State(
             run_id=self._run_id,
             peer_id=peer_id,
@@ -283,12 +299,12 @@ class Replica:
             given = tensors[name]
             if given.shape != view.shape or given.dtype != torch.float32 or not given.isfinite().all():
                 raise RejectedTensorError(f"the donor's {name} does not fit, or is not finite.")
+        self.discard()
         for name, view in self.layout.split(self.phi):
             view.copy_(tensors.pop(name))
         self.theta.copy_(self.phi)
         self.delta.zero_()
         self.weights.forget()
-        self.discard()
         self.ages = [0] * len(self.ages)
         self.standing = standing
 

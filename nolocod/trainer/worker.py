@@ -83,7 +83,6 @@ class Worker:
         self._setup: pipe.Setup | None = None
         self._training = False
         self._first = False  # the next inner step is the first after Train: told at once
-        self._held_since: float | None = None  # when a blocking run began to wait at the boundary
         self._reported = time.perf_counter()
         self._reported_steps = 0
         self._computing = 0.0
@@ -113,8 +112,6 @@ class Worker:
 
     def _answer(self, number: int, result: object) -> None:
         self._parent.send(pipe.answer(number, result, self._progress()))
-        if self._held_since is not None:
-            self._held_since = time.monotonic()  # an exchange is under way: the wait begins anew
         replica = self._replica
         if replica and replica.standing.round >= self._evaluated_round + replica.manifest.evaluation.every:
             self._evaluate()
@@ -127,17 +124,7 @@ class Worker:
 
     def _patience(self) -> float | None:
         """How long to wait for a command before the next inner step; None for ever."""
-        replica = self._replica
-        if replica is None or not self._training:
-            return None
-        settings = replica.manifest
-        waits = replica.capture_is_out or replica.steps_since_outer >= settings.inner.steps
-        if not (settings.outer.blocking and waits):
-            self._held_since = None
-            return 0.0
-        if self._held_since is None:
-            self._held_since = time.monotonic()
-        return max(0.0, self._held_since + settings.outer.patience - time.monotonic())
+        return 0.0 if self._replica is not None and self._training else None
 
     def _train(self) -> None:
         replica = self._loaded()
@@ -184,7 +171,6 @@ class Worker:
         replica = self._loaded()
         assert self._boxes is not None and self._setup is not None  # noqa: PT018 - both are set with the replica
         outbox, inbox = self._boxes
-        beside = replica.plan.steps_aside
         match request.command:
             case pipe.Adopt(weights, standing):
                 replica.adopt(weights, standing)
@@ -199,13 +185,15 @@ class Worker:
                 self._report(time.perf_counter())
             case pipe.Capture(subject):
                 replica.capture(subject)
-                return self._work(request, replica.plan.writes_aside, lambda: replica.write(outbox))
+                if replica.plan.keeps_outbox:
+                    return replica.write(outbox)
+                return self._work(request, lambda: replica.write(outbox))
             case pipe.Inspect(probation):
-                return self._work(request, beside, lambda: replica.inspect(outbox, inbox, probation=probation))
+                return self._work(request, lambda: replica.inspect(outbox, inbox, probation=probation))
             case pipe.Apply(partner_round, skipped):
                 began = time.perf_counter()
                 step = lambda: replica.take_step(outbox, inbox, skipped)  # noqa: E731
-                return self._work(request, beside, step, lambda _: replica.merge(outbox, partner_round, began))
+                return self._work(request, step, lambda _: replica.merge(outbox, inbox, partner_round, began))
             case pipe.Solo():
                 return replica.solo()
             case pipe.Discard():
@@ -220,13 +208,12 @@ class Worker:
                 return self._evaluate() if told else replica.evaluate()
         return None
 
-    def _work(
-        self, request: pipe.Request, beside: bool, job: Callable[[], T], end: Callable[[T], object] = lambda done: done
-    ) -> object:
+    def _work(self, request: pipe.Request, job: Callable[[], T], end: Callable[[T], object] = lambda done: done) -> object:
         """Do `job` in a thread while training goes on, and then `end` between two inner steps; both at once if
-        it cannot be done `beside`, or training does not go on."""
-        if not (beside and self._patience() == 0):
+        training does not go on."""
+        if not self._training:
             return end(job())
+        self._loaded().train_on()  # here: it reads what the job may change
         self._background = Background(request.id, self._thread.submit(job), end)
         return self._background
 

@@ -36,7 +36,7 @@ def run_of(parameters: int, codec: str) -> Manifest:
         name="bench",
         model=model_of(parameters),
         inner=Inner(steps=1, batch=1, sequence=8, learning_rate=1e-4, warmup_rounds=0.0),
-        outer=Outer(patience=3600.0, blocking=True),
+        outer=Outer(patience=3600.0),
         evaluation=Evaluation(every=1_000_000, batches=1),
         codec=codec,  # type: ignore[arg-type] # one of the contestants'
     )

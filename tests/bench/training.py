@@ -128,7 +128,6 @@ def run_of(options: Options) -> Manifest:
     return msgspec.structs.replace(
         run,
         codec=options.codec,
-        outer=msgspec.structs.replace(run.outer, blocking=False),
         evaluation=msgspec.structs.replace(run.evaluation, every=1_000_000),  # it is no part of training
     )
 

@@ -1,4 +1,4 @@
-"""A codec and ways to overlap that the other tests here do not run (they run modulo8), between real daemons: what the manifest
+"""A codec and fragments, which the other tests here do not run (they run modulo8), between real daemons: what the manifest
 says reaches both ends of the wire. Every codec with real trainers: tests/trainer/test_process.py.
 """
 
@@ -13,8 +13,8 @@ PARAMETERS = 28_832
 """Of the model in swarm.py, over bytes."""
 
 
-def test_two_daemons_pair_by_another_codec_blocking_and_by_halves(swarm: Swarm) -> None:
-    both = swarm.joined_by(swarm.found("bfloat16", "blocking = true\nfragments = 2"), 1)
+def test_two_daemons_pair_by_another_codec_and_by_halves(swarm: Swarm) -> None:
+    both = swarm.joined_by(swarm.found("bfloat16", "fragments = 2"), 1)
     swarm.wait_paired(both, 3)
     for daemon in both:
         report = daemon.report

@@ -30,7 +30,7 @@ def _met(codec: Codec) -> tuple[Capture, torch.Tensor, torch.Tensor]:
     """A capture in the middle of an exchange, its outbox, and the partner's good message."""
     torch.set_num_threads(1)
     fragments = fragments_of((_SIZE,), 1)
-    plan = Plan(codec, Outer(blocking=True), fragments)
+    plan = Plan(codec, Outer(), fragments)
     boxes, captures = [], []
     for seed in (1, 2):
         phi = torch.randn(_SIZE, generator=torch.Generator().manual_seed(seed)) * 1e-3

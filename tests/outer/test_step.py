@@ -112,14 +112,17 @@ def test_sent_weights_are_recovered_from_the_message() -> None:
     assert (step.sent(phi, s, SETTINGS) - theta).abs().max() <= 1e-6
 
 
-def test_late_merge_keeps_what_was_trained_meanwhile() -> None:
-    theta_sent = torch.tensor([1.0, -2.0])
-    progress = torch.tensor([0.25, 0.5])
-    phi_new = torch.tensor([3.0, 3.0])
-    phi = torch.tensor([0.5, 2.5])
-    theta = theta_sent + progress
-    step.correct(theta, phi_new - phi, theta_sent - phi)
-    assert torch.equal(theta, phi_new + progress)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_own_and_late_part_bring_theta_where_the_step_brings_phi(n: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    phi, theta, delta, *others = torch.randn(3 + n - 1, WIDTH, generator=generator, dtype=torch.float64)
+    s = step.message(phi, theta, SETTINGS)
+    total = s + sum(others)
+    moved = theta + step.own_part(delta, theta - phi, SETTINGS)
+    assert torch.allclose(moved - phi, SETTINGS.alpha * delta + SETTINGS.beta * (theta - phi), atol=1e-14)
+    moved += step.late_part(total, n, s.clone())
+    step.step(phi, delta, total, n, SETTINGS)
+    assert torch.allclose(moved, phi, atol=1e-14)
 
 
 def test_message_can_be_written_in_place() -> None:

@@ -187,21 +187,26 @@ def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "what"),
+    ("section", "key", "value", "off", "what"),
     [
-        ("draws", 8, "partner draws were"),
-        ("direction", 0.2, "the direction check was"),
-        ("accept", 0.02, "the accept test was"),
+        ("trust", "draws", 8, 0, "partner draws were"),
+        ("trust", "direction", 0.2, 0, "the direction check was"),
+        ("trust", "accept", 0.02, 0, "the accept test was"),
+        ("outer", "blocking", True, False, "waiting for the partner was"),
     ],
 )
-def test_retired_keys_switched_on_are_refused_with_a_way_out(tmp_path: Path, key: str, value: float, what: str) -> None:
+def test_retired_keys_switched_on_are_refused_with_a_way_out(
+    tmp_path: Path, section: str, key: str, value: float, off: float, what: str
+) -> None:
     with pytest.raises(ManifestError, match=f"{what} removed") as altered:
-        unseal(signed({"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1, "trust": {key: value}}))
-    path = written(tmp_path, RUN_FILE + f"\n[trust]\n{key} = {value}\n")
-    with pytest.raises(RunFileError, match=rf"line 14, key `trust.{key}`: .*{what} removed") as caught:
-        read_run_file(path)
+        unseal(signed({"name": "demo", "model": MODEL, "owner": OWNER.peer_id, "format": 1, section: {key: value}}))
+    before, _, _ = RUN_FILE.partition("\n[outer]")
+    written_out = {switch: before + f"\n[{section}]\n{key} = {json.dumps(switch)}\n" for switch in (value, off)}
+    line = written_out[value].count("\n")
+    with pytest.raises(RunFileError, match=rf"line {line}, key `{section}.{key}`: .*{what} removed") as caught:
+        read_run_file(written(tmp_path, written_out[value]))
     assert "release 0.1" in caught.value.remedy == altered.value.remedy
-    assert read_run_file(written(tmp_path, RUN_FILE + f"\n[trust]\n{key} = 0\n")) == read_run_file(written(tmp_path, RUN_FILE))
+    assert read_run_file(written(tmp_path, written_out[off])) == read_run_file(written(tmp_path, before))
 
 
 def test_the_codec_that_was_removed_is_refused_with_what_to_use(tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ def message(replica: Replica, outer: Outer) -> torch.Tensor:
     return outer.beta * change + outer.gamma * replica.phi.double()
 
 
-@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
-def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, codec: Codec, blocking: bool) -> None:
+def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, codec: Codec, late: bool) -> None:
     """Against float64 by hand: late or not, each partner by its own radius, the radius in its fragment alone."""
-    settings = Outer(alpha=0.5, beta=0.7, gamma=0.75, rounds=100, fragments=2, blocking=blocking)
+    settings = Outer(alpha=0.5, beta=0.7, gamma=0.75, rounds=100, fragments=2)
     sealed = sealed_run(codec=codec, outer=settings, trust=Trust(clip=0.2))
     nodes = [make_replica(sealed, tmp_path, name) for name in ("alice", "bob")]
     boxes = [torch.zeros(nodes[0].plan.box_size, dtype=torch.uint8) for _ in nodes]
@@ -137,7 +137,7 @@ def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, code
         mean = sent[index] + weights[-1] * (sent[1 - index] - sent[index]) / 2
         expected.append(settings.alpha * node.delta[span].double() + mean - settings.gamma * node.phi[span].double())
     assert weights[0] < weights[1] < 1
-    if not blocking:
+    if late:
         nodes[0].step()
     for index, node in enumerate(nodes):
         found = node.inspect(boxes[index], boxes[1 - index])

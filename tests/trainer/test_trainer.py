@@ -20,7 +20,7 @@ from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE
 from nolocod.run.manifest import Data, Inner, Manifest, Outer
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
-from nolocod.trainer import pipe
+from nolocod.trainer import checkpoint, pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
 from nolocod.trainer.inner import learning_rate
 from nolocod.trainer.model import build, pick_device, read_config
@@ -85,9 +85,11 @@ def test_what_is_trained_during_an_exchange_is_kept(tmp_path: Path, codec: str) 
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     alice.prepare(a_out, 0)
     bob.prepare(b_out, 0)
-    at_capture, change = alice.theta.clone(), alice.theta - alice.phi
+    change = alice.theta - alice.phi
+    alice.train_on()
+    started = alice.theta.clone()
     train(alice, 3)
-    progress = alice.theta - at_capture
+    progress = alice.theta - started
     alice.inspect(a_out, b_out)
     applied = alice.apply(a_out, b_out, 0)
     assert applied.inner_steps == 4
@@ -95,6 +97,19 @@ def test_what_is_trained_during_an_exchange_is_kept(tmp_path: Path, codec: str) 
     assert progress.abs().max() > 1e-3
     rounding = 0 if codec == "float32" else 2**-7 * change.abs().max()  # of the change as it is kept
     assert (alice.theta - (alice.phi + progress)).abs().max() <= 1e-6 + rounding
+
+
+def test_the_first_inner_step_after_a_capture_begins_with_its_own_part(tmp_path: Path) -> None:
+    nodes = [make_replica(sealed_run(), tmp_path, "alice") for _ in range(3)]
+    for node in nodes:
+        train(node, 2)
+    for node in nodes[:2]:
+        node.prepare(boxes(node)[0], 0)
+    nodes[0].train_on()
+    for node in nodes:
+        node.step()
+    assert torch.equal(nodes[0].theta, nodes[1].theta)
+    assert not torch.equal(nodes[0].theta, nodes[2].theta)
 
 
 def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path: Path) -> None:
@@ -162,6 +177,72 @@ def test_replicas_exchange_with_every_codec(tmp_path: Path) -> None:
     assert late.averaged != plain.averaged
 
 
+def started(replica: Replica) -> torch.Tensor:
+    """Capture and train on; returns theta as it would be without the capture."""
+    before = replica.theta.clone()
+    replica.delta.normal_(0, 0.01, generator=torch.Generator().manual_seed(1))
+    replica.prepare(boxes(replica)[0], 0)
+    replica.train_on()
+    added = replica.theta - before
+    assert added.abs().max() > 1e-3
+    train(replica, 2)
+    return replica.theta - added
+
+
+@pytest.mark.parametrize("codec", ["float32", "modulo8"])
+@pytest.mark.parametrize("then", ["discard", "next capture", "solo", "adopt", "checkpoint"])
+def test_what_follows_a_capture_that_came_to_nothing_begins_with_what_training_made(
+    tmp_path: Path, codec: str, then: str
+) -> None:
+    alice, other = pair(tmp_path, codec=codec)
+    trained = started(alice)
+    phi, delta = alice.phi.clone(), alice.delta.clone()
+    match then:
+        case "discard":
+            alice.discard()
+        case "next capture":
+            alice.prepare(boxes(alice)[0], 0)
+        case "solo":
+            alice.solo()
+            phi += 0.5 * delta + 0.7 * (trained - phi)
+            assert (alice.phi - phi).abs().max() <= 1e-6
+            trained = phi
+        case "adopt":
+            other.dump(tmp_path / "weights")
+            alice.adopt(tmp_path / "weights", other.standing)
+            assert torch.equal(alice.theta, other.phi)
+            alice.discard()
+            assert torch.equal(alice.theta, other.phi), "the capture is forgotten"
+            return
+        case "checkpoint":
+            again = make_replica(sealed_run(codec=codec), tmp_path, "alice")
+            alice.save(tmp_path / "c", "alice")
+            found = checkpoint.find(tmp_path / "c", sealed_run(codec=codec).run_id)
+            assert found.path is not None
+            assert found.state is not None
+            again.restore(found.path, found.state)
+            alice = again
+    assert (alice.theta - trained).abs().max() <= 1e-6
+    if then != "solo":
+        assert torch.equal(alice.phi, phi)
+        assert torch.equal(alice.delta, delta)
+
+
+def test_a_checkpoint_in_mid_exchange_changes_nothing_of_it(tmp_path: Path) -> None:
+    alice, bob = pair(tmp_path, codec="float32")
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    alice.prepare(a_out, 0)
+    bob.prepare(b_out, 0)
+    alice.train_on()
+    before = alice.theta.clone()
+    train(alice, 2)
+    progress = alice.theta - before
+    alice.save(tmp_path / "c", "alice")
+    alice.inspect(a_out, b_out)
+    alice.apply(a_out, b_out, 0)
+    assert (alice.theta - (alice.phi + progress)).abs().max() <= 1e-6
+
+
 def test_discard_leaves_everything_as_it_was(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     before = (alice.theta.clone(), alice.phi.clone(), alice.delta.clone())
@@ -184,11 +265,13 @@ def test_a_partner_s_bad_values_are_rejected(tmp_path: Path, bad: float) -> None
         alice.inspect(a_out, b_out)
 
 
-def test_weights_gone_wrong_are_our_own_fault(tmp_path: Path) -> None:
-    alice, _ = pair(tmp_path)
+@pytest.mark.parametrize("codec", ["float32", "modulo8"])
+def test_weights_gone_wrong_are_our_own_fault(tmp_path: Path, codec: str) -> None:
+    alice, _ = pair(tmp_path, codec=codec)
     alice.theta[3] = math.nan
     with pytest.raises(TrainerError, match="not finite"):
         alice.prepare(boxes(alice)[0], 0)
+    alice.step()  # it does not look for a message that was never written
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp_path: Path) -> None:

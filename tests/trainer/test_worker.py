@@ -127,6 +127,25 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
     assert ages[-1] >= 16, "what was trained since the capture counts for the next"
 
 
+def test_theta_has_its_own_part_before_anything_is_done_beside_training(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is made of what the outer step changes."""
+    write, started = Replica.write, []
+
+    def noted(replica: Replica, outbox: Tensor) -> Description:
+        assert replica._capture is not None
+        started.append(replica._capture._started)
+        return write(replica, outbox)
+
+    monkeypatch.setattr(Replica, "write", noted)
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.ask(pipe.Capture(0), Description)
+    parent.ask(pipe.Train(), NoneType)
+    parent.ask(pipe.Capture(0), Description)
+    assert started == [False, True], "nothing follows one that is taken while training rests"
+
+
 def test_a_command_after_one_that_nobody_waits_for_finds_its_work_done(
     parent: Parent, gate: threading.Event, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ class MultiReplica:
         inner, outer = manifest.inner, manifest.outer
         self._method = method
         inner = change(inner, steps=inner.steps // fragments, warmup_rounds=inner.warmup_rounds * fragments)
-        outer = change(outer, rounds=outer.rounds * fragments, fragments=fragments, blocking=not method.late)
+        outer = change(outer, rounds=outer.rounds * fragments, fragments=fragments)
         self.manifest = change(manifest, codec=method.codec, inner=inner, outer=outer)
         tokenizer = make_tokenizer(manifest.data)
         sources: list[Source] = [
