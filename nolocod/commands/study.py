@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.disk import write_whole
-from nolocod.errors import DeviceError, UsageError
+from nolocod.errors import DeviceError, SimulationError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -99,18 +99,18 @@ def _require_device(name: str) -> None:
 
 
 def _attacks(options: argparse.Namespace, workers: int) -> None:
-    """Has a page of its own."""
     from nolocod.studies import pages
     from nolocod.studies.lab import attacks
 
-    if options.into is not None:
-        pages.read(options.into / attacks.PAGE, _INTO)
+    place = pages.Place(options.into / "attacks.md", "attacks", _INTO) if options.into else None
     study = attacks.REDUCED if options.reduced else attacks.FULL
     log = attacks.log(_kept(options, "attacks.jsonl"))
     attacks.perform_all(study.trials(), log, workers, _progress)
-    if options.into is not None:
-        write_whole(options.into / attacks.PAGE, study.to_page(log).encode())
+    if place is not None:
+        place.fill(study.to_text(log))
     print(study.to_text(log))
+    if failures := study.failures(log):
+        raise SimulationError("; ".join(failures) + ".", remedy="Attackers can do what they must not: report it.")
 
 
 _STUDIES = {"compare": _compare, "attacks": _attacks}

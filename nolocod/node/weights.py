@@ -282,8 +282,13 @@ class Weights:
 
     def _median_round(self) -> float:
         """Of the verified members that train, as far as it can be; 0 without any."""
-        rounds = [member.standing.round for member in self._counted() if member.state == "training"]
-        return min(statistics.median(rounds), self._furthest()) if rounds else 0.0
+        return min(median_round(self._peers.live()), self._furthest())
+
+
+def median_round(members: list[Member]) -> float:
+    """Of the verified of `members` that train; 0 without any."""
+    rounds = [member.standing.round for member in members if member.verified and member.state == "training"]
+    return statistics.median(rounds) if rounds else 0.0
 
 
 def _plausible_loss(members: list[Member]) -> float:

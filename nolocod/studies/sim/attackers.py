@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Event
     from nolocod.studies.sim.member import World
     from nolocod.studies.sim.network import Port
-    from nolocod.studies.sim.replica import MemoryBox, SimReplica
+    from nolocod.studies.sim.replica import SimReplica
 
 _INVENTED, _FIRST = 100, 1 << 20
 """Identities that never run, and the number of the first."""
@@ -54,7 +54,9 @@ class Attacker(SimNode):
     def __init__(self, world: World, victims: Sequence[SimNode], number: int, port: Port, replica: SimReplica) -> None:
         self._victims = victims  # its first heartbeat tells their round
         super().__init__(world, number, port, replica, 0)
-        self.engaged = False
+        self.outbox, self.inbox = replica.outbox, replica.inbox
+        self.victim: SimNode | None = None
+        """Its partner, while it is in an exchange."""
         self.gossip: FalseNews = FalseNews(self.table, self.gossip._own_heartbeat, self._rng)
         world.oracle.killed(self.peer_id)  # it tells nothing
 
@@ -71,36 +73,35 @@ class Attacker(SimNode):
             await sleep(self.gossip.pause() / 4)
             await self.swap(self._rng.choice(self._victims).peer_id)
 
+    def may(self, victim: SimNode) -> bool:
+        return self.victim is None and victim.table.objection(self.peer_id) is None
+
     async def attack(self, victim: SimNode) -> str:
         """Offer to `victim`; returns the outcome."""
-        self.engaged = True
+        standing = self.engage(victim, victim.replica.round)
         try:
-            standing = replace(self.standing, round=victim.replica.round)
             return (await self.exchange_service.offer(victim.peer_id, standing, 0, self)).outcome
         finally:
             await self.ended()
 
     def decide(self, offer: Offer) -> Answer:
-        if self.engaged:
+        victim = next((node for node in self._victims if node.peer_id == offer.partner), None)
+        if self.victim is not None or victim is None:
             return Busy(0.1, "in another exchange")
-        self.engaged = True
-        return Accept(replace(self.standing, round=offer.standing.round))
+        return Accept(self.engage(victim, offer.standing.round))
+
+    def engage(self, victim: SimNode, number: int) -> Standing:
+        """What it says of itself in an exchange with `victim`, whose round is `number`."""
+        self.victim = victim
+        return replace(self.standing, round=number)
 
     @property
     def local_side(self) -> Attacker:
         return self
 
     async def ended(self, _: Ended | None = None) -> None:
-        self.engaged = False
+        self.victim = None
         await self.replica.discard()
-
-    @property
-    def outbox(self) -> MemoryBox:
-        return self.replica.outbox
-
-    @property
-    def inbox(self) -> MemoryBox:
-        return self.replica.inbox
 
     async def capture(self, subject: int) -> Description:
         return await self.replica.capture(subject)
@@ -114,11 +115,12 @@ class Attack:
     """`count` attackers of `victims`, who are there already; `begin` lets them loose. `place`: what node `number` is given."""
 
     def __init__(
-        self, world: World, victims: Sequence[SimNode], place: Callable[[int], tuple[Port, SimReplica]], count: int
-    ) -> None:
+        self, world: World, victims: Sequence[SimNode], place: Callable[[int], tuple[Port, SimReplica]], count: int,
+        kind: type[Attacker] = Attacker,
+    ) -> None:  # fmt: skip
         self._world, self._victims = world, victims
         numbers = range(len(victims), len(victims) + count)
-        self._attackers = [Attacker(world, victims, number, *place(number)) for number in numbers]
+        self._attackers = [kind(world, victims, number, *place(number)) for number in numbers]
         self.peers = {attacker.peer_id for attacker in self._attackers}
         self._invented = [self._invent(number) for number in range(_INVENTED)]
         self._news: tuple[float, list[bytes]] = (-math.inf, [])
@@ -150,7 +152,7 @@ class Attack:
             if missing <= 0 and victim.idle:
                 members = victim.members()
                 _, count = victim.selection.count(members, near(members, victim.standing, self._world.scenario.staleness))
-                may = [one for one in hunters if not one.engaged and (count <= FEW or meet(one.peer_id, own, number, count))]
+                may = [one for one in hunters if one.may(victim) and (count <= FEW or meet(one.peer_id, own, number, count))]
                 if may:
                     hunters.remove(may[0])
                     hunters.append(may[0])

@@ -138,6 +138,9 @@ class SimMember:
             await sleep(network.delay(1000, relayed=False))
             self.suspect(peer)
             return False
+        if self.table.objection(peer) or other.table.objection(self.peer_id):
+            await trio.lowlevel.checkpoint()
+            return False
         way = network.delay(1000, relayed=network.relayed(self.port, other.port))
         await sleep(max(way, self.port.frozen_until - now()))
         if not network.joined(self.port, other.port) or other.port.frozen_until > now():

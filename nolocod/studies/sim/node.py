@@ -71,8 +71,9 @@ class SimNode(SimMember):
         super().__init__(world, number, port, life)
         scenario, plan = world.scenario, world.plan
         self.receipts = receipts or SimReceipts()
-        self.reputation = Reputation(self.emit, plan.probation)
+        self.reputation = Reputation(self.emit, plan.probation, plan.judging)
         self.table.committed = self.reputation.committed
+        self.table.ban = lambda peer: self.reputation.objection(peer, self.wall())
         self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, self.table.beyond, lambda: self.table.answers)
         self._session = ""
         context = Context(
@@ -82,7 +83,7 @@ class SimNode(SimMember):
         pace = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
         self.loop = OuterLoop(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
         self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
-        port.handlers[EXCHANGE] = self.exchange_service.handle
+        port.handlers[EXCHANGE] = self._handle
         replica.applied = self._applied
 
     @property
@@ -93,6 +94,13 @@ class SimNode(SimMember):
         """wire.Aside without a thread: the virtual clock does not wait for one."""
         await trio.lowlevel.checkpoint()
         return work(*arguments)
+
+    async def _handle(self, stream: Stream) -> None:
+        """As the daemon's host, that has no stream of a banned peer."""
+        if self.table.objection(stream.remote):
+            await stream.reset()
+        else:
+            await self.exchange_service.handle(stream)
 
     @property
     def idle(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import trio
@@ -114,10 +114,13 @@ class SimReplica:
         """Bring theta to the step that the clock has come to."""
         steps = self.steps_since_outer - self._trained
         if steps > 0:
-            spread = 0.01 * math.sqrt(steps)
-            self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
-            self.tokens += 512 * steps
+            self._advance(steps)
             self._trained += steps
+
+    def _advance(self, steps: int) -> None:
+        spread = 0.01 * math.sqrt(steps)
+        self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
+        self.tokens += 512 * steps
 
     @property
     def state(self) -> State:
@@ -145,7 +148,11 @@ class SimReplica:
         self._train()
         self.captured = self.state
         self._captured_steps = self._trained
-        message = self._message(self.captured)
+        return self._write(self.captured)
+
+    def _write(self, state: State) -> Description:
+        """Our message about `state`, into the outbox."""
+        message = self._message(state)
         self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
         with memoryview(self.outbox.content) as content:
             return describe(content, self._chunk)
@@ -159,30 +166,41 @@ class SimReplica:
             await sleep(self.speed / 4)
         if self.captured is None:
             raise AssertionError("inspected without a capture")
+        return self._look(self.captured, probation=probation)
+
+    def _look(self, state: State, *, probation: bool) -> Inspection:
+        """At the inbox."""
         found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
         self._inspected = found
-        return Inspection(math.dist(self._message(self.captured), found) / self.outer.gamma)
+        return Inspection(math.dist(self._message(state), found) / self.outer.gamma)
 
     async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        before, message = self.captured, self._inspected
-        if before is None or message is None:
-            raise AssertionError("applied without an inspected message")
+        before = self.captured
+        if before is None:
+            raise AssertionError("applied without a capture")
         self._train()
-        own = self._message(before)
-        self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
-        self.round = max(self.round + 1, partner_round)
-        return self._stepped(before, math.dist(own, message) / self.outer.gamma)
+        return self._stepped(before, self._pair(before, partner_round, skipped), paired=True)
 
     async def solo(self) -> Applied:
         await trio.lowlevel.checkpoint()
         self._train()
         before = self.state
         self._captured_steps = self._trained
+        return self._stepped(before, self._alone(before), paired=False)
+
+    def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
+        """The outer step with the message in the inbox."""
+        own, message = self._message(before), self._inspected
+        if message is None:
+            raise AssertionError("applied without an inspected message")
+        self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
+        return Applied(max(self.round + 1, partner_round), 0, math.dist(own, message) / self.outer.gamma, 0.0)
+
+    def _alone(self, before: State) -> Applied:
         self._step(before, list(self._message(before)))
-        self.round += 1
-        return self._stepped(before, None)
+        return Applied(self.round + 1, 0, None, 0.0)
 
     def _step(self, before: State, mean: list[float]) -> None:
         outer = self.outer
@@ -191,14 +209,14 @@ class SimReplica:
         since = [now - then for now, then in zip(self.theta, before.theta, strict=True)]
         self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]
 
-    def _stepped(self, before: State, spread: float | None) -> Applied:
-        """The outer step is taken; `spread` is None for a solo step."""
-        taken = self._captured_steps
+    def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
+        """The outer step is taken."""
+        self.round, taken = applied.round, self._captured_steps
         self._began += taken * self.speed
         self._trained -= taken
-        self.applied(before, self.state, spread is not None)
+        self.applied(before, self.state, paired)
         self._forget()
-        return Applied(self.round, taken, spread, 0.0)
+        return replace(applied, inner_steps=taken, seconds=0.0)
 
     async def discard(self) -> None:
         await trio.lowlevel.checkpoint()

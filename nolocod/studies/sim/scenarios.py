@@ -40,14 +40,15 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides what happens. `probation`: manifest.Trust. `cheap`: signatures (signing.py); None lets
-    the number of nodes decide."""
+    """All that decides what happens. `probation`, `judging`: manifest.Trust, its probation and reputation. `cheap`: signatures
+    (signing.py); None lets the number of nodes decide."""
 
     scenario: str = "calm"
     nodes: int = 16
     rounds: int = 20
     seed: int = 0
     probation: int = 0
+    judging: bool = True
     cheap: bool | None = None
 
 

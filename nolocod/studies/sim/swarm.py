@@ -19,7 +19,7 @@ import trio
 from nolocod.observe.events import ExchangeEnded, OuterStep, PartitionHealed, PeerBanned, PeerLost, PeerSeen
 from nolocod.proto.types import CHUNK_SIZE
 from nolocod.studies.sim import clock
-from nolocod.studies.sim.attackers import Attack
+from nolocod.studies.sim.attackers import Attack, Attacker
 from nolocod.studies.sim.journal import Journal
 from nolocod.studies.sim.member import World
 from nolocod.studies.sim.node import SimNode
@@ -72,6 +72,8 @@ class Report:
 
 class Swarm(World):
     """Nodes that train; what happens to them is counted."""
+
+    attackers: type[Attacker] = Attacker
 
     def __init__(self, plan: Plan, scenario: Scenario, nursery: trio.Nursery, journal: Journal) -> None:
         super().__init__(plan, scenario, nursery)
@@ -179,7 +181,7 @@ class Swarm(World):
 
     def report(self, took: float, busy: float) -> Report:
         kept = [node.replica.state.phi for node in self.live()]
-        variances = [statistics.pvariance(weights) for weights in zip(*kept, strict=True)] if kept else [0.0]
+        variances = [statistics.pvariance(weights) for weights in zip(*kept, strict=True)] or [0.0]
         return Report(
             plan=self.plan,
             digest=self.journal.digest,
@@ -202,24 +204,21 @@ class Swarm(World):
         )
 
 
-def simulate(
-    plan: Plan, scenario: Scenario, log: IO[bytes] | None = None, prepare: Callable[[Swarm], None] = lambda _swarm: None
-) -> Report:
-    """Run `plan`; the report has `violations` if something did not hold. `prepare` is given all nodes before they begin."""
-    return clock.run(lambda: _simulated(plan, scenario, Journal(log), prepare), plan.seed)
+def simulate(plan: Plan, scenario: Scenario, log: IO[bytes] | None = None, made: Callable[..., Swarm] = Swarm) -> Report:
+    """Run `plan`; the report has `violations` if something did not hold."""
+    return clock.run(lambda: _simulated(plan, scenario, Journal(log), made), plan.seed)
 
 
-async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, prepare: Callable[[Swarm], None]) -> Report:
+async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, made: Callable[..., Swarm]) -> Report:
     began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(plan, scenario, nursery, journal)
+        swarm = made(plan, scenario, nursery, journal)
         with swarm.signing.checked():
             hostile = round(scenario.hostile * plan.nodes)
             for _ in range(plan.nodes - hostile):
                 swarm.add()
             if hostile:
-                swarm.attack = Attack(swarm, swarm.nodes, swarm.place, hostile)
-            prepare(swarm)
+                swarm.attack = Attack(swarm, swarm.nodes, swarm.place, hostile, swarm.attackers)
             for node in swarm.nodes:
                 swarm.begin(node)
             if swarm.attack is not None:

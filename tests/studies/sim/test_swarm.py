@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.types import Applied
+    from nolocod.studies.sim.node import SimNode
 
 SMALL = Plan(nodes=8, rounds=6, seed=4)
 
@@ -105,14 +106,16 @@ def test_hours_cost_honest_nodes_next_to_nothing() -> None:
 
 def test_nodes_that_exchange_come_closer_than_nodes_that_do_not() -> None:
     paired = simulate(SMALL, SCENARIOS["calm"])
-    lonely = simulate(SMALL, SCENARIOS["calm"], prepare=_part)
+    lonely = simulate(SMALL, SCENARIOS["calm"], made=Parted)
     assert lonely.paired == 0
     assert lonely.spread > 1.5 * paired.spread
 
 
-def _part(swarm: Swarm) -> None:
-    for node in swarm.nodes:
+class Parted(Swarm):
+    def add(self, donor: SimNode | None = None) -> SimNode:
+        node = super().add(donor)
         node.port.side = node.number
+        return node
 
 
 def test_a_mesh_that_fell_in_two_finds_together() -> None:
