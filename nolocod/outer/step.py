@@ -61,10 +61,10 @@ def own_part(delta: Tensor, change: Tensor, settings: Outer, out: Tensor | None 
     return torch.mul(delta, settings.alpha, out=out).sub_(change, alpha=1 - settings.beta)
 
 
-def late_part(total: Tensor, n: int, exact: Tensor) -> Tensor:
-    """Return total / n - s, in place of `exact`, this node's own message s before any rounding to the wire.
+def late_part(total: Tensor, n: int, exact: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return total / n - s, where `exact` is this node's own message s before any rounding to the wire.
 
     theta, with `own_part` and this added, is where `step` brings phi, and what was trained meanwhile besides. Between two
     partners it is (s_j - s_i) / 2.
     """
-    return exact.neg_().add_(total, alpha=1 / n)
+    return torch.mul(total, 1 / n, out=out).sub_(exact)

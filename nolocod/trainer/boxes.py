@@ -29,14 +29,13 @@ def anonymous_file(name: str) -> int:
     return handle
 
 
-def outbox_offset(size: int, *, kept: bool) -> int:
+def outbox_offset(size: int) -> int:
     """Where the outbox lies in the file that begins with the inbox; both of `size` bytes.
 
-    Behind it, if it is `kept` until the exchange is applied; else only as far behind the inbox's beginning as a
-    partner may be ahead: by the time its later chunks come, it holds what they are laid over.
+    Only as far behind the inbox's beginning as a partner may be ahead: by the time its later chunks come, it holds what
+    they are laid over.
     """
-    whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    return whole if kept else min(whole, AHEAD_CHUNKS * CHUNK_SIZE)
+    return min(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE, AHEAD_CHUNKS * CHUNK_SIZE)
 
 
 class SharedBox:

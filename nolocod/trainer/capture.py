@@ -3,11 +3,10 @@
 The rule: training goes on during the exchange, and theta has our own part of the outer step from the first inner step
 on; what the partner adds comes with `merge`, and `take_back` undoes our part. phi and delta change in `step` alone.
 
-What was sent can be made again when the partner's message lies over it: codecs that round keep the change theta - phi of
-the capture in bfloat16 and make the message from phi and that, so that no float32 copy of the model is made. float32
-reads the outbox again, which must then be kept: two model-sized tensors (ours of that moment, and the partner's) are the
-least that an exact exchange needs that may still fail at its last byte. What theta is still to get after `step` is made
-of both; the other codecs keep it in place of the change.
+What was sent can be made again when the partner's message lies over it: the change theta - phi of the capture is kept, in
+bfloat16 by codecs that round, and the message is made from phi and that. So no float32 copy of the model is made but by
+float32, where two model-sized tensors (ours of that moment, and the partner's) are the least that an exact exchange needs
+that may still fail at its last byte. Once `step` has read the change, what theta is still to get lies in its place.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Plan:
     @property
     def outbox_offset(self) -> int:
         """Of the outbox in the memory that begins with the inbox (boxes.py)."""
-        return outbox_offset(self.box_size, kept=self.keeps_outbox)
+        return outbox_offset(self.box_size)
 
     @property
     def boxes_size(self) -> int:
@@ -89,10 +88,14 @@ class Plan:
         return self.outbox_offset + self.box_size
 
     @property
-    def keeps_outbox(self) -> bool:
-        """Whether our own message is read from the outbox again. Else it is made from what `keep` kept, and training may go
-        on while it is written."""
-        return self.codec == "float32"
+    def kept(self) -> torch.dtype:
+        """What the change of a capture is kept in."""
+        return torch.float32 if self.codec == "float32" else torch.bfloat16
+
+    @property
+    def exchange_size(self) -> int:
+        """Bytes that an exchange takes: both boxes, and the kept change."""
+        return self.boxes_size + self.kept.itemsize * max(fragment.size for fragment in self.fragments)
 
 
 class Capture:
@@ -106,10 +109,8 @@ class Capture:
         self._noise = Noise(seed)
         shared = Shared(plan.settings, self.fragment, self._noise, weights.distance[subject])
         self._coder = coder_for(plan.codec, shared)
-        self._kept: Tensor | None = None  # see the module's rule
-        if not plan.keeps_outbox:
-            self._kept = torch.empty(self.fragment.size, dtype=torch.bfloat16)
-        self._outbox = torch.empty(0, dtype=torch.uint8)  # where the message was written
+        self.kept = torch.empty(self.fragment.size, dtype=plan.kept)
+        """The change until `step`, then what theta is still to get."""
         self._started = False
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
@@ -117,9 +118,7 @@ class Capture:
         """What `inspect` found."""
         self.weight = 1.0
         """What `step` lets the partner's difference count for; set by whoever judges the norms."""
-        self._offsets: list[int] = []  # where our records lie in the outbox
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
-        self._skipped = b""  # what `step` was told
 
     @property
     def spread(self) -> float:
@@ -127,27 +126,23 @@ class Capture:
         return self.norms.distance / self._plan.settings.gamma
 
     def keep(self) -> None:
-        """Keep the change of theta, if the codec does that. TrainerError if the weights are not finite."""
-        if self._kept is None:
-            return
+        """Keep the change of theta. TrainerError if the weights are not finite."""
         for block in self.fragment.blocks:
-            change = self._moved(block, self._weights.phi[block.span])
-            self._kept[block.within].copy_(self._noise.round(change, block, _CHANGE))
+            theta, phi = self._weights.theta[block.span].cpu(), self._weights.phi[block.span]
+            change = torch.sub(theta, phi, out=self._scratch[: block.size])
+            if not math.isfinite(change.sum().item()):
+                raise TrainerError("the weights are not finite.")
+            if self.kept.dtype == torch.bfloat16:
+                self._noise.round(change, block, _CHANGE)
+            self.kept[block.within].copy_(change)
 
     def write(self, outbox: Tensor) -> Description:
-        """Write the message at the start of `outbox` (uint8) and hash its chunks while they are in the caches.
-
-        TrainerError if the weights are not finite.
-        """
-        self._outbox = outbox
+        """Write the message at the start of `outbox` (uint8) and hash its chunks while they are in the caches."""
         content, offset = bytes_of(outbox), HEADER
         hashes: list[bytes] = []
         for block in self.fragment.blocks:
-            phi = self._weights.phi[block.span]
-            change = self._moved(block, phi) if self._kept is None else self._change(block, phi, outbox, self._scratch)
-            size = self._coder.encode(block, phi, change, outbox[offset:])
-            self._offsets.append(offset)
-            offset += size
+            change = self._change(block, self._scratch)
+            offset += self._coder.encode(block, self._weights.phi[block.span], change, outbox[offset:])
             while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
                 hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
         write_head(Head.of(self._plan.codec, self.fragment, self.subject, offset), outbox)
@@ -155,35 +150,26 @@ class Capture:
         last = describe(content[max(1, len(hashes)) * CHUNK_SIZE : offset]).hashes
         return Description(offset, CHUNK_SIZE, (*first, *hashes[1:], *last))
 
-    def _moved(self, block: Block, phi: Tensor) -> Tensor:
-        """theta - phi now (scratch)."""
-        change = torch.sub(self._weights.theta[block.span].cpu(), phi, out=self._scratch[: block.size])
-        if not math.isfinite(change.sum().item()):
-            raise TrainerError("the weights are not finite.")
-        return change
-
     def start(self) -> None:
         """Training goes on with this capture out: give theta our own part of the outer step, unless it has it."""
         if not self._started:
             self._started = True
             self._add_own_part(1)
 
-    def take_back(self) -> bool:
-        """Undo `start`, to the rounding of float32; returns whether there was something to undo."""
-        started, self._started = self._started, False
-        if started:
+    def take_back(self) -> None:
+        """Undo `start`, to the rounding of float32."""
+        if self._started:
+            self._started = False
             self._add_own_part(-1)
-        return started
 
     def _add_own_part(self, sign: int) -> None:
         change, part = torch.empty(BLOCK), torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
         for block in self.fragment.blocks:
             theta, delta = self._weights.theta[block.span], self._weights.delta[block.span]
-            own = self._change(block, self._weights.phi[block.span], self._outbox, change)
-            own = step.own_part(delta, own, self._plan.settings, out=part[: block.size])
+            own = step.own_part(delta, self._change(block, change), self._plan.settings, out=part[: block.size])
             theta.add_(own.to(theta.device), alpha=sign)
 
-    def inspect(self, outbox: Tensor, inbox: Tensor) -> bytes:
+    def inspect(self, inbox: Tensor) -> bytes:
         """Compare the partner's message in `inbox` (hostile bytes) with ours; returns Inspection.skipped.
 
         RejectedTensorError if it is not a message about our subject, or holds what is not finite.
@@ -191,8 +177,8 @@ class Capture:
         self._records = self._walk(inbox)
         total = own_change = 0.0
         apart: list[float | None] = []
-        for block, phi, change, record in self._blocks(inbox, outbox):
-            own = self._own(block, phi, change, outbox)
+        for block, phi, change, record in self._blocks(inbox):
+            own = self._coder.own(block, phi, change)
             other = self._coder.other(block, phi, change, record, check=True)
             if other is None:
                 apart.append(None)
@@ -207,26 +193,23 @@ class Capture:
         self.norms = Norms(math.sqrt(total), self._plan.settings.beta * math.sqrt(own_change))
         return to_bitmap(index for index, one in enumerate(apart) if one is None)
 
-    def step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
+    def step(self, inbox: Tensor, skipped: bytes) -> None:
         """Take the paired outer step on phi and delta, a solo step in blocks that either side could not decode.
 
         `skipped`: those that the partner could not. TrainerError without an inspection before.
         """
         if self._apart is None:
             raise TrainerError("an outer step was asked for without an inspection.")
-        settings, self._skipped = self._plan.settings, skipped
-        for block, phi, change, record in self._blocks(inbox, outbox):
+        settings = self._plan.settings
+        for block, phi, change, record in self._blocks(inbox):
             apart = None if is_set(skipped, block.index) else self._apart[block.index]
             other = None if apart is None else self._coder.other(block, phi, change, record, check=False)
             if other is None:
                 total, n = self._coder.exact(phi, change), 1
             else:
-                total, n = self._sum(self._own(block, phi, change, outbox), other), 2
+                total, n = self._sum(self._coder.own(block, phi, change), other), 2
             self._coder.learn(block, None if apart is None else self.weight * apart)
-            if self._kept is not None and other is not None:
-                self._kept[block.within].copy_(step.late_part(total, n, self._coder.exact(phi, change)))
-            elif self._kept is not None:
-                self._kept[block.within].zero_()
+            self.kept[block.within].copy_(step.late_part(total, n, self._coder.exact(phi, change), out=change))
             step.step(phi, self._weights.delta[block.span], total, n, settings)
 
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
@@ -236,21 +219,14 @@ class Capture:
             return torch.add(own, other, out=total)
         return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
 
-    def merge(self, outbox: Tensor, inbox: Tensor, *, trained_on: bool) -> None:
+    def merge(self, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
         if not trained_on:
             self._weights.theta[self.fragment.span].copy_(self._weights.phi[self.fragment.span])
             return
         for block in self.fragment.blocks:
             theta = self._weights.theta[block.span]
-            if self._kept is not None:
-                late = self._kept[block.within]
-            elif is_set(self._skipped, block.index):
-                continue
-            else:
-                own, other = self._sent(block, outbox), _values(inbox, self._records[block.index].start, block)
-                late = step.late_part(self._sum(own, other), 2, self._scratch[: block.size].copy_(own))
-            theta.add_(late.to(theta.device))
+            theta.add_(self.kept[block.within].to(theta.device))
 
     def _walk(self, inbox: Tensor) -> list[slice]:
         """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""
@@ -266,27 +242,11 @@ class Capture:
             raise RejectedTensorError(f"its records take {offset} bytes, and it says {head.size}.")
         return records
 
-    def _blocks(self, inbox: Tensor, outbox: Tensor) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
+    def _blocks(self, inbox: Tensor) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
         """Each block with phi, our change (scratch, float32) and the partner's record."""
         for block, where in zip(self.fragment.blocks, self._records, strict=True):
-            phi = self._weights.phi[block.span]
-            yield block, phi, self._change(block, phi, outbox, self._scratch), inbox[where]
+            yield block, self._weights.phi[block.span], self._change(block, self._scratch), inbox[where]
 
-    def _change(self, block: Block, phi: Tensor, outbox: Tensor, scratch: Tensor) -> Tensor:
+    def _change(self, block: Block, scratch: Tensor) -> Tensor:
         """theta - phi at the capture (in `scratch`)."""
-        change = scratch[: block.size]
-        if self._kept is not None:
-            return change.copy_(self._kept[block.within])
-        return step.sent(phi, self._sent(block, outbox), self._plan.settings, out=change).sub_(phi)
-
-    def _own(self, block: Block, phi: Tensor, change: Tensor, outbox: Tensor) -> Tensor:
-        """Our message as the partner decodes it."""
-        return self._sent(block, outbox) if self._kept is None else self._coder.own(block, phi, change)
-
-    def _sent(self, block: Block, outbox: Tensor) -> Tensor:
-        return _values(outbox, self._offsets[block.index], block)
-
-
-def _values(box: Tensor, start: int, block: Block) -> Tensor:
-    """What a record of float32 at `start` holds."""
-    return box[start : start + 4 * block.size].view(torch.float32)
+        return scratch[: block.size].copy_(self.kept[block.within])

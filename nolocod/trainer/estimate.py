@@ -73,7 +73,7 @@ def estimate(manifest: Manifest) -> Estimate:
         # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198,
         # Eq. 1, twice as many for float32), and the logits three times over.
         activations=inner.batch * inner.sequence * (68 * layers * hidden + 12 * int(config.vocab_size)),
-        on_host=BYTES_ON_HOST * layout.size + plan.boxes_size,
+        on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         message=plan.box_size,
         # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)
         operations=inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence),

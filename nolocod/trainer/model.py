@@ -144,8 +144,8 @@ def _by_number(name: str) -> list[str | int]:
 def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
-    An estimate from below: weights, gradients, Adam's moments, phi, delta, outbox and inbox (`boxes` bytes
-    together), and the logits of one micro-batch; not the other activations.
+    An estimate from below: weights, gradients, Adam's moments, phi, delta, what an exchange takes (`boxes` bytes: outbox,
+    inbox and the kept change), and the logits of one micro-batch; not the other activations.
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary

@@ -61,7 +61,7 @@ class Replica:
         check_memory(self.layout.size, config.vocab_size, manifest, 0, self.device)
         fragments = self.layout.fragments(manifest.outer.fragments)
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
-        check_memory(self.layout.size, config.vocab_size, manifest, self.plan.boxes_size, self.device)
+        check_memory(self.layout.size, config.vocab_size, manifest, self.plan.exchange_size, self.device)
         self.model = build(config, manifest.seed)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
@@ -148,41 +148,39 @@ class Replica:
         self._capture_rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
-        """The second part; beside training unless `plan.keeps_outbox`."""
-        try:
-            return self._out().write(outbox)
-        except TrainerError:
-            self._capture = None  # it cannot tell any more what it is made of
-            raise
+        """The second part; beside training."""
+        return self._out().write(outbox)
 
-    def inspect(self, outbox: Tensor, inbox: Tensor, *, probation: bool = False) -> Inspection:
+    def inspect(self, inbox: Tensor, *, probation: bool = False) -> Inspection:
         """Compare the partner's message with ours, and decide what it will count for; less if it is on `probation`.
 
         RejectedTensorError if it may not be applied.
         """
         capture = self._out()
-        skipped = capture.inspect(outbox, inbox)
+        skipped = capture.inspect(inbox)
         fragment = capture.subject
         capture.weight = self.clipping.weigh(fragment, capture.norms, self._capture_rate, probation=probation)
         return Inspection(capture.spread, skipped, capture.weight)
 
-    def apply(self, outbox: Tensor, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
-        """Take the paired outer step with the messages in both boxes; merge what was trained meanwhile.
+    def apply(self, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
+        """Take the paired outer step with the message in `inbox`; merge what was trained meanwhile.
 
         `skipped`: the blocks of our message that the partner could not decode.
         """
         began = time.perf_counter()
-        self.take_step(outbox, inbox, skipped)
-        return self.merge(outbox, inbox, partner_round, began)
+        self.take_step(inbox, skipped)
+        return self.merge(partner_round, began)
 
-    def take_step(self, outbox: Tensor, inbox: Tensor, skipped: bytes) -> None:
+    def take_step(self, inbox: Tensor, skipped: bytes) -> None:
         """The first part of `apply`, on phi and delta alone; beside training."""
-        self._out().step(outbox, inbox, skipped)
+        if self._since_capture:
+            self.train_on()  # a checkpoint may have taken it back
+        self._out().step(inbox, skipped)
 
-    def merge(self, outbox: Tensor, inbox: Tensor, partner_round: int, began: float) -> Applied:
+    def merge(self, partner_round: int, began: float) -> Applied:
         """The second part, between two inner steps. `began`: when the first one did (time.perf_counter)."""
         capture, since = self._out(), self._since_capture
-        capture.merge(outbox, inbox, trained_on=since > 0)
+        capture.merge(trained_on=since > 0)
         subject = capture.subject
         self.clipping.accept(subject, capture.norms, self._capture_rate)
         round_number = self.clipping.next_round(self.standing.round, partner_round)
@@ -227,25 +225,23 @@ class Replica:
         self._capture = None
         return Applied(round_number, inner_steps, None, time.perf_counter() - began)
 
-    def usual_distance(self, fragment: int = 0) -> float:
-        """How far the messages of partners about `fragment` are from ours as a rule; measured with the capture out."""
-        span = self.plan.fragments[fragment].span
-        change = self.manifest.outer.beta * (self.theta[span].cpu() - self.phi[span]).norm().item()
-        return self.clipping.usual(fragment, change, self._capture_rate)
+    @property
+    def captured(self) -> Tensor:
+        """theta - phi as the capture that is out has it; float32."""
+        return self._out().kept.float()
+
+    def usual_distance(self) -> float:
+        """How far partners' messages are as a rule from the capture that is out."""
+        change = self.manifest.outer.beta * self.captured.norm().item()
+        return self.clipping.usual(self._out().subject, change, self._capture_rate)
 
     # --- files
 
     def save(self, folder: Path, peer_id: str) -> int:
         """Write a checkpoint below `folder`; returns its size in bytes. One that is written while a capture is out holds no
         trace of it."""
-        started = self._capture is not None and self._capture.take_back()
-        try:
-            return self._save(folder, peer_id)
-        finally:
-            if started:
-                self.train_on()
-
-    def _save(self, folder: Path, peer_id: str) -> int:
+        if self._capture is not None:
+            self._capture.take_back()
         state = checkpoint.State(
             run_id=self._run_id,
             peer_id=peer_id,

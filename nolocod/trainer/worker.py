@@ -93,11 +93,10 @@ class Worker:
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
         while True:
-            patience = self._patience()
-            if self._background is not None and (patience != 0 or self._background.work.done()):
+            if self._background is not None and (not self._training or self._background.work.done()):
                 self._answer_background()
                 continue
-            request = self._parent.receive(patience)
+            request = self._parent.receive(0.0 if self._training else None)
             if request is None:
                 with _memory_errors():
                     self._train()
@@ -121,10 +120,6 @@ class Worker:
         done, self._background = self._background, None
         assert done is not None  # asked for only when there is one
         self._answer(done.number, _told(lambda: done.end(done.work.result())))
-
-    def _patience(self) -> float | None:
-        """How long to wait for a command before the next inner step; None for ever."""
-        return 0.0 if self._replica is not None and self._training else None
 
     def _train(self) -> None:
         replica = self._loaded()
@@ -185,15 +180,13 @@ class Worker:
                 self._report(time.perf_counter())
             case pipe.Capture(subject):
                 replica.capture(subject)
-                if replica.plan.keeps_outbox:
-                    return replica.write(outbox)
                 return self._work(request, lambda: replica.write(outbox))
             case pipe.Inspect(probation):
-                return self._work(request, lambda: replica.inspect(outbox, inbox, probation=probation))
+                return self._work(request, lambda: replica.inspect(inbox, probation=probation))
             case pipe.Apply(partner_round, skipped):
                 began = time.perf_counter()
-                step = lambda: replica.take_step(outbox, inbox, skipped)  # noqa: E731
-                return self._work(request, step, lambda _: replica.merge(outbox, inbox, partner_round, began))
+                step = lambda: replica.take_step(inbox, skipped)  # noqa: E731
+                return self._work(request, step, lambda _: replica.merge(partner_round, began))
             case pipe.Solo():
                 return replica.solo()
             case pipe.Discard():

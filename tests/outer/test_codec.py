@@ -50,14 +50,14 @@ class Node:
         return self.capture.write(self.outbox)
 
     def apply(self, skipped: bytes, *, trained_on: bool) -> None:
-        self.capture.step(self.outbox, self.inbox, skipped)
-        self.capture.merge(self.outbox, self.inbox, trained_on=trained_on)
+        self.capture.step(self.inbox, skipped)
+        self.capture.merge(trained_on=trained_on)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
         own, theirs = [], []
-        for block, phi, change, record in self.capture._blocks(self.inbox, self.outbox):
-            own.append(self.capture._own(block, phi, change, self.outbox).double())
+        for block, phi, change, record in self.capture._blocks(self.inbox):
+            own.append(self.capture._coder.own(block, phi, change).double())
             decoded = self.capture._coder.other(block, phi, change, record, check=True)
             assert decoded is not None
             theirs.append(decoded.double())
@@ -92,7 +92,7 @@ def exchange(alice: Node, bob: Node, seed: int = 0) -> tuple[bytes, bytes]:
     for number, node in enumerate((alice, bob)):
         node.write(2 * seed + number)
     swap(alice, bob)
-    a, b = (node.capture.inspect(node.outbox, node.inbox) for node in (alice, bob))
+    a, b = (node.capture.inspect(node.inbox) for node in (alice, bob))
     alice.apply(b, trained_on=False)
     bob.apply(a, trained_on=False)
     return a, b
@@ -130,7 +130,7 @@ def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec
         node.weights.delta.normal_(0, CHANGE, generator=node.generator)
         node.write(seed + number)
     swap(alice, bob)
-    assert [node.capture.inspect(node.outbox, node.inbox) for node in nodes] == [b"", b""]
+    assert [node.capture.inspect(node.inbox) for node in nodes] == [b"", b""]
     assert nodes[0].capture.spread == pytest.approx(nodes[1].capture.spread, rel=1e-6)
     sent = []
     for node, other in (nodes, nodes[::-1]):
@@ -147,7 +147,7 @@ def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec
     assert (mean - sum(deltas) / 2).abs().max() <= 3e-8
 
 
-@pytest.mark.parametrize("codec", ["bfloat16", "modulo8"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
     pairs = [pair(codec, 3), pair(codec, 3)]
     for number, nodes in enumerate(pairs):
@@ -157,7 +157,7 @@ def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
         swap(*nodes)
         if number:
             nodes[0].outbox.fill_(255)
-        skipped = nodes[0].capture.inspect(nodes[0].outbox, nodes[0].inbox)
+        skipped = nodes[0].capture.inspect(nodes[0].inbox)
         nodes[0].apply(skipped, trained_on=False)
     assert torch.equal(pairs[0][0].weights.phi, pairs[1][0].weights.phi)
 
@@ -185,7 +185,7 @@ def test_theta_has_its_own_part_at_once_and_the_partner_s_when_it_comes(codec: C
     before = alice.weights.theta.double()
     alice.train()
     trained = alice.weights.theta.double() - before
-    assert [node.capture.inspect(node.outbox, node.inbox) for node in (alice, waiting)] == [b"", b""]
+    assert [node.capture.inspect(node.inbox) for node in (alice, waiting)] == [b"", b""]
     sent, other = alice.read()
     skipped = torch.zeros(len(sent), dtype=torch.bool)
     skipped[alice.blocks()[2].span] = True
@@ -210,7 +210,8 @@ def test_an_exchange_that_fails_leaves_what_training_made(codec: Codec) -> None:
         node.weights.delta.normal_(0, CHANGE, generator=node.generator)
         node.write(0)
     before = [one.clone() for one in (alice.weights.theta, alice.weights.phi, alice.weights.delta)]
-    assert not alice.capture.take_back(), "nothing was added yet"
+    alice.capture.take_back()
+    assert torch.equal(alice.weights.theta, before[0]), "nothing was added yet"
     scratch = (alice.capture._scratch.fill_(7), alice.capture._total.fill_(7))
     alice.capture.start()
     assert all((one == 7).all() for one in scratch), "a message may be written meanwhile"
@@ -220,8 +221,8 @@ def test_an_exchange_that_fails_leaves_what_training_made(codec: Codec) -> None:
     alice.train()
     trained = alice.weights.theta - started
     swap(alice, bob)
-    alice.capture.inspect(alice.outbox, alice.inbox)
-    assert alice.capture.take_back()
+    alice.capture.inspect(alice.inbox)
+    alice.capture.take_back()
     assert (alice.weights.theta - (before[0] + trained)).abs().max() <= 3e-8
     assert torch.equal(alice.weights.phi, before[1])
     assert torch.equal(alice.weights.delta, before[2])
@@ -256,6 +257,15 @@ def test_bytes_per_parameter() -> None:
     assert sizes == pytest.approx({"float32": 4, "bfloat16": 2, "modulo8": 1}, abs=0.01)
 
 
+@pytest.mark.parametrize(("codec", "kept"), [("float32", 4), ("bfloat16", 2), ("modulo8", 2)])
+def test_what_an_exchange_takes_is_both_boxes_and_the_kept_change(codec: Codec, kept: int) -> None:
+    alice, _ = pair(codec, 1, Outer(alpha=0.5, beta=0.7, gamma=0.9, fragments=2))
+    alice.write(0)
+    largest = max(fragment.size for fragment in alice.plan.fragments)
+    assert alice.plan.exchange_size - alice.plan.boxes_size == kept * largest
+    assert alice.capture.kept.nbytes == kept * alice.capture.fragment.size
+
+
 # --- modulo8
 
 
@@ -279,7 +289,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
     smaller = [node.write(4).size for node in (alice, bob)]
     assert min(smaller) > sum(SIZES) + far.size, "two bytes for each of its values"
     swap(alice, bob)
-    assert alice.capture.inspect(alice.outbox, alice.inbox) == b""
+    assert alice.capture.inspect(alice.inbox) == b""
 
 
 def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> None:
@@ -288,7 +298,7 @@ def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> N
         node.write(number)
     swap(alice, bob)
     for node, told in ((alice, to_bitmap([1])), (bob, b"")):
-        assert node.capture.inspect(node.outbox, node.inbox) == b""
+        assert node.capture.inspect(node.inbox) == b""
         node.apply(told, trained_on=False)
     assert [node.weights.distance[0].isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
     one = alice.blocks()[1]
@@ -318,7 +328,7 @@ def test_hostile_bytes_are_rejected_or_read_never_worse(codec: Codec, position: 
     start = position % size if length > 1 else position % 200
     alice.inbox[start : start + length] = value
     try:
-        skipped = alice.capture.inspect(alice.outbox, alice.inbox)
+        skipped = alice.capture.inspect(alice.inbox)
     except RejectedTensorError:
         return
     assert math.isfinite(alice.capture.spread)
@@ -342,7 +352,7 @@ def test_a_message_of_another_kind_is_rejected(codec: Codec) -> None:
         swap(alice, bob)
         damage(alice.inbox)
         with pytest.raises(RejectedTensorError, match=says):
-            alice.capture.inspect(alice.outbox, alice.inbox)
+            alice.capture.inspect(alice.inbox)
     with pytest.raises(TrainerError, match="without an inspection"):
         alice.apply(b"", trained_on=False)
 
@@ -356,7 +366,7 @@ def test_a_modulo_record_with_an_unknown_mode_or_bound_is_rejected(bound: float,
     alice.inbox[HEADER] = mode
     alice.inbox[HEADER + 4 : HEADER + 8].view(torch.float32)[0] = bound
     with pytest.raises(RejectedTensorError, match="block 0 has the mode"):
-        alice.capture.inspect(alice.outbox, alice.inbox)
+        alice.capture.inspect(alice.inbox)
 
 
 def test_weights_that_are_not_finite_are_our_own_fault() -> None:

@@ -120,7 +120,7 @@ def test_own_and_late_part_bring_theta_where_the_step_brings_phi(n: int) -> None
     total = s + sum(others)
     moved = theta + step.own_part(delta, theta - phi, SETTINGS)
     assert torch.allclose(moved - phi, SETTINGS.alpha * delta + SETTINGS.beta * (theta - phi), atol=1e-14)
-    moved += step.late_part(total, n, s.clone())
+    moved += step.late_part(total, n, s)
     step.step(phi, delta, total, n, SETTINGS)
     assert torch.allclose(moved, phi, atol=1e-14)
 

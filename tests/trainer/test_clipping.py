@@ -140,10 +140,10 @@ def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, code
     if late:
         nodes[0].step()
     for index, node in enumerate(nodes):
-        found = node.inspect(boxes[index], boxes[1 - index])
+        found = node.inspect(boxes[1 - index])
         assert found.weight == pytest.approx(weights[index], rel=1e-6 if codec == "float32" else 0.02)
     for index, node in enumerate(nodes):
-        applied = node.apply(boxes[index], boxes[1 - index], 0)
+        applied = node.apply(boxes[1 - index], 0)
         assert applied.weight == pytest.approx(weights[index], rel=0.02)
         error = (node.delta[span].double() - expected[index]).norm().item() / distance
         assert error <= (1e-5 if codec == "float32" else 0.05)
@@ -159,8 +159,8 @@ def test_with_defences_off_or_not_met_the_step_is_the_same_to_the_last_bit(tmp_p
         for node, box in zip(nodes, boxes, strict=True):
             node.step()
             node.prepare(box, 0)
-        assert nodes[0].inspect(*boxes).weight == 1.0
-        nodes[0].apply(*boxes, 0)
+        assert nodes[0].inspect(boxes[1]).weight == 1.0
+        nodes[0].apply(boxes[1], 0)
         after.append((nodes[0].phi, nodes[0].delta))
     assert torch.equal(after[0][0], after[1][0])
     assert torch.equal(after[0][1], after[1][1])
@@ -174,9 +174,9 @@ def test_what_is_known_of_distances_is_in_the_checkpoint(tmp_path: Path) -> None
         for replica, box in zip((alice, bob), boxes, strict=True):
             replica.step()
             replica.prepare(box, 0)
-        for replica, own, other in ((alice, *boxes), (bob, *boxes[::-1])):
-            replica.inspect(own, other)
-            replica.apply(own, other, 0)
+        for replica, other in ((alice, boxes[1]), (bob, boxes[0])):
+            replica.inspect(other)
+            replica.apply(other, 0)
     assert [len(known) for known in alice.clipping.history.distances] == [3]
     assert all(math.isfinite(one) and one > 0 for one in alice.clipping.history.distances[0])
     alice.save(tmp_path / "c", "alice")

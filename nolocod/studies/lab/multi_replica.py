@@ -136,10 +136,10 @@ class MultiReplica:
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:
             both = (pair, pair[::-1])
-            found = [self._replicas[own].inspect(self._boxes[own], self._boxes[other]) for own, other in both]
+            found = [self._replicas[own].inspect(self._boxes[other]) for own, other in both]
             for (own, other), theirs in zip(both, found[::-1], strict=True):
                 round_number = self._replicas[other].standing.round
-                self._replicas[own].apply(self._boxes[own], self._boxes[other], round_number, theirs.skipped)
+                self._replicas[own].apply(self._boxes[other], round_number, theirs.skipped)
 
     def _point(self, number: int) -> Point:
         own = [replica.evaluate() for replica in self._replicas]

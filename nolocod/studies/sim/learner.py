@@ -78,10 +78,10 @@ class Learner(SimReplica):
         return self.own.prepare(_tensor(self.outbox), 0)
 
     def _look(self, state: State, *, probation: bool) -> Inspection:
-        return self.own.inspect(_tensor(self.outbox), _tensor(self.inbox), probation=probation)
+        return self.own.inspect(_tensor(self.inbox), probation=probation)
 
     def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
-        return self.own.apply(_tensor(self.outbox), _tensor(self.inbox), partner_round, skipped)
+        return self.own.apply(_tensor(self.inbox), partner_round, skipped)
 
     def _alone(self, before: State) -> Applied:
         return self.own.solo()
@@ -213,7 +213,7 @@ class LearningSwarm(Swarm):
         seen, honest = self.replicas[victim.number], self.replicas[other.number]
         if other is not victim:
             other.replica._train()  # as far as the clock has come
-        theirs = step.message(seen.phi, seen.theta, settings)
+        theirs = step.message_of_change(seen.captured, seen.phi, settings, None)
         radius = _RADIUS * seen.usual_distance()
         match attack:
             case "huge":
