@@ -27,6 +27,8 @@ from nolocod.p2p.discovery.address_book import CAPACITY
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.host import HostLimits
 from nolocod.p2p.libp2p_patches import MAX_LINE as MAX_LINE_OF_NAMES
+from nolocod.p2p.limits.connection_manager import ARRIVALS
+from nolocod.p2p.limits.rate_limits import ALL, Rate
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.nat.autonat import AutoNatLimits
 from nolocod.p2p.settings import Relaying
@@ -241,6 +243,20 @@ def bounds() -> list[Bound]:
             "streams_open_at_once_have_a_limit",
         ),
         Bound(
+            "connections",
+            "opened by one address group, a second; at once",
+            _rate(ARRIVALS),
+            "`ARRIVALS`",
+            "who_comes_too_often_waits_whatever_it_closed_again",
+        ),
+        Bound(
+            "streams",
+            "opened by a peer, a second; at once",
+            _rate(ALL),
+            "`StreamLimiter`",
+            "streams_beyond_a_rate_are_refused_before_they_are_negotiated",
+        ),
+        Bound(
             "streams",
             "of one of our protocols, per peer",
             f"{host.streams_per_peer}",
@@ -443,6 +459,10 @@ def fuzzing_page() -> str:
         figures = f"{one['executions']:,} | {one['coverage']} | {one['peak_mib']} MiB | {times}"
         lines.append(f"| `{one['target']}` | {figures} | {_cell(', '.join(one['findings']))} |")
     return "\n".join([*lines, ""])
+
+
+def _rate(rate: Rate) -> str:
+    return f"{rate.per_second:g}, {rate.burst:g}"
 
 
 def _bytes(count: int) -> str:

@@ -18,20 +18,13 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
 
-from nolocod.errors import (
-    PeerNetworkKeyError,
-    PeerNotAllowedError,
-    PeerTooSlowError,
-    PeerUnavailableError,
-    RefusedError,
-    RemoteError,
-)
+from nolocod import errors
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Emit, PeerConnected, PeerDisconnected, Reach
 from nolocod.p2p import libp2p_patches
 from nolocod.p2p.limits.connection_manager import Held
 from nolocod.p2p.transport.connection import Connection, Origin, origin_of, relayed
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.dialer import Dialer, first_of
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
 from nolocod.p2p.transport.exceptions import already_gone, map_exceptions
@@ -161,10 +154,10 @@ class Connections:
         """Try the addresses until one answers; the circuits when the straight ones have failed, or had their head start."""
         direct, circuits = self._sorted(peer, addresses)
         if peer == self.own:
-            raise PeerUnavailableError("that is ourselves.")
+            raise errors.PeerUnavailableError("that is ourselves.")
         if not (direct or circuits):
-            raise PeerUnavailableError(f"{short(peer)} has no address that may be dialled from here.")
-        failures: list[RemoteError] = []
+            raise errors.PeerUnavailableError(f"{short(peer)} has no address that may be dialled from here.")
+        failures: list[errors.RemoteError] = []
         tried = trio.Event()
 
         async def tries(kind: Callable[[PeerId, str], Awaitable[None]], texts: Sequence[str]) -> None:
@@ -201,7 +194,7 @@ class Connections:
         try:
             known = [str(address) for address in self._swarm.peerstore.addrs(peer)]
             await self.connect(PeerId(str(peer)), known)
-        except (RemoteError, PeerStoreError) as error:
+        except (errors.RemoteError, PeerStoreError) as error:
             raise SwarmException(f"{peer} is not reached: {error}") from error
         return self._live(PeerId(str(peer)))
 
@@ -223,12 +216,12 @@ class Connections:
         assert self.through is not None
         relay, relay_address = found
         if relay in (self.own, peer):
-            raise PeerUnavailableError(f"{address} leads through one of the two ends.")
+            raise errors.PeerUnavailableError(f"{address} leads through one of the two ends.")
         doing = f"dialling through {short(relay)}"
         with map_exceptions(peer, doing), deadline(2 * self.patience, f"{doing} {short(peer)}"):
             await self.connect(relay, [relay_address])
             if not self.straight(relay):
-                raise PeerUnavailableError(f"relay {short(relay)} is itself reached only through a relay.")
+                raise errors.PeerUnavailableError(f"relay {short(relay)} is itself reached only through a relay.")
             await self.through(relay, peer)
 
     async def dial_straight(self, peer: PeerId, addresses: Sequence[str], seconds: float) -> bool:
@@ -262,7 +255,7 @@ class Connections:
 
     async def _finish_punch(self, connected: trio.socket.SocketType, peer: PeerId, client: bool) -> None:
         # Not in the punch's own scope: of two connections, one end would cancel the one, and the other end the other.
-        with suppress(RemoteError), map_exceptions(peer, "punching"):
+        with suppress(errors.RemoteError), map_exceptions(peer, "punching"):
             await self.dialer.punched(connected, peer, client=client)
 
     async def probe(self, peer: PeerId, address: str) -> None:
@@ -271,24 +264,21 @@ class Connections:
         Raises PeerUnavailableError or PeerTooSlowError.
         """
         if not straight(address):
-            raise PeerUnavailableError(f"{address!r} is not a TCP address.")
+            raise errors.PeerUnavailableError(f"{address!r} is not a TCP address.")
         with map_exceptions(peer, f"dialling {address}", unverified=True), trio.fail_after(self.patience):
             await self.dialer.probe(peer, address)
 
     async def adopt_circuit(self, stream: Stream, target: PeerId) -> None:
         """Have a connection to `target` over `stream`, which a relay has joined to it."""
         raw = _on_circuit(stream, target, initiator=True)
-        try:
+        async with reset_unless_done(stream.reset):
             with map_exceptions(target, f"dialling through {short(stream.remote)}"), trio.fail_after(self.patience):
                 await self._swarm.upgrade_outbound_raw_conn(raw, _id(target))
-        except BaseException:
-            await stream.reset()
-            raise
 
     async def accept_circuit(self, stream: Stream, source: PeerId) -> None:
         """Serve a connection over `stream`, until it ends; by the relay's word it comes from `source`."""
         if not self.dialer.connection_manager.has_room(stream.remote, trio.current_time()):
-            raise RefusedError("this node has all the connections that it may have.")
+            raise errors.RefusedError("this node has all the connections that it may have.")
         raw = _on_circuit(stream, source, initiator=False)
         with map_exceptions(source, f"answering through {short(stream.remote)}"):
             muxed = await self._swarm.upgrade_inbound_raw_conn(raw, *raw.get_transport_addresses())
@@ -368,12 +358,13 @@ class _Watch(INotifee):  # type: ignore[misc]  # libp2p has no types that mypy f
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
-def _kind(failures: Sequence[RemoteError]) -> type[RemoteError]:
+def _kind(failures: Sequence[errors.RemoteError]) -> type[errors.RemoteError]:
     """What several failures to reach one peer come to: that it wants nothing of us, if it answered so anywhere."""
-    for kind in (PeerNetworkKeyError, PeerNotAllowedError):
+    for kind in (errors.PeerNetworkKeyError, errors.PeerNotAllowedError):
         if any(isinstance(failure, kind) for failure in failures):
             return kind
-    return PeerTooSlowError if all(isinstance(failure, PeerTooSlowError) for failure in failures) else PeerUnavailableError
+    slow = all(isinstance(failure, errors.PeerTooSlowError) for failure in failures)
+    return errors.PeerTooSlowError if slow else errors.PeerUnavailableError
 
 
 async def _close(connection: INetConn) -> None:

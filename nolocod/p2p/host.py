@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -31,7 +32,7 @@ from nolocod.p2p.limits.bandwidth import Unmetered
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.connection_manager import ConnectionLimits, ConnectionManager
 from nolocod.p2p.limits.peerstore import BoundedStore
-from nolocod.p2p.limits.rate_limits import StreamLimiter
+from nolocod.p2p.limits.rate_limits import ALL, BANNED, NORMAL, Rate, StreamLimiter, TokenBuckets
 from nolocod.p2p.transport.buffers import HeldMemory
 from nolocod.p2p.transport.connection import relayed
 from nolocod.p2p.transport.deadlines import shielded
@@ -40,9 +41,9 @@ from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.p2p.transport.identify import IDENTIFY, Identified, Observation, answer, ask
 from nolocod.p2p.transport.libp2p_stream import LibStream
 from nolocod.p2p.transport.listen_addresses import announced, claim
-from nolocod.p2p.transport.multiaddrs import dialable, host_of, multiaddr_of, with_peer
+from nolocod.p2p.transport.multiaddrs import dialable, multiaddr_of, with_peer
 from nolocod.p2p.transport.noise import NOISE_PROTOCOL, NoiseTransport
-from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, PING, SNAPSHOT
 from nolocod.p2p.transport.yamux import PROTOCOL, MuxLimits, Yamux
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ RawHandler = Callable[["INetStream"], Awaitable[None]]
 
 _REASON_TOLD = frozenset({EXCHANGE, GOSSIP, INFO, SNAPSHOT, IDENTIFY})
 """Protocols that tell a refused peer why, and the one that libp2p cannot do without."""
+_PINGS = 16
+"""That are answered on one stream, with a second between any two."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,10 @@ async def open_host(
             raise UsageError(f"--announce {address!r} cannot be dialled.", remedy="Write it like /ip4/203.0.113.7/tcp/4001.")
     limits = limits or HostLimits()
     keys = create_new_key_pair(identity.secret)
-    noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater or ConnectionGater())
-    memory = HeldMemory()
-    basic = _basic_host(keys, limits, noise, memory)
+    gater, memory = gater or ConnectionGater(), HeldMemory()
+    noise = NoiseTransport(keys, limits.progress, meter or Unmetered(), gater)
+    muxer = _Muxer(MuxLimits(streams=limits.streams_per_connection), memory)
+    basic = _basic_host(keys, limits, noise, muxer)
     swarm = cast("Swarm", basic.get_network())
     async with AsyncExitStack() as stack:
         with claim(listen) as bound:
@@ -124,6 +128,7 @@ async def open_host(
         dialer = Dialer(swarm, bound, limits.connect, ConnectionManager(limits.connections, limits.inbound))
         host = Host(basic, dialer, nursery, emit, limits, memory)
         host.announce(bound, announce)
+        muxer.may_open, gater.banned = host.may_open, host.came_too_often
         try:
             yield host
         finally:
@@ -132,7 +137,7 @@ async def open_host(
             nursery.cancel_scope.cancel()
 
 
-def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport, memory: HeldMemory) -> BasicHost:
+def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport, muxer: _Muxer) -> BasicHost:
     most = limits.connections + limits.inbound.half_open  # our own manager keeps to `connections`
     config = ConnectionConfig(
         max_connections=most,
@@ -160,7 +165,6 @@ def _basic_host(keys: KeyPair, limits: HostLimits, noise: NoiseTransport, memory
         connection_config=config,
         disable_identify_address_discovery=True,
     )
-    muxer = _Muxer(MuxLimits(streams=limits.streams_per_connection), memory)
     libp2p_patches.offer_only(cast("Swarm", basic.get_network()), muxer)
     libp2p_patches.never_identify(basic)
     libp2p_patches.contain_streams(basic, _contained)
@@ -187,10 +191,14 @@ class _Muxer(MuxerMultistream):  # type: ignore[misc]  # libp2p has no types tha
     def __init__(self, limits: MuxLimits, memory: HeldMemory) -> None:
         super().__init__({PROTOCOL: Yamux})
         self._limits, self._memory = limits, memory
+        self.may_open: Callable[[PeerId, str], bool] = lambda _, __: True
+        """Whether a peer may open one more stream, on a connection from a source."""
 
     async def new_conn(self, conn: SecureChannel, peer_id: ID) -> Yamux:
         await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return Yamux(conn, peer_id, self._limits, self._memory)
+        muxed = Yamux(conn, peer_id, self._limits, self._memory)
+        muxed.may_open = partial(self.may_open, PeerId(str(peer_id)), conn.origin.source)
+        return muxed
 
 
 class Host(Connections):
@@ -215,9 +223,10 @@ class Host(Connections):
         self._listening: tuple[Address, ...] = ()
         self._override: tuple[str, ...] = ()
         self._inbound: Counter[PeerId] = Counter()
-        self._stream_limiter = StreamLimiter()
+        self._streams, self._of_banned, self._banned_arrivals = StreamLimiter(ALL), TokenBuckets(BANNED), TokenBuckets(BANNED)
         libp2p_patches.announce_with(basic, self._straight_addresses)
         self.serve(IDENTIFY, self._tell_who_we_are)
+        basic.set_stream_handler(TProtocol(PING), self.bounded(PING, self._answer_pings))
 
     # --- addresses --------------------------------------------------------------------------------
 
@@ -258,11 +267,12 @@ class Host(Connections):
             raw = await self.basic.new_stream(ID.from_string(peer), [TProtocol(protocol)])
         return LibStream(raw, self.limits.progress)
 
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer inbound streams of `protocol`; the stream is closed when `handler` returns."""
+    def serve(self, protocol: str, handler: Handler, rate: Rate = NORMAL) -> None:
+        """Answer inbound streams of `protocol`, of each peer at `rate`; the stream is closed when `handler` returns."""
+        limiter = StreamLimiter(rate)
 
         async def accept(raw: INetStream) -> None:
-            stream = await self._admitted(protocol, raw)
+            stream = await self._admitted(protocol, limiter, raw)
             if stream is None:
                 return
             done = trio.Event()
@@ -271,11 +281,12 @@ class Host(Connections):
 
         self.basic.set_stream_handler(TProtocol(protocol), accept)
 
-    def bounded(self, protocol: str, handle: RawHandler) -> RawHandler:
+    def bounded(self, protocol: str, handle: RawHandler, rate: Rate = NORMAL) -> RawHandler:
         """`handle`, one of libp2p's own for `protocol`, within our limits, and for `served` seconds at most."""
+        limiter = StreamLimiter(rate)
 
         async def accept(raw: INetStream) -> None:
-            stream = await self._admitted(protocol, raw)
+            stream = await self._admitted(protocol, limiter, raw)
             if stream is None:
                 return
             with self._counted(stream.remote), trio.move_on_after(self.limits.served) as scope:
@@ -286,20 +297,51 @@ class Host(Connections):
 
         return accept
 
-    async def _admitted(self, protocol: str, raw: INetStream) -> LibStream | None:
+    async def _admitted(self, protocol: str, limiter: StreamLimiter, raw: INetStream) -> LibStream | None:
         """The stream; None, and it is reset, if it is of a refused peer, or one too many."""
         stream = LibStream(raw, self.limits.progress)
         peer = stream.remote
         if not self.refuses(peer) or protocol in _REASON_TOLD:
-            host = host_of(stream.remote_address or "") or None
-            blamed = self._stream_limiter.objection(protocol, peer, host, trio.current_time())
-            if blamed == "peer":
-                self.judge(peer, None)
-            if blamed is None and self._inbound[peer] < self.limits.streams_per_peer:
+            within = self._within(limiter, peer, stream.origin.source)
+            if within and self._inbound[peer] < self.limits.streams_per_peer:
                 return stream
         self.faults += 1
         await stream.reset()
         return None
+
+    def may_open(self, peer: PeerId, source: str) -> bool:
+        """Whether `peer` may open a stream: asked before a byte of it is looked at, as negotiating costs a millisecond."""
+        if not self.refuses(peer):
+            return self._within(self._streams, peer, source)
+        if told := self._of_banned.take(peer, trio.current_time()):
+            return told
+        self._nursery.start_soon(self.disconnect, peer)
+        return False
+
+    def came_too_often(self, peer: PeerId) -> bool:
+        """Whether `peer` is banned, and has connected too often since to be told so."""
+        return self.refuses(peer) and not self._banned_arrivals.take(peer, trio.current_time())
+
+    def _within(self, limiter: StreamLimiter, peer: PeerId, source: str) -> bool:
+        """Count a stream of `peer`: a partner has a share of its own, whoever shares its source. Who floods is blamed; once
+        that has it banned, its source pays."""
+        now = trio.current_time()
+        blamed = limiter.objection(peer, None if self.memory.is_partner(peer) else source, now)
+        if blamed == "peer":
+            self.judge(peer, None)
+            if self.refuses(peer):
+                self.dialer.connection_manager.blame(source, now)
+        return blamed is None
+
+    async def _answer_pings(self, raw: INetStream) -> None:
+        """libp2p itself answers any number, as fast as they come."""
+        stream = LibStream(raw, self.limits.progress)
+        with suppress(RemoteError):
+            for number in range(_PINGS):
+                sent = await stream.read_exactly(32)
+                await trio.sleep(min(number, 1))
+                await stream.write(sent)
+        await stream.finish(self.limits.linger)
 
     async def _handle(self, handler: Handler, stream: LibStream, done: trio.Event) -> None:
         with self._counted(stream.remote):

@@ -14,6 +14,7 @@ import trio
 
 from nolocod.errors import RemoteError
 from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.stream import PING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.host import Host
     from nolocod.p2p.timing import Timing
-
-PING = "/ipfs/ping/1.0.0"
 
 
 async def keep_alive(

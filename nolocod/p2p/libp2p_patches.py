@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.identity.identify_push.identify_push import ID_PUSH
-from libp2p.io.exceptions import IOException
+from libp2p.io.exceptions import IncompleteReadError, IOException
 from libp2p.kad_dht import common, kad_dht, peer_routing, provider_store, value_store
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
@@ -155,6 +155,15 @@ def own_dht(protocol: str, most: int, most_of_question: int) -> None:
     for module in (common, kad_dht, peer_routing, provider_store, value_store):
         module.PROTOCOL_ID = TProtocol(protocol)
     kad_dht.MAX_DHT_MESSAGE_SIZE, peer_routing.MAX_DHT_MESSAGE_SIZE = most_of_question, most
+    kad_dht.read_varint_prefixed_bytes_limited = _read_question
+
+
+async def _read_question(stream: INetStream, most: int) -> bytes:
+    """One of each stream, as ours ask: on one stream libp2p answers any number, as fast as they come."""
+    if getattr(stream, "was_asked", False):
+        raise IncompleteReadError("one question was answered")
+    stream.was_asked = True
+    return bytes(await read_varint_prefixed_bytes_limited(stream, most))
 
 
 def bound_dht(kad: KadDHT, handle: Callable[[Any], Awaitable[None]], own: bytes) -> None:

@@ -24,6 +24,7 @@ from nolocod.p2p.keepalive import drop_the_dead, keep_alive
 from nolocod.p2p.limits.address_groups import address_group
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER, ConnectionLimits
+from nolocod.p2p.limits.rate_limits import NORMAL, Rate
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
@@ -211,7 +212,7 @@ class Mesh:
         connectivity.client.introduce = lambda relay: self._greet(gossip, relay, ())
         terms = Terms(self._identity, sealed.run_id, parts.timing.request)
         self._host.serve(INFO, partial(serve_info, terms=terms, sealed=sealed))
-        self._host.serve(GOSSIP, gossip.handle)
+        self._host.serve(GOSSIP, gossip.handle, Rate(3 / parts.timing.heartbeat, NORMAL.burst))  # it asks somebody once a beat
         discovery = Discovery(gossip, parts.bootstrap, self._book.recent, parts.rng, parts.timing, parts.emit)
         ready = trio.Event()
         parts.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)

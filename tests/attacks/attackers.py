@@ -1,7 +1,7 @@
 """What the standing attack suite does to a node: each attack is one of `ATTACKS`, and goes on until it is cancelled.
 
-The rule: attackers have free identities and one address. They speak the product's protocols as far as an attack needs it,
-and whatever the node answers, they come again.
+The rule: attackers have free identities and one address, each attack another. They speak the product's protocols as far as an
+attack needs it, and whatever the node answers, they come again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nolocod.p2p.nat import autonat
 from nolocod.p2p.nat.circuit_relay import RelayClient
 from nolocod.p2p.transport.delimited import send_message
 from nolocod.p2p.transport.requests import Terms, ask
-from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, PING, SNAPSHOT
 from nolocod.proto import envelope
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import standing_to_wire
@@ -57,6 +57,8 @@ class Target:
     port: int
     http: Address
     run_id: RunId
+    place: str = "127.0.0.1"
+    """Where attackers come from."""
     done: int = 0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -65,8 +67,8 @@ class Target:
 
 
 @asynccontextmanager
-async def attacker(identity: Identity | None = None) -> AsyncIterator[Host]:
-    async with open_host(identity or Identity.generate(), (Address("127.0.0.1", 0),), (), lambda _: None) as host:
+async def attacker(target: Target, identity: Identity | None = None) -> AsyncIterator[Host]:
+    async with open_host(identity or Identity.generate(), (Address(target.place, 0),), (), lambda _: None) as host:
         yield host
 
 
@@ -86,7 +88,7 @@ async def connections(target: Target) -> None:
     """Silent ones, held."""
     async with trio.open_nursery() as nursery:
         for _ in range(_HELD):
-            nursery.start_soon(_hold, await trio.open_tcp_stream("127.0.0.1", target.port))
+            nursery.start_soon(_hold, await _peer_port(target))
             target.done += 1
 
 
@@ -98,13 +100,13 @@ async def _hold(stream: trio.SocketStream) -> None:
 
 async def handshakes(target: Target) -> None:
     """Whole ones, and then nothing."""
-    async with calling(target.port, Identity.generate()) as stranger, stranger.muxed(target.peer):
+    async with calling(target.port, Identity.generate(), target.place) as stranger, stranger.muxed(target.peer):
         target.done += 1
 
 
 async def streams(target: Target) -> None:
     """Without a word on them."""
-    async with attacker() as host:
+    async with attacker(target) as host:
         held = []
         while True:
             held.append(await host.open_stream(target.peer, GOSSIP, (target.address,)))
@@ -114,7 +116,7 @@ async def streams(target: Target) -> None:
 async def heartbeats(target: Target) -> None:
     """Of invented members, as many in a message as gossip takes."""
     identity = Identity.generate()
-    async with attacker(identity) as host:
+    async with attacker(target, identity) as host:
         while True:
             made = [heartbeat(Identity.generate(), target.run_id, target.rng.getrandbits(40)) for _ in range(16)]
             stream = await host.open_stream(target.peer, GOSSIP, (target.address,))
@@ -126,7 +128,7 @@ async def heartbeats(target: Target) -> None:
 async def offers(target: Target) -> None:
     """That lead to nothing: the stream stays open, and silent."""
     identity, held = Identity.generate(), []
-    async with attacker(identity) as host:
+    async with attacker(target, identity) as host:
         while True:
             stream = await host.open_stream(target.peer, EXCHANGE, (target.address,))
             body = pb.Body(
@@ -144,7 +146,7 @@ async def offers(target: Target) -> None:
 
 async def dht(target: Target) -> None:
     """Questions, and false records."""
-    async with attacker() as host:
+    async with attacker(target) as host:
         while True:
             await host.connect(target.peer, (target.address,))
             await look_up(host, target.peer, target.run_id)
@@ -158,7 +160,7 @@ async def dht(target: Target) -> None:
 
 async def relay(target: Target) -> None:
     """Reservations, and circuits to nobody."""
-    async with attacker() as host:
+    async with attacker(target) as host:
         client = RelayClient(host)
         while True:
             await host.connect(target.peer, (target.address,))
@@ -172,10 +174,20 @@ async def relay(target: Target) -> None:
 
 async def autonat_questions(target: Target) -> None:
     """Where nobody listens."""
-    async with attacker() as host:
+    async with attacker(target) as host:
         while True:
             await host.connect(target.peer, (target.address,))
             await autonat.ask(host, target.peer, ("/ip4/127.0.0.1/tcp/1",))
+            target.done += 1
+
+
+async def pings(target: Target) -> None:
+    """On one stream, as many as go in."""
+    async with attacker(target) as host:
+        stream = await host.open_stream(target.peer, PING, (target.address,))
+        while True:
+            await stream.write(bytes(32 * 64))
+            await stream.read_exactly(32)
             target.done += 1
 
 
@@ -202,7 +214,7 @@ def trickling(open_one: Callable[[Target], Awaitable[trio.SocketStream]], conten
 
 
 async def _peer_port(target: Target) -> trio.SocketStream:
-    return await trio.open_tcp_stream("127.0.0.1", target.port)
+    return await trio.open_tcp_stream("127.0.0.1", target.port, local_address=target.place)
 
 
 async def _http_port(target: Target) -> trio.SocketStream:
@@ -211,7 +223,7 @@ async def _http_port(target: Target) -> trio.SocketStream:
 
 async def slow_frames(target: Target) -> None:
     """An envelope's head, and then a byte a second, on a snapshot's stream."""
-    async with attacker() as host:
+    async with attacker(target) as host:
         stream = await host.open_stream(target.peer, SNAPSHOT, (target.address,))
         for byte in envelope_head(4000) + bytes(4000):
             await stream.write(bytes([byte]))
@@ -236,6 +248,7 @@ ATTACKS: dict[str, Attack] = {
     "dht": dht,
     "relay": relay,
     "autonat": autonat_questions,
+    "pings": pings,
     "http": http,
     "slow multistream": trickling(_peer_port, HELLO + line(NOISE)),
     "slow frames": slow_frames,

@@ -127,7 +127,7 @@ class Nobody:
     def peers(self) -> dict[PeerId, str]:
         return {}
 
-    def serve(self, protocol: str, handler: object) -> None:
+    def serve(self, protocol: str, handler: object, rate: object = None) -> None:
         pass
 
     def way(self, peer: PeerId) -> tuple[str, str]:

@@ -20,12 +20,11 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 
 from nolocod.p2p.discovery.kademlia import PROTOCOL as KADEMLIA
-from nolocod.p2p.keepalive import PING
 from nolocod.p2p.nat.autonat import AUTONAT
 from nolocod.p2p.nat.circuit_relay import HOP, STOP
 from nolocod.p2p.nat.hole_punching import DCUTR
 from nolocod.p2p.transport.identify import IDENTIFY
-from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, PING, SNAPSHOT
 from nolocod.p2p.transport.yamux_frames import pack
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal

@@ -36,7 +36,6 @@ from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.host import Host, HostLimits, open_host
-from nolocod.p2p.keepalive import PING
 from nolocod.p2p.mesh import open_mesh
 from nolocod.p2p.nat import autonat
 from nolocod.p2p.nat.circuit_relay import RelayClient
@@ -45,7 +44,7 @@ from nolocod.p2p.snapshots.client import open_donor_stream
 from nolocod.p2p.snapshots.server import Donor, ServedSnapshot
 from nolocod.p2p.transport.exceptions import FOREIGN
 from nolocod.p2p.transport.requests import Terms, ask
-from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, PING, SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal as sealed
 from nolocod.proto.framing import envelope_head

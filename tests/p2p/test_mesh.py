@@ -28,7 +28,6 @@ from nolocod.observe.events import Event, PeerLost, PeerSeen, RelayHeld, RelayLo
 from nolocod.p2p import host as host_module
 from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.host import open_host
-from nolocod.p2p.keepalive import PING
 from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER
 from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.mesh import Mesh, open_mesh
@@ -37,7 +36,7 @@ from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import requests
 from nolocod.p2p.transport.listen_addresses import claim
 from nolocod.p2p.transport.multiaddrs import multiaddr_of
-from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, PING
 from nolocod.paths import DataDir
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing

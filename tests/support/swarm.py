@@ -56,8 +56,8 @@ batches = 2
 class Daemon(daemons.Daemon):
     """One daemon process, or its remains."""
 
-    def __init__(self, root: Path, data: Path) -> None:
-        super().__init__(root, "--data", str(data), "--checkpoint-every", "0", "--threads", "1")
+    def __init__(self, root: Path, data: Path, *options: str) -> None:
+        super().__init__(root, "--data", str(data), "--checkpoint-every", "0", "--threads", "1", *options)
 
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
@@ -109,10 +109,11 @@ def gone(process: psutil.Process) -> bool:
 
 
 class Swarm:
-    """All daemons of one test."""
+    """All daemons of one test; `options` go with every start."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *options: str) -> None:
         self.root = root
+        self._options = options
         self.data = root / "text"
         self.data.mkdir()
         for number in range(4):
@@ -121,15 +122,16 @@ class Swarm:
         self.daemons: list[Daemon] = []
 
     def daemon(self) -> Daemon:
-        daemon = Daemon(self.root / f"node-{len(self.daemons)}", self.data)
+        daemon = Daemon(self.root / f"node-{len(self.daemons)}", self.data, *self._options)
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "modulo8", outer: str = "", steps: int = 20) -> Daemon:
+    def found(self, codec: str = "modulo8", outer: str = "", steps: int = 20, hidden: int = 32) -> Daemon:
         """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
         text = RUN_FILE.replace("modulo8", codec).replace("steps = 20", f"steps = {steps}")
+        text = text.replace("hidden_size = 32", f"hidden_size = {hidden}")
         run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
         data_directory.found(first.paths, run_file)
         return first.run("start")

@@ -13,23 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import (
-    SHUT_OUT,
-    LocalError,
-    ManifestError,
-    NoBootstrapError,
-    OtherRunError,
-    PeerNetworkKeyError,
-    PeerNotAllowedError,
-    PeerTooSlowError,
-    PeerUnavailableError,
-    PeerVersionError,
-    RefusedError,
-    RemoteError,
-    UsageError,
-    VersionError,
-    WrongRunError,
-)
+from nolocod import errors
 from nolocod.identity import short
 from nolocod.observe.events import RunFound, Troubled
 from nolocod.p2p.discovery.kademlia import look_up
@@ -52,7 +36,8 @@ if TYPE_CHECKING:
 Contact = tuple["PeerId", tuple[str, ...]]
 """A peer and where to dial it."""
 
-_FINAL = (ManifestError, VersionError, OtherRunError, PeerVersionError, PeerNetworkKeyError, PeerNotAllowedError)
+_THEIRS = (errors.OtherRunError, errors.PeerVersionError, errors.PeerNetworkKeyError, errors.PeerNotAllowedError)
+_FINAL = (errors.ManifestError, errors.VersionError, *_THEIRS)
 """What asking again does not change."""
 _RETRY = 0.5
 _OTHERS = 2.0
@@ -71,7 +56,7 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
     Raises NoBootstrapError with each address's cause, or what all of them gave: WrongRunError, VersionError,
     ManifestError; or what all that answered gave: NetworkKeyError, NotAllowedError. UsageError for an ambiguous beginning.
     """
-    causes: dict[PeerId, LocalError | RemoteError] = {}
+    causes: dict[PeerId, errors.LocalError | errors.RemoteError] = {}
     found: dict[RunId, Sealed] = {}
     wanted = terms.run_id or ""
     partial = 0 < len(wanted) < RUN_ID_DIGITS
@@ -79,7 +64,7 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
     named = frozenset(asked)
 
     async def follow(server: PeerId, run_id: RunId) -> None:
-        with suppress(RemoteError):
+        with suppress(errors.RemoteError):
             hints = await look_up(host, server, run_id)
             for peer in [peer for peer in hints if peer not in asked][: max(_HINTS - len(asked - named), 0)]:
                 asked.add(peer)
@@ -92,12 +77,12 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
                 sealed = await fetch_info(host, peer, addresses, terms)
             except _FINAL as error:
                 causes[peer] = error
-                if isinstance(error, OtherRunError):
+                if isinstance(error, errors.OtherRunError):
                     emit(Troubled(error.code, f"{addresses[0] if addresses else peer}: {error.cause}"))
                 return
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 causes[peer] = error
-                if wanted and not partial and peer in named and isinstance(error, RefusedError):
+                if wanted and not partial and peer in named and isinstance(error, errors.RefusedError):
                     await follow(peer, RunId(wanted))
                 await trio.sleep(_RETRY)
             else:
@@ -112,31 +97,32 @@ async def find_run(host: Host, contacts: Sequence[Contact], terms: Terms, second
             for contact in contacts:
                 nursery.start_soon(query, contact)
     if partial and len(found) > 1:
-        raise UsageError(f"several runs have an id that begins with {wanted}: {', '.join(found)}.", remedy="Give the whole id.")
+        cause = f"several runs have an id that begins with {wanted}: {', '.join(found)}."
+        raise errors.UsageError(cause, remedy="Give the whole id.")
     if found:
         return next(iter(found.values()))
     raise verdict(contacts, {peer: cause for peer, cause in causes.items() if peer in named})
 
 
-def verdict(contacts: Sequence[Contact], causes: dict[PeerId, LocalError | RemoteError]) -> LocalError:
+def verdict(contacts: Sequence[Contact], causes: dict[PeerId, errors.LocalError | errors.RemoteError]) -> errors.LocalError:
     """What it means that no contact would have us."""
-    errors = list(causes.values())
+    given = list(causes.values())
     words = " ".join(
         f"{addresses[0] if addresses else short(peer)}: {causes[peer].cause if peer in causes else 'timed out.'}"
         for peer, addresses in contacts
     )
-    everybody = bool(contacts) and len(errors) == len(contacts)
-    if everybody and all(isinstance(error, OtherRunError) for error in errors):
-        return WrongRunError(words)
-    if everybody and all(isinstance(error, (PeerVersionError, VersionError)) for error in errors):
-        return VersionError(words)
-    if everybody and all(isinstance(error, ManifestError) for error in errors):
-        return ManifestError(words)
-    answers = [error for error in errors if not isinstance(error, (PeerUnavailableError, PeerTooSlowError))]
-    for theirs, ours in SHUT_OUT.items():  # everybody who answers keeps us out for the same reason
+    everybody = bool(contacts) and len(given) == len(contacts)
+    if everybody and all(isinstance(error, errors.OtherRunError) for error in given):
+        return errors.WrongRunError(words)
+    if everybody and all(isinstance(error, (errors.PeerVersionError, errors.VersionError)) for error in given):
+        return errors.VersionError(words)
+    if everybody and all(isinstance(error, errors.ManifestError) for error in given):
+        return errors.ManifestError(words)
+    answers = [error for error in given if not isinstance(error, (errors.PeerUnavailableError, errors.PeerTooSlowError))]
+    for theirs, ours in errors.SHUT_OUT.items():  # everybody who answers keeps us out for the same reason
         if answers and all(isinstance(error, theirs) for error in answers):
             return ours(words)
-    return NoBootstrapError(words or "no bootstrap address was given, and no peer is remembered.")
+    return errors.NoBootstrapError(words or "no bootstrap address was given, and no peer is remembered.")
 
 
 class Discovery:
@@ -172,20 +158,20 @@ class Discovery:
             return
         asked = self._bootstrap or contacts
         named = verdict(asked, {peer: causes[peer] for peer, _ in asked if peer in causes})
-        if not isinstance(named, NoBootstrapError):
+        if not isinstance(named, errors.NoBootstrapError):
             raise named
         self._emit(Troubled(named.code, named.cause))
 
-    async def _contact_all(self, contacts: Sequence[Contact]) -> dict[PeerId, LocalError | RemoteError] | None:
+    async def _contact_all(self, contacts: Sequence[Contact]) -> dict[PeerId, errors.LocalError | errors.RemoteError] | None:
         """Contact all at once, until one answers: None then, else the causes of those that failed in time."""
-        causes: dict[PeerId, LocalError | RemoteError] = {}
+        causes: dict[PeerId, errors.LocalError | errors.RemoteError] = {}
         answered = False
 
         async def attempt(peer: PeerId, addresses: Sequence[str]) -> None:
             nonlocal answered
             try:
                 await self._gossip.contact(peer, addresses)
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 causes[peer] = error
             else:
                 answered = True
@@ -232,7 +218,7 @@ class Discovery:
         try:
             await dht.refresh(servers)
             providers = await dht.providers()
-        except RemoteError:
+        except errors.RemoteError:
             return  # the DHT is the second way; the first goes on
         unknown = [contact for contact in providers.items() if not self._gossip.knows(contact[0])]
         self._rng.shuffle(unknown)  # so that false records do not keep the true ones from their turn

@@ -23,7 +23,8 @@ from multiaddr import Multiaddr
 from nolocod.errors import PeerTooSlowError, RemoteError
 from nolocod.identity import PeerId
 from nolocod.p2p.libp2p_patches import bound_dht, own_dht
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.limits.rate_limits import RARE
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.p2p.transport.identify import texts_of
@@ -99,7 +100,7 @@ class Dht:
     def __init__(self, host: Host, run_id: RunId, serves: Callable[[], bool]) -> None:
         nothing = NamespacedValidator({}, strict_validation=True)
         self.kad = KadDHT(host.basic, DHTMode.CLIENT, validator=nothing, validator_changed=True, strict_validation=True)
-        bound_dht(self.kad, host.bounded(PROTOCOL, self.kad.handle_stream), provider_key(run_id))
+        bound_dht(self.kad, host.bounded(PROTOCOL, self.kad.handle_stream, RARE), provider_key(run_id))
         self._host = host
         self._run_id = run_id
         self._serves = serves
@@ -155,13 +156,10 @@ class Dht:
         info = self.kad.routing_table.get_peer_info(ID.from_string(server))
         addresses = tuple(filter(dialable, map(str, info.addrs))) if info else ()
         stream = await self._host.open_stream(server, PROTOCOL, addresses)
-        try:
+        async with reset_unless_done(stream.reset):
             with deadline(_ANSWER, "the DHT's attention", PeerTooSlowError):
                 await send_message(stream, message)
             await stream.close()
-        except RemoteError:
-            await stream.reset()
-            raise
 
     async def providers(self) -> dict[PeerId, tuple[str, ...]]:
         """Who is said to be in our run, ourselves excepted, with addresses: hints, of which each may be false.

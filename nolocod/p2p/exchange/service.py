@@ -14,22 +14,13 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from nolocod.errors import (
-    OtherRunError,
-    PeerBusyError,
-    PeerTooSlowError,
-    PeerUnavailableError,
-    PeerVersionError,
-    ProtocolError,
-    RefusedError,
-    RemoteError,
-)
+from nolocod import errors
 from nolocod.p2p.exchange.doubts import AFTERWARDS, Doubts
 from nolocod.p2p.exchange.progress import StalledError
 from nolocod.p2p.exchange.session import Session
 from nolocod.p2p.membership.peer_scoring import Conduct, conduct_in, conduct_of
 from nolocod.p2p.transport.channel import Channel
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import Dialogue, open_envelope
@@ -112,7 +103,7 @@ class ExchangeService:
         try:
             with outstanding:
                 channel = await self._ask(machine, standing, subject)
-        except RemoteError as error:
+        except errors.RemoteError as error:
             self._judged(partner, conduct_of(error))
             return _unanswered(machine, error)
         finally:
@@ -135,7 +126,7 @@ class ExchangeService:
             await trio.lowlevel.checkpoint_if_cancelled()  # dropped just as the answer came: drop it still
         except BaseException:
             if machine.may_abort:  # an Accept may be on its way: its sender must not wait for us
-                await channel.last_words(machine.abort(PeerUnavailableError.entry.code, "the offer was given up"))
+                await channel.last_words(machine.abort(errors.PeerUnavailableError.entry.code, "the offer was given up"))
             await channel.reset()
             raise
         if machine.state is State.CLOSED:
@@ -151,7 +142,7 @@ class ExchangeService:
         """
         limits = self._context.limits
         channel = Channel(stream, limits)
-        try:
+        async with reset_unless_done(channel.reset):
             with deadline(limits.accept_seconds, "the first message"):
                 raw = await channel.receive_envelope()
             body = await self._opened(channel, raw)
@@ -164,10 +155,7 @@ class ExchangeService:
                 case "resume":
                     await self._resume(channel, body)
                 case name:
-                    raise ProtocolError(f"a stream began with {name or 'an unknown message'}.")
-        except BaseException:
-            await channel.reset()
-            raise
+                    raise errors.ProtocolError(f"a stream began with {name or 'an unknown message'}.")
 
     async def _opened(self, channel: Channel, raw: bytes) -> pb.Body | None:
         """None for a peer of another run or version: it is told, so that its user learns what ours would."""
@@ -175,7 +163,7 @@ class ExchangeService:
         try:
             own = context.identity.peer_id
             return open_envelope(raw, run_id=context.run_id, receiver=own, remote=channel.remote)
-        except (PeerVersionError, OtherRunError) as error:
+        except (errors.PeerVersionError, errors.OtherRunError) as error:
             dialogue = Dialogue(context.identity, context.run_id, channel.remote, b"")
             await channel.last_words(dialogue.seal(pb.Body(refuse=pb.Refuse(code=error.code, reason=error.cause))))
             return None
@@ -188,11 +176,11 @@ class ExchangeService:
             return
         try:
             machine.check_terms(body.offer)
-        except ProtocolError as error:
+        except errors.ProtocolError as error:
             await channel.last_words(machine.refuse(error.code, error.cause))
             return
         if (channel.remote, body.session) in self._seen:
-            await channel.last_words(machine.refuse(ProtocolError.entry.code, "this session was offered before"))
+            await channel.last_words(machine.refuse(errors.ProtocolError.entry.code, "this session was offered before"))
             return
         answer = self._decide(machine)
         match answer:
@@ -227,7 +215,7 @@ class ExchangeService:
         try:
             try:
                 await channel.send_envelope(machine.accept(accept.standing))
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 machine.abort(error.code, error.cause)
                 await channel.reset()
                 return
@@ -252,7 +240,7 @@ class ExchangeService:
             receipt = await self._context.aside(self._receipts.find, session)
         if receipt is not None and (receipt.offerer, receipt.answerer) == (self._context.identity.peer_id, partner):
             return dialogue.seal(pb.Body(commit=commit_message(receipt)))
-        abort = pb.Abort(code=RefusedError.entry.code, reason="no such exchange is under way here")
+        abort = pb.Abort(code=errors.RefusedError.entry.code, reason="no such exchange is under way here")
         return dialogue.seal(pb.Body(abort=abort))
 
     # --- both ---------------------------------------------------------------------------------------
@@ -268,7 +256,7 @@ class ExchangeService:
         ended, failure = session.ended(), session.failure
         if session.machine.state is State.ABORTED:
             await self._context.aside(self._receipts.settle, name[1])  # this node may have voted for it
-        found = failure if isinstance(failure, RemoteError) else None
+        found = failure if isinstance(failure, errors.RemoteError) else None
         stalled = isinstance(failure, StalledError) and ended.outcome != "committed"
         conduct = Conduct.WITHHELD if stalled else conduct_in(ended, found, self._context.size)
         self._judged(session.machine.partner, conduct)
@@ -279,16 +267,16 @@ class ExchangeService:
             self._judge(partner, conduct)
 
 
-def _unanswered(machine: Exchange, error: RemoteError) -> Ended:
+def _unanswered(machine: Exchange, error: errors.RemoteError) -> Ended:
     outcome: Literal["unreachable", "refused", "aborted"] = "aborted"
-    if isinstance(error, PeerUnavailableError | PeerTooSlowError):
+    if isinstance(error, errors.PeerUnavailableError | errors.PeerTooSlowError):
         outcome = "unreachable"
-    elif isinstance(error, RefusedError | PeerVersionError):
+    elif isinstance(error, errors.RefusedError | errors.PeerVersionError):
         outcome = "refused"
     return Ended(outcome, machine.partner, machine.session, error=error.code, reason=error.cause)
 
 
 def _declined(machine: Exchange) -> Ended:
     code, reason = machine.verdict
-    outcome: Literal["busy", "refused"] = "busy" if code == PeerBusyError.entry.code else "refused"
+    outcome: Literal["busy", "refused"] = "busy" if code == errors.PeerBusyError.entry.code else "refused"
     return Ended(outcome, machine.partner, machine.session, error=code, reason=reason, retry_after=machine.retry_after)

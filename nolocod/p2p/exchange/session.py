@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from nolocod.errors import (
-    LocalError,
-    NolocodError,
-    PeerTooSlowError,
-    PeerUnavailableError,
-    ProtocolError,
-    RefusedError,
-    RemoteError,
-    TrainerError,
-    UnacknowledgedError,
-)
+from nolocod import errors
 from nolocod.p2p.exchange.context import redial_pauses
 from nolocod.p2p.exchange.progress import Pace, StalledError
 from nolocod.p2p.transport.channel import Channel, send_working
@@ -45,7 +35,7 @@ if TYPE_CHECKING:
 
 _DECIDED = (State.DECIDED, State.COMMITTED)
 _DECIDING = (State.CONFIRMED, State.STORING)
-_STOPPED = RemoteError.entry.code
+_STOPPED = errors.RemoteError.entry.code
 
 
 class Session:
@@ -75,7 +65,7 @@ class Session:
         self._redialled: tuple[Channel, pb.Body] | None = None
         self._redial = trio.Event()
         self._over = trio.Event()
-        self.failure: NolocodError | None = None
+        self.failure: errors.NolocodError | None = None
         """What went wrong by our own finding, whatever the partner said of it."""
 
     # --- the whole ----------------------------------------------------------------------------------
@@ -87,7 +77,7 @@ class Session:
             with self._scope, deadline(self._limits.whole(self._size), "the exchange"):
                 own = partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine)
                 await together(self._converse, *own, partial(self._pace.watch, self._prepared))
-        except NolocodError as error:
+        except errors.NolocodError as error:
             self._note(error)
         finally:
             # a decision stands: the partner is told of it, and our caller gets to apply it
@@ -98,7 +88,7 @@ class Session:
                 await self._ask_until_told()
         finally:
             self._over.set()
-        if isinstance(self.failure, LocalError):
+        if isinstance(self.failure, errors.LocalError):
             raise self.failure
 
     def ended(self) -> Ended:
@@ -109,9 +99,9 @@ class Session:
             case State.COMMITTED:
                 code = reason = ""
             case State.DECIDED:
-                code, reason = UnacknowledgedError.entry.code, "the partner's acknowledgement never came"
+                code, reason = errors.UnacknowledgedError.entry.code, "the partner's acknowledgement never came"
             case State.IN_DOUBT:
-                outcome, code = "in_doubt", PeerUnavailableError.entry.code
+                outcome, code = "in_doubt", errors.PeerUnavailableError.entry.code
                 reason = "the partner's decision could not be learnt"
             case _:
                 outcome = "aborted"
@@ -137,19 +127,19 @@ class Session:
         """Run `part`; if it fails for good, tell the partner before all else is stopped in mid-frame."""
         try:
             await part()
-        except (PeerUnavailableError, PeerTooSlowError):
+        except (errors.PeerUnavailableError, errors.PeerTooSlowError):
             raise
-        except NolocodError as error:
+        except errors.NolocodError as error:
             self._note(error)
             if self.machine.may_abort:
                 envelope = self.machine.abort(error.code, error.cause)
-                with trio.move_on_after(self._limits.accept_seconds), suppress(RemoteError):
+                with trio.move_on_after(self._limits.accept_seconds), suppress(errors.RemoteError):
                     await self._channel.send_envelope(envelope)
             raise
 
-    def _note(self, error: NolocodError) -> None:
+    def _note(self, error: errors.NolocodError) -> None:
         """Keep the first failure, for what it stops may fail too; but one of our own before a peer's."""
-        if self.failure is None or (isinstance(error, LocalError) and not isinstance(self.failure, LocalError)):
+        if self.failure is None or (isinstance(error, errors.LocalError) and not isinstance(self.failure, errors.LocalError)):
             self.failure = error
 
     # --- the node's own work ------------------------------------------------------------------------
@@ -158,7 +148,7 @@ class Session:
         with trio.move_on_after(self._limits.snapshot_seconds):
             self._description = await self._local_side.capture(self.machine.subject)
         if self._description is None:
-            raise TrainerError(f"no snapshot within {self._limits.snapshot_seconds:.0f} s.")
+            raise errors.TrainerError(f"no snapshot within {self._limits.snapshot_seconds:.0f} s.")
         self._prepared.set()
 
     async def _examine(self) -> None:
@@ -176,7 +166,7 @@ class Session:
             receipt = self.machine.store(self._skipped)
             try:
                 await self._aside(self._receipts.add, receipt)
-            except LocalError:
+            except errors.LocalError:
                 self.machine.fail()
                 raise
             self.machine.decide()
@@ -203,13 +193,13 @@ class Session:
                 if self.machine.state is State.IN_DOUBT:
                     return self._note(error)
                 raise
-            except (PeerUnavailableError, PeerTooSlowError) as error:
+            except (errors.PeerUnavailableError, errors.PeerTooSlowError) as error:
                 tries += 1
                 if tries > self._limits.resumes or not await self._reconnect(error):
                     if self.machine.may_abort:
                         raise
                     return
-            except RemoteError:
+            except errors.RemoteError:
                 if self.machine.state in (*_DECIDED, State.IN_DOUBT):
                     return  # whatever the partner sends now changes nothing
                 raise
@@ -223,7 +213,7 @@ class Session:
                 self._talk_scope.cancel()
             await together(self._send, partial(self._or_abort, self._receive), alive)
         if self._redialled is not None and not self.machine.over:
-            raise PeerUnavailableError("the partner left this stream for a new one.")
+            raise errors.PeerUnavailableError("the partner left this stream for a new one.")
 
     async def _send(self) -> None:
         machine, channel = self.machine, self._channel
@@ -286,9 +276,9 @@ class Session:
             case "describe":
                 self._pace.described.set()
             case "abort":
-                raise RefusedError(f"the partner aborted ({self.machine.verdict[0]}): {self.machine.verdict[1]}")
+                raise errors.RefusedError(f"the partner aborted ({self.machine.verdict[0]}): {self.machine.verdict[1]}")
             case "resume":
-                raise ProtocolError("a Resume came on a stream that is not broken.")
+                raise errors.ProtocolError("a Resume came on a stream that is not broken.")
             case "confirm":
                 self._confirmed.set()
             case "commit":
@@ -302,7 +292,7 @@ class Session:
         with trio.CancelScope(shield=True):
             try:
                 await self._aside(self._receipts.add, self.machine.signed())
-            except LocalError as error:
+            except errors.LocalError as error:
                 self._note(error)
 
     # --- after a broken stream ----------------------------------------------------------------------
@@ -332,14 +322,14 @@ class Session:
         if machine.state in _DECIDED:
             return machine.commit()
         if machine.state is State.STORING:
-            raise PeerTooSlowError("the receipt is still being written.")
+            raise errors.PeerTooSlowError("the receipt is still being written.")
         if not machine.may_abort:
             return None
-        envelope = machine.abort(PeerUnavailableError.entry.code, "the stream broke before the decision")
+        envelope = machine.abort(errors.PeerUnavailableError.entry.code, "the stream broke before the decision")
         self._scope.cancel()
         return envelope
 
-    async def _reconnect(self, error: RemoteError) -> bool:
+    async def _reconnect(self, error: errors.RemoteError) -> bool:
         """Have a new stream in place of the broken one; False if there is none, or none is needed."""
         state = self.machine.state
         await self._channel.reset()
@@ -358,7 +348,7 @@ class Session:
         self._channel, body = self._redialled
         self._redialled, self._redial = None, trio.Event()
         self.machine.take_first(body)
-        with suppress(PeerUnavailableError, PeerTooSlowError):  # broken again: the next talk finds out
+        with suppress(errors.PeerUnavailableError, errors.PeerTooSlowError):  # broken again: the next talk finds out
             await self._channel.send_envelope(self.machine.resume())
         return True
 
@@ -367,7 +357,7 @@ class Session:
             for pause in redial_pauses():
                 try:
                     return await self._exchange_resumes() == "resume"
-                except (PeerUnavailableError, PeerTooSlowError):
+                except (errors.PeerUnavailableError, errors.PeerTooSlowError):
                     await self._channel.reset()
                     await trio.sleep(pause)
         return False
@@ -390,7 +380,7 @@ class Session:
                     if await self._exchange_resumes() == "commit":
                         await self._keep_receipt()
                         await self._channel.send_envelope(self.machine.acknowledge())
-                except RemoteError:
+                except errors.RemoteError:
                     await self._channel.reset()
                 else:
                     await self._channel.close()

@@ -36,6 +36,8 @@ class ConnectionGater:
     """Reads the allow list; UsageError."""
     _seen: tuple[int, ...] | None = None
     """What told the file from another one when it was last looked at."""
+    banned: Callable[[PeerId], bool] = lambda _: False
+    """Whether one that comes is banned, and came too often of late to be told so once more."""
 
     @classmethod
     def reading(cls, prologue: bytes | None, path: Path | None, read: Callable[[Path], frozenset[PeerId]]) -> ConnectionGater:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 STRANGER, MEMBER, PARTNER, KEPT = range(4)
 """What a peer is to us: KEPT are relays that we use and bootstraps, PARTNER one with whom exchanges were committed."""
-ARRIVALS = Rate(10, 100)
+ARRIVALS = Rate(2, 64)
+"""Connections from one source: those of 64 nodes that come back at once, and come and go each half a minute."""
+_PER_BAN = 30
+"""Arrivals that a ban costs the source of the banned: new identities are free, and a handshake is not."""
 _PROTECTED = 8
 """Members and better of one source that are protected."""
 _GRACE = 10.0
@@ -88,6 +91,11 @@ class ConnectionManager:
             least.drop()
             self.turned_away += least is new
         return new if new in self.half_open else None
+
+    def blame(self, source: str, now: float) -> None:
+        """Let in fewer from `source`, where one was banned that it had open: who shares its address could have been kept
+        out by its connections as well."""
+        self._arrivals.charge(source, _PER_BAN, now)
 
     def has_room(self, source: str, now: float, *, arrived: bool = True) -> bool:
         """Whether one more connection with `source` would stay; not `arrived`: one that we open."""

@@ -58,6 +58,10 @@ class TokenBuckets:
         if name in self._levels:
             self._levels[name] = (min(self.rate.burst, self._level(name, now) + 1), now)
 
+    def charge(self, name: str, count: float, now: float) -> None:
+        """Take `count` tokens of `name` that has or has not so many: what is missing is its debt, a burst at most."""
+        self._levels[name] = (max(self._level(name, now) - count, -self.rate.burst), now)
+
     def _level(self, name: str, now: float) -> float:
         level, then = self._levels.get(name, (self.rate.burst, now))
         return min(self.rate.burst, level + (now - then) * self.rate.per_second)
@@ -87,30 +91,40 @@ class Windows:
 
 # --- streams ----------------------------------------------------------------------------------------------
 
+ALL = Rate(20, 120)
+"""Streams that a peer may open, whatever they are for."""
 NORMAL = Rate(10, 60)
 """Streams of one protocol that a peer may open: an exchange may take less than a second."""
-_PER_ADDRESS = 8
-"""By how much more an address may have than a peer."""
+RARE = Rate(1, 60)
+"""Of protocols that a node asks a peer a few times in some minutes: the DHT, relays, AutoNAT, hole punching."""
+BANNED = Rate(0.1, 8)
+"""Connections that a banned peer may open, and streams: enough to be told why."""
+_PER_SOURCE = 4
+"""By how much more all peers of one source may have than one of them."""
+_INSISTING = 2
+"""Streams more for which one counts that is refused for its source's sake: who goes on all the same floods."""
 
 
 class StreamLimiter:
-    """Counts the streams that peers open, by protocol; `rate` is that of one protocol and peer."""
+    """Counts the streams that peers open; `rate` is that of one peer.
+
+    Who exceeds its own rate floods, and is blamed (46 such streams are a ban). An honest node never does: it gossips with a
+    peer once in three seconds at most, exchanges with it less than once a second, and asks twice a second for ten seconds on
+    two protocols while it looks for its run: 2 streams a second, and 40 in ten seconds. Nobody is blamed for the others of
+    its source: 64 nodes behind one NAT draw us as often as one does, all together.
+    """
 
     def __init__(self, rate: Rate = NORMAL) -> None:
-        self._rate = rate
-        self._of_peers: dict[str, TokenBuckets] = {}
-        self._of_addresses: dict[str, TokenBuckets] = {}
+        self._of_peers, self._of_sources = TokenBuckets(rate), TokenBuckets(rate.times(_PER_SOURCE))
 
-    def objection(self, protocol: str, peer: PeerId, host: str | None, now: float) -> Literal["peer", "address"] | None:
-        """Who had too many of these streams, if this is one too many: the peer, or all from where it comes together.
-
-        `host` is None for a peer that comes through a relay. `protocol` is one of ours: they are few.
-        """
-        if not self._of_peers.setdefault(protocol, TokenBuckets(self._rate)).take(peer, now):
+    def objection(self, peer: PeerId, source: str | None, now: float) -> Literal["peer", "source"] | None:
+        """Who had too many of these streams, if this is one too many: the peer, or all of its `source` (None: nobody counts
+        them) together."""
+        if not self._of_peers.take(peer, now):
             return "peer"
-        all_there = self._of_addresses.setdefault(protocol, TokenBuckets(self._rate.times(_PER_ADDRESS)))
-        if host is not None and not all_there.take(customer(host), now):
-            return "address"
+        if source is not None and not self._of_sources.take(source, now):
+            self._of_peers.charge(peer, _INSISTING, now)
+            return "source"
         return None
 
 

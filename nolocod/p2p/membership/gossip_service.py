@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import (
-    AdmissionError,
-    BannedError,
-    ClonedIdentityError,
-    OtherRunError,
-    PeerInvitationOverError,
-    PeerNotInvitedError,
-    PeerVersionError,
-    RemoteError,
-)
+from nolocod import errors
 from nolocod.observe.events import PeerLost, PeerSeen, Troubled
 from nolocod.p2p.membership.gossip import Gossip, Heard
 from nolocod.p2p.membership.peer_scoring import Conduct, conduct_of
@@ -41,7 +32,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.stream import Stream
 
 _AT_ONCE = 32
-_THEIRS = (PeerNotInvitedError, PeerInvitationOverError, BannedError)
+_THEIRS = (errors.PeerNotInvitedError, errors.PeerInvitationOverError, errors.BannedError)
 """Refusals that only the refused one's user can do something about."""
 
 
@@ -90,7 +81,7 @@ class GossipService:
         if peer not in self._under_way and self._table.ban(peer) is None:
             try:
                 await self.contact(peer, addresses)
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 self._table.suspect(peer, trio.current_time())
                 self.trouble(error)
 
@@ -107,14 +98,14 @@ class GossipService:
             question = self._gossip.question(trio.current_time())
             body = await ask(stream, pb.Body(gossip=question), self._terms, "gossip")
             await self._learn(peer, body.gossip)
-        except RemoteError as error:
+        except errors.RemoteError as error:
             if (conduct := conduct_of(error)) is not None:
                 self.judge(peer, conduct)
             raise
         finally:
             self._under_way.discard(peer)
         if (objection := self._table.objection(peer)) is not None:
-            raise AdmissionError(objection.cause)
+            raise errors.AdmissionError(objection.cause)
         self._met(peer)
 
     def heard_at(self, peer: PeerId) -> float:
@@ -180,7 +171,7 @@ class GossipService:
             self.cloned.set()
         else:
             cause = "another node began to speak with this node's key; it should stop by itself."
-            self._emit(Troubled(ClonedIdentityError.entry.code, cause))
+            self._emit(Troubled(errors.ClonedIdentityError.entry.code, cause))
 
     def _tell(self, changes: Iterable[PeerSeen | PeerLost]) -> None:
         for change in changes:
@@ -188,9 +179,9 @@ class GossipService:
                 self.heard_directly.pop(change.peer_id, None)
             self._emit(change)
 
-    def trouble(self, error: RemoteError) -> None:
+    def trouble(self, error: errors.RemoteError) -> None:
         """Show the faults that a user can act on; the others are the network's daily life."""
-        if isinstance(error, (OtherRunError, PeerVersionError, *_THEIRS)):
+        if isinstance(error, (errors.OtherRunError, errors.PeerVersionError, *_THEIRS)):
             self._emit(Troubled(error.code, error.cause))
 
     async def leave(self, seconds: float) -> None:

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from nolocod import errors
 from nolocod.disk import written_whole
-from nolocod.errors import (
-    AlteredBytesError,
-    BannedError,
-    DataDirError,
-    HarmfulTensorError,
-    LocalError,
-    PeerTooSlowError,
-    ProtocolError,
-    RejectedTensorError,
-    SignatureError,
-)
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import PeerBanned, PeerJudged, Troubled
 from nolocod.p2p.limits.newest import Newest
@@ -50,8 +40,6 @@ _LONGEST_BAN = 86_400.0
 _KEPT = 1024
 """Peers that are kept in mind, for some 200 bytes each."""
 _MAX_BYTES = 1 << 20
-
-
 _NEIGHBOURS = 3
 """Bans of one address group, running at once, that keep out whoever comes from it and has committed no exchange."""
 
@@ -79,15 +67,15 @@ class Conduct(Enum):
 def conduct_of(error: RemoteError) -> Conduct | None:
     """What a peer did that caused `error` here; None if it may be no fault of its own."""
     match error:
-        case SignatureError():
+        case errors.SignatureError():
             return Conduct.FALSE_SIGNATURE
-        case AlteredBytesError():
+        case errors.AlteredBytesError():
             return Conduct.ALTERED_BYTES
-        case ProtocolError():
+        case errors.ProtocolError():
             return Conduct.BROKE_PROTOCOL
-        case HarmfulTensorError():
+        case errors.HarmfulTensorError():
             return Conduct.REJECTED
-        case RejectedTensorError():
+        case errors.RejectedTensorError():
             return Conduct.FALSE_TENSOR
     return None
 
@@ -102,7 +90,7 @@ def conduct_in(ended: Ended, failure: RemoteError | None, size: int) -> Conduct 
         return Conduct.COMMITTED
     if ended.outcome == "in_doubt":
         return Conduct.WITHHELD
-    if isinstance(failure, PeerTooSlowError):
+    if isinstance(failure, errors.PeerTooSlowError):
         return None if 0 < ended.received < size else Conduct.WITHHELD
     return conduct_of(failure) if failure is not None else None
 
@@ -193,10 +181,10 @@ class Reputation:
         running = sorted((one.banned(now) for one in theirs if one is not None), reverse=True)
         return running[_NEIGHBOURS - 1] if len(running) >= _NEIGHBOURS else 0.0
 
-    def objection(self, peer: PeerId, now: float) -> BannedError | None:
+    def objection(self, peer: PeerId, now: float) -> errors.BannedError | None:
         """The ban of `peer` as an error, while it lasts."""
         left = self.banned(peer, now)
-        return BannedError(f"{short(peer)} is banned here for {math.ceil(left)} s more.") if left else None
+        return errors.BannedError(f"{short(peer)} is banned here for {math.ceil(left)} s more.") if left else None
 
     def shunned(self, now: float) -> set[PeerId]:
         """All that are banned now."""
@@ -243,7 +231,7 @@ class Records:
             return
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             cause = f"{path} is damaged, and what is thought of peers begins anew ({error})."
-            reputation.emit(Troubled(DataDirError.entry.code, cause))
+            reputation.emit(Troubled(errors.DataDirError.entry.code, cause))
 
     def save(self) -> None:
         """Write the file if anything changed. Blocks on the disk; raises DiskFullError or DataDirError."""
@@ -253,6 +241,6 @@ class Records:
         try:
             with written_whole(self._path) as file:
                 file.write(self._reputation.dump())
-        except LocalError:
+        except errors.LocalError:
             self._reputation.dirty = True  # the next save tries again
             raise

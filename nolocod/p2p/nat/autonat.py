@@ -18,9 +18,9 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from nolocod.p2p.limits.address_groups import source
-from nolocod.p2p.limits.rate_limits import Windows
+from nolocod.p2p.limits.rate_limits import RARE, Windows
 from nolocod.p2p.nat.classify import DialBack
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.dialer import first_of
 from nolocod.p2p.transport.identify import readable, texts_of
@@ -69,7 +69,7 @@ class AutoNatServer:
         self._limits = limits = limits or AutoNatLimits()
         self._busy: set[PeerId] = set()
         self._windows = [Windows(count, _MINUTE) for count in (limits.per_peer, limits.per_address, limits.in_all)]
-        host.serve(AUTONAT, self.handle)
+        host.serve(AUTONAT, self.handle, RARE)
 
     async def handle(self, stream: Stream) -> None:
         """Answer one question. Raises RemoteError for a peer that breaks the protocol, or takes too long."""
@@ -132,7 +132,7 @@ async def ask(host: Host, helper: PeerId, addresses: Sequence[str]) -> DialBack 
     if not observer:
         await stream.reset()
         return None
-    try:
+    async with reset_unless_done(stream.reset):
         message = Message(type=Message.DIAL)
         message.dial.peer.id = ID.from_string(host.own).to_bytes()
         message.dial.peer.addrs.extend(Multiaddr(address).to_bytes() for address in addresses)
@@ -140,9 +140,6 @@ async def ask(host: Host, helper: PeerId, addresses: Sequence[str]) -> DialBack 
             await send_message(stream, message)
             response = (await receive_message(stream, Message, _MOST_BYTES)).dialResponse
         await stream.close()
-    except BaseException:
-        await stream.reset()
-        raise
     dialled = readable(response.addr) if response.status == Message.OK else None
     if dialled in addresses or response.status == Message.E_DIAL_ERROR:
         return DialBack(observer, host_of(addresses[0]), dialled)

@@ -30,7 +30,8 @@ from nolocod.p2p.limits.address_groups import customer
 from nolocod.p2p.limits.bandwidth import Bucket, paid, piece
 from nolocod.p2p.limits.connection_manager import STRANGER
 from nolocod.p2p.limits.newest import Newest
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.limits.rate_limits import RARE
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.multiaddrs import host_of
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Emit
     from nolocod.p2p.host import Host
     from nolocod.p2p.transport.libp2p_stream import LibStream
-    from nolocod.p2p.transport.stream import Stream
+    from nolocod.p2p.transport.stream import Handler, Stream
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
@@ -121,9 +122,9 @@ class Relay:
         self._reservations: dict[PeerId, tuple[float, str]] = {}  # until when (trio's time), and from where the holder comes
         self._circuits: set[_Circuit] = set()
 
-    def serve(self) -> None:
+    def serve(self, interruptible: Callable[[Handler], Handler] = lambda handler: handler) -> None:
         """Answer HOP streams from now on."""
-        self._host.serve(HOP, self.handle)
+        self._host.serve(HOP, interruptible(self.handle), RARE)
 
     async def run(self, emit: Emit) -> None:
         """Tell what is carried, whenever that changed, until cancelled."""
@@ -348,13 +349,10 @@ class RelayClient:
 
     async def _ask(self, relay: PeerId, request: pb.HopMessage, *, introduced: bool = False) -> tuple[LibStream, pb.HopMessage]:
         stream = await self._host.open_stream(relay, HOP)
-        try:
+        async with reset_unless_done(stream.reset):
             with deadline(2 * _ANSWER, "the answer of a relay", PeerTooSlowError):
                 await send_message(stream, request)
                 answer = await receive_message(stream, pb.HopMessage, _MESSAGE_BYTES)
-        except BaseException:
-            await stream.reset()
-            raise
         if answer.status == pb.OK:
             return stream, answer
         await stream.reset()

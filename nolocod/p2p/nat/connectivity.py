@@ -15,7 +15,7 @@ from nolocod.errors import RelayBudgetError
 from nolocod.identity import short
 from nolocod.observe.events import Punched
 from nolocod.p2p.limits.newest import Newest
-from nolocod.p2p.nat.circuit_relay import HOP, Relay, RelayClient, RelayLimits
+from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.nat.hole_punching import HolePuncher
 from nolocod.p2p.nat.reachability import Reachability, own_hosts
@@ -85,7 +85,7 @@ class Connectivity:
         if self._relaying.only:
             self._host.straight_to = self._may_connect_straight
         if self._relaying.serve:
-            self._host.serve(HOP, interruptible(self.relay.handle))
+            self.relay.serve(interruptible)
 
     async def run(self) -> None:
         """Find out how we are reached, keep reservations, and tell what is relayed, until cancelled."""

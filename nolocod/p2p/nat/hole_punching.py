@@ -20,7 +20,7 @@ from multiaddr import Multiaddr
 
 from nolocod.errors import ProtocolError, RefusedError, RemoteError
 from nolocod.observe.events import Emit, Punched
-from nolocod.p2p.limits.rate_limits import Windows
+from nolocod.p2p.limits.rate_limits import RARE, Windows
 from nolocod.p2p.transport.deadlines import deadline
 from nolocod.p2p.transport.delimited import receive_message, send_message
 from nolocod.p2p.transport.identify import readable
@@ -72,7 +72,7 @@ class HolePuncher:
 
     def serve(self) -> None:
         """Answer others, and open by ourselves where we are reached through a relay, from now on."""
-        self._host.serve(DCUTR, self.handle)
+        self._host.serve(DCUTR, self.handle, RARE)
         self._host.met_through_relay = self.punch
 
     # --- the opener -----------------------------------------------------------------------------------

@@ -19,22 +19,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from nolocod import errors
 from nolocod.disk import PARTIAL, disk_errors, sync_folder
-from nolocod.errors import (
-    DiskFullError,
-    NoDonorError,
-    NolocodError,
-    PeerBusyError,
-    PeerTooSlowError,
-    PeerUnavailableError,
-    ProtocolError,
-    RefusedError,
-    RemoteError,
-)
 from nolocod.identity import short
 from nolocod.p2p.exchange.context import redial_pauses
 from nolocod.p2p.transport.channel import Channel
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire
@@ -49,6 +39,8 @@ if TYPE_CHECKING:
     from nolocod.p2p.transport.stream import Dial
     from nolocod.proto.types import Description, Standing
 
+    Blame = Callable[[PeerId, errors.RemoteError], None]
+
 _SOONEST = 0.25
 """Seconds for which a busy donor is left alone, at least."""
 _LOOK = 10.0
@@ -61,7 +53,7 @@ ROOM = 4096
 """Bytes by which honest snapshots of one run differ, at most: their heads name the round."""
 
 
-class GoneError(RefusedError):
+class GoneError(errors.RefusedError):
     """The donor no longer keeps the snapshot that we have a part of."""
 
 
@@ -95,13 +87,15 @@ class DonorStream:
             while (body := await self._next()).HasField("working"):
                 pass
         if not body.HasField("snapshot_offer"):
-            raise _declined(body, RefusedError)
+            raise _declined(body, errors.RefusedError)
         offer = body.snapshot_offer
         description = await self._context.aside(describe_from_wire, offer.content, limits)
         if offer.id != description.root:
-            raise ProtocolError("a snapshot is not named by its content.")
+            raise errors.ProtocolError("a snapshot is not named by its content.")
         if abs(description.size - size) > ROOM:
-            raise RefusedError(f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due.")
+            raise errors.RefusedError(
+                f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due."
+            )
         return standing_from_wire(offer.standing), description
 
     async def _next(self) -> pb.Body:
@@ -130,7 +124,7 @@ class DonorStream:
             raise _declined(self._take(frame), GoneError)
         _, length = description.span(index)
         if (frame.index, frame.length) != (index, length):
-            raise ProtocolError(f"chunk {frame.index} of {frame.length} bytes came where {index} of {length} was due.")
+            raise errors.ProtocolError(f"chunk {frame.index} of {frame.length} bytes came where {index} of {length} was due.")
         for start in range(0, length, _SLICE):
             part = buffer[start : min(start + _SLICE, length)]
             await self._channel.read_into(part)
@@ -152,12 +146,9 @@ class DonorStream:
 async def open_donor_stream(context: Context, dial: Dial, donor: PeerId) -> AsyncIterator[DonorStream]:
     with deadline(context.limits.dial_seconds, "the dial"):
         channel = Channel(await dial(donor, SNAPSHOT), context.limits)
-    try:
+    async with reset_unless_done(channel.reset):
         yield DonorStream(context, channel)
         await channel.close()
-    except BaseException:
-        await channel.reset()
-        raise
 
 
 def _store(description: Description, index: int, content: memoryview, file: FileIO) -> None:
@@ -169,10 +160,10 @@ def _store(description: Description, index: int, content: memoryview, file: File
             content, start = content[count:], start + count
 
 
-def _declined(body: pb.Body, refused: type[RefusedError]) -> RemoteError:
+def _declined(body: pb.Body, refused: type[errors.RefusedError]) -> errors.RemoteError:
     """A donor's Busy or Refuse as an error."""
     if body.HasField("busy"):
-        return PeerBusyError(readable(body.busy.reason), retry_after=body.busy.retry_after_ms / 1000)
+        return errors.PeerBusyError(readable(body.busy.reason), retry_after=body.busy.retry_after_ms / 1000)
     return refused(readable(body.refuse.reason))
 
 
@@ -182,7 +173,7 @@ async def fetch_snapshot(
     donors: Sequence[PeerId],
     into: Path,
     size: int,
-    blame: Callable[[PeerId, RemoteError], None] = lambda _, __: None,
+    blame: Blame = lambda _, __: None,
 ) -> Fetched:
     """Fetch the snapshot of one of `donors`, best first, whole into the file `into`; `size` is that of the run's weights.
 
@@ -192,7 +183,7 @@ async def fetch_snapshot(
         into.parent.mkdir(parents=True, exist_ok=True)
         _remove_parts(into)  # of a process that was killed
         if size > (free := shutil.disk_usage(into.parent).free):
-            raise DiskFullError(f"{into.parent} has {free} bytes free, the weights need {size}.")
+            raise errors.DiskFullError(f"{into.parent} has {free} bytes free, the weights need {size}.")
     race = _Race(
         lambda donor, number: _Download(context, dial, donor, (into.with_name(f"{into.name}.{number}{PARTIAL}"), size))
     )
@@ -200,7 +191,7 @@ async def fetch_snapshot(
         async with trio.open_nursery() as nursery:
             outcome = await race.run(nursery, donors, trio.current_time() + context.limits.busy_seconds, blame)
             nursery.cancel_scope.cancel()
-        if isinstance(outcome, NolocodError):
+        if isinstance(outcome, errors.NolocodError):
             raise outcome
         await context.aside(_finish, outcome.path, into)
         return replace(outcome, path=into)
@@ -220,13 +211,13 @@ class _Race:
         self._begun = 0
         self._lanes: dict[PeerId, _Download] = {}
         self._slower: set[PeerId] = set()  # than another, which goes on
-        self._tell: trio.MemorySendChannel[tuple[PeerId, Fetched | NolocodError]]
-        self._told: trio.MemoryReceiveChannel[tuple[PeerId, Fetched | NolocodError]]
+        self._tell: trio.MemorySendChannel[tuple[PeerId, Fetched | errors.NolocodError]]
+        self._told: trio.MemoryReceiveChannel[tuple[PeerId, Fetched | errors.NolocodError]]
         self._tell, self._told = trio.open_memory_channel(math.inf)
 
     async def run(
-        self, nursery: trio.Nursery, donors: Sequence[PeerId], give_up: float, blame: Callable[[PeerId, RemoteError], None]
-    ) -> Fetched | NolocodError:
+        self, nursery: trio.Nursery, donors: Sequence[PeerId], give_up: float, blame: Blame
+    ) -> Fetched | errors.NolocodError:
         """The first that is whole, in its partial file, or why there is none. Who is busy at `give_up` has failed."""
         failed: dict[PeerId, str] = {}
         due = dict.fromkeys(donors, 0.0)  # when each may be asked
@@ -246,9 +237,9 @@ class _Race:
                 donor, outcome = await self._told.receive()
                 another = True
                 self._lanes.pop(donor)
-                if not isinstance(outcome, RemoteError):
+                if not isinstance(outcome, errors.RemoteError):
                     return outcome
-                if isinstance(outcome, PeerBusyError) and trio.current_time() < give_up:
+                if isinstance(outcome, errors.PeerBusyError) and trio.current_time() < give_up:
                     due[donor] = min(trio.current_time() + max(outcome.retry_after, _SOONEST), give_up)
                 elif donor not in self._slower:
                     failed[donor] = outcome.cause
@@ -256,7 +247,7 @@ class _Race:
             if trio.current_time() >= look:
                 look, another = trio.current_time() + _LOOK, self._compare()
         reasons = "; ".join(f"{short(donor)}: {reason}" for donor, reason in failed.items())
-        return NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
+        return errors.NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
 
     def _start(self, nursery: trio.Nursery, donor: PeerId) -> None:
         download = self._lanes[donor] = self._download(donor, self._begun)
@@ -264,10 +255,10 @@ class _Race:
         self._slower.discard(donor)
 
         async def run() -> None:
-            outcome: Fetched | NolocodError
+            outcome: Fetched | errors.NolocodError
             try:
                 outcome = await download.run()
-            except NolocodError as error:
+            except errors.NolocodError as error:
                 outcome = error
             self._tell.send_nowait((donor, outcome))
 
@@ -324,7 +315,7 @@ class _Download:
             with self.scope:
                 standing, description = await self._download(file)
             if self.scope.cancelled_caught:
-                raise PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
+                raise errors.PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
         except BaseException:
             self.partial.unlink(missing_ok=True)
             raise
@@ -338,18 +329,18 @@ class _Download:
             before = self._next
             try:
                 return await self._one_stream(file)
-            except (PeerUnavailableError, PeerTooSlowError, PeerBusyError, GoneError) as error:
+            except (errors.PeerUnavailableError, errors.PeerTooSlowError, errors.PeerBusyError, GoneError) as error:
                 if self._next > before:
                     tries, pauses = 0, redial_pauses()
                 tries += 1
-                busy = isinstance(error, PeerBusyError)
+                busy = isinstance(error, errors.PeerBusyError)
                 # with nothing gained yet, another donor may be the quicker way
                 if tries > (self._limits.resumes if self._next else 1 - busy):
                     raise
                 if isinstance(error, GoneError):
                     self._offer, self._next = None, 0
                 # busy: our slot went to another newcomer while our stream was broken; the part is worth the wait
-                await trio.sleep(error.retry_after if isinstance(error, PeerBusyError) else next(pauses))
+                await trio.sleep(error.retry_after if isinstance(error, errors.PeerBusyError) else next(pauses))
 
     async def _one_stream(self, file: FileIO) -> tuple[Standing, Description]:
         async with open_donor_stream(self._context, self._dial, self._donor) as stream:

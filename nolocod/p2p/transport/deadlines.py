@@ -5,7 +5,7 @@ The rule: a wait ends with one of our errors as it is, never with a group of the
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -13,7 +13,7 @@ import trio
 from nolocod.errors import NolocodError, PeerTooSlowError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 
 @contextmanager
@@ -23,6 +23,16 @@ def deadline(seconds: float, what: str, error: type[PeerTooSlowError] = PeerTooS
         yield
     if scope.cancelled_caught:
         raise error(f"{what} took more than {seconds:.0f} s.")
+
+
+@asynccontextmanager
+async def reset_unless_done(reset: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """`reset` a stream if the block is not done to its end, whatever keeps it from that."""
+    try:
+        yield
+    except BaseException:
+        await reset()
+        raise
 
 
 def shielded(seconds: float) -> trio.CancelScope:

@@ -21,7 +21,7 @@ from libp2p.security.noise.patterns import PatternXX
 from libp2p.security.secure_session import SecureSession
 from noise.exceptions import NoiseValueError
 
-from nolocod.errors import PeerNetworkKeyError, PeerNotAllowedError, RemoteError
+from nolocod.errors import BannedError, PeerNetworkKeyError, PeerNotAllowedError, RemoteError
 from nolocod.identity import PeerId, short
 from nolocod.p2p.limits.bandwidth import Unmetered
 from nolocod.p2p.transport.buffers import BATCH, SIZE, Pool
@@ -89,6 +89,8 @@ class NoiseTransport(ISecureTransport):  # type: ignore[misc]  # libp2p has no t
         if dialled is None and not self._gater.allows(remote):
             await channel.turn_away()
             raise _failure(PeerNotAllowedError(f"{short(remote)} is not on this node's allow list."))
+        if dialled is None and self._gater.banned(remote):
+            raise _failure(BannedError(f"{short(remote)} is banned here, and comes again and again."))
         return channel
 
 

@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from nolocod.errors import (
-    CATALOGUE,
-    BannedError,
-    OtherRunError,
-    PeerInvitationOverError,
-    PeerNotInvitedError,
-    PeerVersionError,
-    ProtocolError,
-    RefusedError,
-    RemoteError,
-)
+from nolocod import errors
 from nolocod.identity import Identity, short
-from nolocod.p2p.transport.deadlines import deadline
+from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.exceptions import map_exceptions
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import open_envelope, readable, seal
@@ -42,6 +32,8 @@ T = TypeVar("T")
 _LARGE = 256 << 10
 """Bytes of which a signature is checked in half a millisecond, and made in one."""
 _LARGE_AT_ONCE = trio.CapacityLimiter(1)
+_TOLD = (errors.OtherRunError, errors.PeerVersionError, errors.PeerNotInvitedError, errors.PeerInvitationOverError)
+"""Refusals that are raised here as the peer raised them; a ban is one more."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +50,19 @@ async def ask(stream: Stream, body: pb.Body, terms: Terms, due: str) -> pb.Body:
 
     A peer's Refuse is raised as what its code says, or as RefusedError, with the peer's words.
     """
-    try:
+    async with reset_unless_done(stream.reset):
         with map_exceptions(stream.remote, "asking"), deadline(terms.seconds, f"the answer of {short(stream.remote)}"):
             await _send(stream, body, terms)
             answer = await _receive(stream, terms, due, "refuse")
         await stream.close()
-    except BaseException:
-        await stream.reset()
-        raise
     if answer.HasField("refuse"):
         raise _refusal(answer.refuse, stream)
     return answer
 
 
-async def answer(stream: Stream, terms: Terms, due: str, reply: Callable[[pb.Body], Awaitable[pb.Body]]) -> RemoteError | None:
+async def answer(
+    stream: Stream, terms: Terms, due: str, reply: Callable[[pb.Body], Awaitable[pb.Body]]
+) -> errors.RemoteError | None:
     """Read one question, a message named `due`, and send what `reply` makes of it; the stream is closed by whoever called.
 
     Returns the error for which the question was refused, if it was; the peer was told, and its stream must
@@ -80,13 +71,13 @@ async def answer(stream: Stream, terms: Terms, due: str, reply: Callable[[pb.Bod
     with _served(stream, terms):
         try:
             await _send(stream, await reply(await _receive(stream, terms, due)), terms)
-        except (OtherRunError, PeerVersionError, RefusedError) as error:
+        except (errors.OtherRunError, errors.PeerVersionError, errors.RefusedError) as error:
             await _send(stream, _refuse(error), terms)
             return error
     return None
 
 
-async def turn_away(stream: Stream, error: RefusedError, terms: Terms) -> None:
+async def turn_away(stream: Stream, error: errors.RefusedError, terms: Terms) -> None:
     """Read the first message of a stream, whatever it asks for, and refuse it for `error`. Raises RemoteError."""
     with _served(stream, terms):
         asked = await _receive(stream, terms)
@@ -100,7 +91,7 @@ def _served(stream: Stream, terms: Terms) -> AbstractContextManager[None]:
     return deadline(terms.seconds, f"a request of {short(stream.remote)}, or its reading of the answer,")
 
 
-def _refuse(error: RemoteError) -> pb.Body:
+def _refuse(error: errors.RemoteError) -> pb.Body:
     return pb.Body(refuse=pb.Refuse(code=error.code, reason=error.cause))
 
 
@@ -123,13 +114,13 @@ async def _receive(stream: Stream, terms: Terms, *due: str) -> pb.Body:
     opened = partial(open_envelope, raw, receiver=terms.identity.peer_id, remote=stream.remote)
     try:
         body = await off_the_loop(partial(opened, run_id=terms.run_id), large=len(raw) > _LARGE)
-    except OtherRunError:
+    except errors.OtherRunError:
         # A refusal carries the refuser's own run, which is another than ours: its words say it best.
         body = opened(run_id=None)
         if not body.HasField("refuse"):
             raise
     if due and (name := body.WhichOneof("content")) not in due:
-        raise ProtocolError(f"{short(stream.remote)} sent {name or 'an unknown message'} where {due[0]} was due.")
+        raise errors.ProtocolError(f"{short(stream.remote)} sent {name or 'an unknown message'} where {due[0]} was due.")
     return body
 
 
@@ -138,10 +129,10 @@ async def off_the_loop(work: Callable[[], T], *, large: bool) -> T:
     return await trio.to_thread.run_sync(work, limiter=_LARGE_AT_ONCE) if large else work()
 
 
-def _refusal(refuse: pb.Refuse, stream: Stream) -> RemoteError:
+def _refusal(refuse: pb.Refuse, stream: Stream) -> errors.RemoteError:
     code, reason = readable(refuse.code, 16), readable(refuse.reason)
-    for kind in (OtherRunError, PeerVersionError, PeerNotInvitedError, PeerInvitationOverError, BannedError):
+    for kind in (*_TOLD, errors.BannedError):
         if code == kind.entry.code:
             return kind(f"{short(stream.remote)} says: {reason}")
-    title = CATALOGUE[code].title if code in CATALOGUE else code
-    return RefusedError(f"{short(stream.remote)} says: {title}, {reason}")
+    title = errors.CATALOGUE[code].title if code in errors.CATALOGUE else code
+    return errors.RefusedError(f"{short(stream.remote)} says: {title}, {reason}")

@@ -38,7 +38,7 @@ from nolocod.p2p.transport.yamux_frames import (
 from nolocod.p2p.transport.yamux_stream import YamuxStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from libp2p.connection_types import ConnectionType
     from libp2p.peer.id import ID
@@ -80,6 +80,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.streams: dict[int, YamuxStream] = {}
+        self.may_open: Callable[[], bool] = lambda: True  # whether the other side may open one more stream
         self.woke = False
         """A reader was woken since the last task switch."""
         self._channel = channel
@@ -351,16 +352,15 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             stream.finish()
 
     def _inbound_stream(self, number: int) -> YamuxStream | None:
-        """A stream that the other side opens; None if there are too many."""
+        """A stream that the other side opens; None if there are too many, before anything is made of it."""
         if number % 2 == self._next % 2 or number in self.streams:
             raise FrameError(f"the other side opens stream {number}, which is not free.")
         self._highest = max(self._highest, number)
-        stream = YamuxStream(self, number)
-        inbound = sum(1 for known in self.streams if known % 2 == number % 2)
         try:
-            if self._away or inbound >= self._limits.streams:
+            inbound = sum(1 for known in self.streams if known % 2 == number % 2)
+            if self._away or inbound >= self._limits.streams or not self.may_open():
                 raise trio.WouldBlock
-            self._accepted.send_nowait(stream)
+            self._accepted.send_nowait(stream := YamuxStream(self, number))
         except (trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
             self.control(pack(Kind.WINDOW, Flag.RST, number, 0))
             return None

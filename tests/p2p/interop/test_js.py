@@ -328,6 +328,7 @@ async def test_what_a_stranger_says_on_our_protocols_costs_it_the_stream_alone(n
                 judge(peer, error)
 
             ours.judge = noted
+            ours.refuses = lambda _: False  # a ban costs the connection soon: tests/p2p/limits/test_floods.py
             for protocol in (INFO, GOSSIP, EXCHANGE, SNAPSHOT):
                 for name, content in NONSENSE.items():
                     before = len(blamed)

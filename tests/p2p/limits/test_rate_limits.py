@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from hypothesis import given
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from nolocod.identity import PeerId
 from nolocod.p2p.limits import rate_limits
 from nolocod.p2p.limits.rate_limits import (
-    NORMAL,
+    ALL,
+    RARE,
     DialLimiter,
     Rate,
     StreamLimiter,
@@ -77,27 +79,51 @@ def test_thousands_of_names_cost_bounded_memory_and_full_buckets_none() -> None:
     assert len(buckets) == 1
 
 
+def test_a_debt_is_paid_before_more_is_had_and_is_no_more_than_a_burst() -> None:
+    buckets = TokenBuckets(Rate(1.0, 4))
+    buckets.charge("one", 100, 0.0)
+    assert not buckets.take("one", 4.9)
+    assert buckets.take("one", 5.0)
+    assert buckets.take("another", 0.0)
+
+
 # --- streams ----------------------------------------------------------------------------------------------
 
 
-def test_a_peer_has_its_share_of_each_protocol_and_an_address_eight_times_as_much() -> None:
-    stream_limiter = StreamLimiter(Rate(1.0, 2))
+def test_a_peer_has_its_share_and_a_source_four_times_as_much() -> None:
+    limiter = StreamLimiter(Rate(1.0, 2))
 
-    def ask(peer: int, host: str | None = HOME, protocol: str = "/rare", now: float = 0.0) -> str | None:
-        return stream_limiter.objection(protocol, PeerId(f"peer-{peer}"), host, now)
+    def ask(peer: int, source: str | None = HOME, now: float = 0.0) -> str | None:
+        return limiter.objection(PeerId(f"peer-{peer}"), source, now)
 
     assert [ask(0) for _ in range(3)] == [None, None, "peer"]
-    assert ask(0, protocol="/other") is None
-    assert [ask(number) for number in range(1, 20)] == [None] * 14 + ["address"] * 5
+    assert [ask(number) for number in range(1, 10)] == [None] * 6 + ["source"] * 3
     assert ask(30, OFFICE) is None
-    assert ask(31, None) is None, "of who comes through a relay no address is known"
+    assert ask(31, None) is None, "one that has a share of its own"
     assert ask(40, now=1.0) is None
 
 
-def test_what_is_not_rated_is_normal() -> None:
-    stream_limiter = StreamLimiter()
-    asked = [stream_limiter.objection("/any", PeerId("peer"), HOME, 0.0) for _ in range(int(NORMAL.burst) + 1)]
-    assert asked == [None] * int(NORMAL.burst) + ["peer"]
+def test_who_goes_on_though_its_source_had_enough_floods() -> None:
+    """Sixty identities of one address, each within its rate, would have us refuse more than one is let."""
+    limiter = StreamLimiter(Rate(10.0, 60))
+    while limiter.objection(PeerId(f"peer-{random.random()}"), HOME, 0.0) is None:
+        pass
+    asked = [limiter.objection(PeerId("peer"), HOME, 0.0) for _ in range(21)]
+    assert asked == ["source"] * 20 + ["peer"], "a refused one counts for three"
+
+
+def test_an_honest_node_behind_the_busiest_address_is_never_blamed() -> None:
+    """Twice a second for ten seconds on two protocols, and on one for ten minutes, while others take all that there is."""
+    every, common, rare = StreamLimiter(ALL), StreamLimiter(), StreamLimiter(RARE)
+    now, asked = 0.0, set[str | None]()
+    for number in range(1200):
+        now += 0.5
+        for other in range(60):
+            for limiter in (every, common, rare):
+                limiter.objection(PeerId(f"peer-{other}"), HOME, now)
+        used = (every, every, common, rare) if number < 20 else (every, common)
+        asked |= {limiter.objection(PeerId("honest"), HOME, now) for limiter in used}
+    assert asked == {None, "source"}
 
 
 # --- dialling ---------------------------------------------------------------------------------------------

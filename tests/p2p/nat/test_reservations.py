@@ -13,9 +13,9 @@ from nolocod.errors import NoRelayError
 from nolocod.identity import Identity
 from nolocod.observe.events import RelayHeld, RelayLost, Troubled
 from nolocod.p2p.host import open_host
-from nolocod.p2p.keepalive import PING
 from nolocod.p2p.nat.circuit_relay import Relay, RelayClient, RelayLimits
 from nolocod.p2p.nat.reservations import Candidate, Reservations, ReservationTiming, Want
+from nolocod.p2p.transport.stream import PING
 from nolocod.units import Address
 from tests.support.wires import until
 
