@@ -29,7 +29,7 @@ SYSTEM = {
     *("socket", "subprocess", "multiprocessing", "psutil", "tests.support.wires", "tests.support.swarm", "tests.fuzz.hosts"),
     *("nolocod.p2p.host", "nolocod.p2p.mesh", "nolocod.trainer.process"),
     *("nolocod.observe.status.http", "nolocod.observe.status.server"),
-    *("nolocod.studies.lab.compare", "nolocod.studies.lab.results"),  # trials are trained in processes
+    *("tools.compare", "nolocod.studies.lab.results"),  # trials are trained in processes
 }
 """Who imports one of these, or something out of it, opens sockets or starts processes."""
 

@@ -64,7 +64,6 @@ LIBRARIES = {
     "huggingface_hub": "trainer",
     "pyarrow": "trainer",
     "numpy": "trainer studies",
-    "matplotlib": "studies.lab",
     "google": "proto p2p run",
     "prometheus_client": "observe.metrics",
     "h11": "observe.status",

@@ -4,7 +4,7 @@
 
 The rule: every trial is our method but for the settings that its row and column name, on seeds that `nolocod lab
 compare` does not tell. The outer step's settings were tried last, in runs twice as long; the other tables have those of
-`_LIKE`.
+`_LIKE`. All but the first two train with AdamW and a cosine, as runs of release 0.1 did.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.lab.compare import RATES, TUNING_SEED
 from nolocod.studies.lab.methods import OURS
-from nolocod.studies.lab.trials import Trial, book, perform_all
+from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, book, perform_all
 from nolocod.studies.pages import Place
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 _LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1, alpha=0.2, beta=1.0, gamma=1.0)
 _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
+_INNER = tuple((optimizer, schedule) for optimizer in ("adamw", "muon") for schedule in ("cosine", "wsd"))
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
 _LATE = tuple((late, phase, False) for phase, lates in ((100, (0, 5)), (50, (0, 1, 2, 5)), (24, (0, 5))) for late in lates)
 _LATE += ((0, 50, True), (5, 50, True))
@@ -72,6 +72,27 @@ class Table:
 def full() -> tuple[Table, ...]:
     """All tables."""
     return (
+        Table(
+            "By inner optimizer, schedule and learning rate, 0.12 M parameters, 4 replicas by the default outer step",
+            "optimizer, schedule",
+            {
+                (f"{optimizer}, {schedule}", f"{rate:g}, seed {seed}"): _inner(optimizer, schedule, rate, seed)
+                for seed, rates in ((TUNING_SEED, RATES[1:]), (TUNING_SEED + 1, RATES[2:3]), (TUNING_SEED + 2, RATES[2:3]))
+                for rate in rates
+                for optimizer, schedule in _INNER
+                if schedule == "wsd" or (rate == RATES[2] and (optimizer == "adamw" or seed == TUNING_SEED))
+            },
+        ),
+        Table(
+            "The same of the methods that ours is compared with, 0.004, seed 101",
+            "method",
+            {
+                (method, f"{optimizer}, {schedule}"): replace(_inner(optimizer, schedule, RATES[2], 101), method=method)
+                for method in ("data parallel", OURS.name, "none")
+                for optimizer, schedule in (_INNER[0], _INNER[-1])
+            },
+            by_row=True,
+        ),
         _how_often(_SIZES),
         _outer(
             "By the outer step's settings, in runs twice as long as the others, every 25",
@@ -122,6 +143,10 @@ def full() -> tuple[Table, ...]:
 def reduced() -> tuple[Table, ...]:
     """One table, of a tiny model: minutes."""
     return (_how_often({"0.06 M parameters": replace(_LIKE, model="micro", steps=600)}),)
+
+
+def _inner(optimizer: Any, schedule: Any, rate: float, seed: int) -> Trial:  # noqa: ANN401 - literals
+    return Trial(OURS.name, 4, seed, rate, model="tiny", steps=1500, points=1, optimizer=optimizer, schedule=schedule)
 
 
 def _how_often(sizes: dict[str, Trial]) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.disk import write_whole
-from nolocod.errors import DeviceError, SimulationError, UsageError
+from nolocod.errors import SimulationError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -37,16 +37,15 @@ def add_to(commands: Commands) -> None:
     )
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary to this file, as JSON")
     lab = commands.add(
-        "lab", _lab, "Train with several methods in one process, and compare them: how docs/evidence.md is made."
+        "lab", _lab, "Train replicas in one process beside hostile ones, and compare them: how docs/attacks.md is made."
     )
-    lab.add_argument("what", choices=[*_STUDIES])
+    lab.add_argument("what", choices=["attacks"])
     lab.add_argument("--reduced", action="store_true", help="take minutes instead of hours: a smaller model, fewer trials")
-    lab.add_argument("--gpu", action="store_true", help="with compare: 10 M parameters on this machine's GPU")
     lab.add_argument(
         "--workers", type=int, default=0, metavar="N", help="trials at the same time, each on one thread (0: one per core)"
     )
     lab.add_argument("--kept", type=Path, metavar="FILE", help="keep results in this file; no trial runs twice (in docs/)")
-    lab.add_argument("--into", type=Path, metavar="DIR", help="write tables and figures into the page in this folder (docs)")
+    lab.add_argument("--into", type=Path, metavar="DIR", help="write the tables into the page in this folder (docs)")
 
 
 def _testnet(options: argparse.Namespace) -> None:
@@ -67,35 +66,7 @@ def _lab(options: argparse.Namespace) -> None:
         raise UsageError("--workers cannot be negative.")
     if options.into is not None and options.reduced:
         raise UsageError("--into is for the whole study.", remedy="Leave out --into or --reduced.")
-    if options.gpu and (options.what != "compare" or options.reduced):
-        raise UsageError("--gpu is for the whole of compare.", remedy="Leave out --gpu, or --reduced.")
-    _STUDIES[options.what](options, options.workers or os.cpu_count() or 1)
-
-
-def _compare(options: argparse.Namespace, workers: int) -> None:
-    from nolocod.studies import pages
-    from nolocod.studies.lab import compare, trials
-
-    name = "compare-gpu" if options.gpu else "compare"
-    place = pages.Place(options.into / "evidence.md", name, _INTO) if options.into else None
-    size = compare.GPU if options.gpu else compare.REDUCED if options.reduced else compare.FULL
-    if options.gpu:
-        _require_device(size.like.device)
-    result = compare.compare(size, trials.book(_kept(options, "evidence.jsonl")), workers, _progress)
-    if place is not None:
-        result.draw(options.into / f"evidence-{name}.svg")
-        place.fill(result.to_text())
-    print(result.to_text())
-
-
-def _require_device(name: str) -> None:
-    """DeviceError if this machine has none that computes."""
-    from nolocod.trainer.model import pick_device
-
-    try:
-        pick_device(name)
-    except DeviceError as error:
-        raise DeviceError(error.cause, remedy="Leave out --gpu to compare small models on the CPU.") from error
+    _attacks(options, options.workers or os.cpu_count() or 1)
 
 
 def _attacks(options: argparse.Namespace, workers: int) -> None:
@@ -111,9 +82,6 @@ def _attacks(options: argparse.Namespace, workers: int) -> None:
     print(study.to_text(log))
     if failures := study.failures(log):
         raise SimulationError("; ".join(failures) + ".", remedy="Attackers can do what they must not: report it.")
-
-
-_STUDIES = {"compare": _compare, "attacks": _attacks}
 
 
 def _kept(options: argparse.Namespace, name: str) -> Path:

@@ -110,11 +110,11 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     where = pick_device("cpu" if job.loaded else job.device)
     if not job.loaded:
         # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
-        check_memory(layout.size, config.vocab_size, manifest, 0, where)
+        check_memory(layout, config.vocab_size, manifest, 0, where)
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size:,} parameters already.")
-    check_memory(layout.size, config.vocab_size, manifest, plan.exchange_size, where)
+    check_memory(layout, config.vocab_size, manifest, plan.exchange_size, where)
     free = psutil.virtual_memory().available
     return ok("D04", f"{layout.size:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
 

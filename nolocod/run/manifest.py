@@ -97,7 +97,7 @@ class Data(Section, frozen=True):
 
 
 class Inner(Section, frozen=True):
-    """The inner optimizer: AdamW with linear warm-up and cosine decay to a tenth."""
+    """The inner optimizer, and its learning rate: a linear warm-up, then the schedule."""
 
     steps: Positive = 25
     """Inner steps between outer steps. The fewer, the better the run learns, as long as the slowest line can hide an exchange
@@ -107,6 +107,11 @@ class Inner(Section, frozen=True):
     accumulation: Positive = 1
     sequence: Annotated[int, Meta(ge=8, lt=1 << 31)] = 128
     """Tokens per sequence."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """"muon": the layers' matrices by Muon, all else by AdamW, at the same learning rate. "adamw": all by AdamW."""
+    schedule: Literal["wsd", "cosine", "constant"] = "wsd"
+    """"wsd": constant, and in the last 30 % of the rounds linearly to zero. "cosine": to a tenth. Without a goal each is
+    constant."""
     learning_rate: Rate = 1e-3
     warmup_rounds: Annotated[float, Meta(ge=0)] = 1.0
     weight_decay: Annotated[float, Meta(ge=0, lt=1)] = 0.1
@@ -117,6 +122,11 @@ class Inner(Section, frozen=True):
     @property
     def tokens_per_step(self) -> int:
         return self.batch * self.accumulation * self.sequence
+
+
+_UNSAID = {"optimizer": "adamw", "schedule": "cosine"}
+"""What a signed manifest means that lacks these keys of `[inner]`. One that means it lacks them, as those of release 0.1 do, so
+that equal run files keep their run ids."""
 
 
 class Outer(Section, frozen=True):
@@ -264,7 +274,9 @@ class Sealed:
 def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
     owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
-    body = msgspec.json.encode(owned, order="deterministic")
+    unsaid = {key: msgspec.UNSET for key, value in _UNSAID.items() if getattr(owned.inner, key) == value}
+    said = msgspec.structs.replace(owned, inner=msgspec.structs.replace(owned.inner, **unsaid))
+    body = msgspec.json.encode(said, order="deterministic")
     return Sealed(owned, body, owner.sign(_DOMAIN + body))
 
 
@@ -291,6 +303,8 @@ def unseal(raw: bytes) -> Sealed:
         told = head.get("format")
         format = told if isinstance(told, int) and 0 <= told < 1 << 31 else "unknown"
         raise VersionError(f"the manifest has format {format}, this release reads {FORMAT}.")
+    if isinstance(inner := head.get("inner", {}), dict):
+        head["inner"] = _UNSAID | inner
     try:
         manifest = _checked(head)
     except msgspec.ValidationError as error:

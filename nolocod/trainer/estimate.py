@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nolocod.trainer import muon
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import BYTES_ON_DEVICE, BYTES_ON_HOST, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, read_config
 
 if TYPE_CHECKING:
     from nolocod.run.manifest import Manifest
@@ -69,14 +70,15 @@ def estimate(manifest: Manifest) -> Estimate:
     return Estimate(
         parameters=layout.size,
         inner_steps=inner.steps,
-        on_device=BYTES_ON_DEVICE * layout.size,
+        on_device=bytes_on_device(layout, manifest),
         # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198,
         # Eq. 1, twice as many for float32), and the logits three times over.
         activations=inner.batch * inner.sequence * (68 * layers * hidden + 12 * int(config.vocab_size)),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         message=plan.box_size,
         # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)
-        operations=inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence),
+        operations=inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence)
+        + (sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0),
     )
 
 

@@ -1,4 +1,4 @@
-"""One inner step: AdamW with linear warm-up, cosine decay and clipping, on one replica. The loop of them is in worker.py.
+"""One inner step of Muon and AdamW, or of AdamW alone, with clipping, on one replica. The loop of them is in worker.py.
 
 The rule: a step talks to nobody. It reads no value back from the device per step; the loss and the
 count of steps that were not finite are kept there and read when a report is due.
@@ -14,9 +14,11 @@ import torch
 from torch.nn import functional
 
 from nolocod.errors import TrainerError
+from nolocod.trainer.model import matrices_of
+from nolocod.trainer.muon import Muon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 _PATIENCE = 10
 """Steps in a row without a finite gradient before training is given up."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTUM = "momentum"
 _FLOOR = 0.1
-"""The learning rate decays to this share of its peak (arXiv 2506.10911, section 4)."""
+"""The cosine decays to this share of the peak (arXiv 2506.10911, section 4)."""
+_DECAY = 0.3
+"""The last part of a run, in which "wsd" goes to zero."""
 
 
 def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int) -> float:
@@ -42,17 +47,25 @@ def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int)
     warmup = inner.warmup_rounds * inner.steps
     if position < warmup:
         return inner.learning_rate * min(1.0, (position + 1) / warmup)
-    if goal == 0:
+    if goal == 0 or inner.schedule == "constant":
         return inner.learning_rate
     end = goal * inner.steps
+    if inner.schedule == "wsd":  # never 0: whoever waits at the last boundary goes on at the last step's rate
+        return inner.learning_rate * min(1.0, max(1.0, end - position) / (_DECAY * end))
     done = min(1.0, (position - warmup) / (end - warmup)) if end > warmup else 1.0
     return inner.learning_rate * (_FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def make_optimizer(model: torch.nn.Module, manifest: Manifest, device: torch.device) -> torch.optim.AdamW:
+def recent_rate(manifest: Manifest, round_number: int, steps_since_outer: int) -> float:
+    """What the distance between replicas follows: the learning rate halfway through this phase, or two rounds before if that
+    was higher. What parted them then is not all merged yet, and "wsd" ends near 0."""
+    half = steps_since_outer // 2
+    return max(learning_rate(manifest, one, half) for one in (max(0, round_number - 2), round_number))
+
+
+def make_adamw(parameters: Sequence[Tensor], manifest: Manifest, device: torch.device) -> torch.optim.AdamW:
     """AdamW as the manifest says; weight decay on matrices only. One kernel per step where torch has it."""
     inner = manifest.inner
-    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": inner.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -89,11 +102,15 @@ class Inner:
     """Takes inner steps on `model`."""
 
     def __init__(self, model: torch.nn.Module, manifest: Manifest, device: torch.device) -> None:
-        self.optimizer = make_optimizer(model, manifest, device)
+        by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
+        rest = [parameter for name, parameter in sorted(model.named_parameters()) if name not in by_muon]
+        self.optimizer = make_adamw(rest, manifest, device)
+        self._muon = Muon(list(by_muon.values()), device)
         self._model = model
         self._settings = manifest.inner
         self._device = device
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._all = [*self._parameters, *by_muon.values()]
         self._can_skip = bool(self.optimizer.defaults["fused"])
         self._zero = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
@@ -108,7 +125,7 @@ class Inner:
                 loss = cross_entropy(self._model, batch())
             (loss / self._settings.accumulation).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
             total = total + loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._all, self._settings.clip)
         is_finite = (norm + total).isfinite()
         finite = is_finite.float()
         broken = 1 - finite
@@ -118,7 +135,8 @@ class Inner:
         self.optimizer.found_inf = broken  # type: ignore[attr-defined] # as torch's GradScaler sets it
         if self._can_skip or finite.item():
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._muon.step(rate, self._settings.weight_decay, finite)
+        self._model.zero_grad(set_to_none=True)
         self._loss += torch.where(is_finite, total, self._zero)
         self._finite += finite
         self._skipped = (self._skipped + 1) * broken
@@ -139,9 +157,10 @@ class Inner:
         return loss / (finite * self._settings.accumulation) if finite else math.nan
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's state by name ("exp_avg.3": of parameter 3); empty before the first step."""
+        """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3": of matrix 3); Adam has none at first."""
         states = [(index, self.optimizer.state.get(parameter)) for index, parameter in enumerate(self._parameters)]
-        return {f"{kind}.{index}": state[kind] for kind in _MOMENTS for index, state in states if state}
+        adams = {f"{kind}.{index}": state[kind] for kind in _MOMENTS for index, state in states if state}
+        return adams | {f"{_MOMENTUM}.{index}": momentum for index, momentum in enumerate(self._muon.momentum)}
 
     @property
     def optimizer_steps(self) -> int:
@@ -156,3 +175,5 @@ class Inner:
                 step = torch.tensor(float(steps), dtype=torch.float32, device=self._device)
                 state = {kind: moments[f"{kind}.{index}"].to(self._device) for kind in _MOMENTS}
                 self.optimizer.state[parameter] = {"step": step} | state
+        for index, momentum in enumerate(self._muon.momentum):
+            momentum.copy_(moments[f"{_MOMENTUM}.{index}"])

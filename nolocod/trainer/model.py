@@ -20,6 +20,7 @@ import psutil
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
     from nolocod.run.manifest import Manifest
 
-BYTES_ON_DEVICE = 16
+_BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
+_MOMENT = 4
+"""... of which Muon has one only."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
@@ -47,6 +50,8 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    matrices: tuple[tuple[int, ...], ...]
+    """The shapes of those that Muon may train."""
 
     @property
     def size(self) -> int:
@@ -133,7 +138,23 @@ def layout_of(config: Any) -> Layout:  # noqa: ANN401 - as above
         model = _from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     names = tuple(sorted(shapes, key=_by_number))
-    return Layout(names, tuple(shapes[name] for name in names))
+    matrices = tuple(tuple(matrix.shape) for matrix in matrices_of(model).values())
+    return Layout(names, tuple(shapes[name] for name in names), matrices)
+
+
+def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The layers' matrices by name: weights of linear maps, not of an embedding or of the head, whether these two are tied
+    or not. Experts in one tensor, convolutions, norms and biases are none."""
+    head = model.get_output_embeddings()  # type: ignore[operator] # of every causal model in transformers
+    linear = [one for one in model.modules() if isinstance(one, (torch.nn.Linear, Conv1D)) and one is not head]
+    weights = {id(one.weight) for one in linear}
+    return {name: parameter for name, parameter in sorted(model.named_parameters()) if id(parameter) in weights}
+
+
+def bytes_on_device(layout: Layout, manifest: Manifest) -> int:
+    """Of weights, gradients and the optimizer's state."""
+    saved = _MOMENT * sum(map(math.prod, layout.matrices)) if manifest.inner.optimizer == "muon" else 0
+    return _BYTES_ON_DEVICE * layout.size - saved
 
 
 def _by_number(name: str) -> list[str | int]:
@@ -141,15 +162,16 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def check_memory(parameters: int, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
+def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
     """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
 
-    An estimate from below: weights, gradients, Adam's moments, phi, delta, what an exchange takes (`boxes` bytes: outbox,
-    inbox and the kept change), and the logits of one micro-batch; not the other activations.
+    An estimate from below: weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes:
+    outbox, inbox and the kept change), and the logits of one micro-batch; not the other activations.
     """
     inner = manifest.inner
     logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
-    on_device = BYTES_ON_DEVICE * parameters + logits
+    parameters = layout.size
+    on_device = bytes_on_device(layout, manifest) + logits
     on_host = BYTES_ON_HOST * parameters + boxes
     host = psutil.virtual_memory().available
     if device.type == "cuda":

@@ -26,7 +26,7 @@ from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.inner import Inner, learning_rate, mean_loss
+from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
 from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.source import open_source
 
@@ -58,10 +58,10 @@ class Replica:
         config = read_config(manifest, vocabulary)
         self.layout: Layout = layout_of(config)
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
-        check_memory(self.layout.size, config.vocab_size, manifest, 0, self.device)
+        check_memory(self.layout, config.vocab_size, manifest, 0, self.device)
         fragments = self.layout.fragments(manifest.outer.fragments)
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
-        check_memory(self.layout.size, config.vocab_size, manifest, self.plan.exchange_size, self.device)
+        check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
         self.model = build(config, manifest.seed)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
@@ -77,7 +77,7 @@ class Replica:
         self._rounding = torch.Generator().manual_seed(manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
         self._since_capture = 0  # ... and the inner steps taken since
-        self._capture_rate = 0.0  # ... and the learning rate of that moment
+        self._capture_rate = 0.0  # ... and what distances from partners follow
         self.clipping = Clipping(manifest.trust, len(fragments))
         self.model.train()
 
@@ -145,7 +145,7 @@ class Replica:
         capture = Capture(self.plan, self.weights, subject, seed)
         capture.keep()
         self._capture, self._since_capture = capture, 0
-        self._capture_rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
+        self._capture_rate = recent_rate(self.manifest, self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
         """The second part; beside training."""

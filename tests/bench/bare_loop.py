@@ -1,7 +1,7 @@
 """A plain PyTorch loop on a run's model and data: what the daemon's overhead is measured against.
 
 The rule: nothing of ours in the loop but the batches; `python -m tests.bench.bare_loop RUN_FILE --steps N
---threads T` prints tokens per second. Same model, optimizer, clipping and data order as the trainer's.
+--threads T` prints tokens per second. Same model, AdamW, clipping and data order as the trainer's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from nolocod.run.manifest import read_run_file
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.inner import autocast, make_optimizer
+from nolocod.trainer.inner import autocast, make_adamw
 from nolocod.trainer.model import build, pick_device, read_config
 from nolocod.trainer.source import open_source
 
@@ -35,7 +35,7 @@ def tokens_per_second(manifest: Manifest, data: Path | None, cache: Path, steps:
     tokenizer = make_tokenizer(manifest.data)
     source = open_source(manifest, tokenizer, "bare", data, cache)
     model = build(read_config(manifest, tokenizer.vocabulary), manifest.seed).to(device)
-    optimizer = make_optimizer(model, manifest, device)
+    optimizer = make_adamw([parameter for _, parameter in sorted(model.named_parameters())], manifest, device)
     inner = manifest.inner
     began = 0.0
     for step in range(-WARM_UP, steps):

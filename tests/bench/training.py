@@ -127,6 +127,7 @@ def run_of(options: Options) -> Manifest:
     run = presets.local_run(model, rounds=0, inner_steps=INNER_STEPS, seed=0, own_text=False)
     return msgspec.structs.replace(
         run,
+        inner=msgspec.structs.replace(run.inner, optimizer="adamw"),  # the bare loop's
         codec=options.codec,
         evaluation=msgspec.structs.replace(run.evaluation, every=1_000_000),  # it is no part of training
     )

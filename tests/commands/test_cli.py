@@ -71,11 +71,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["testnet", "--nodes", "0"], "NLC-100", "--nodes 0"),
         (["testnet", "--outer-steps", "0"], "NLC-100", "--outer-steps 0"),
         (["testnet", "--model", "enormous"], "NLC-101", "enormous"),
-        (["lab", "compare", "--workers", "-1"], "NLC-100", "--workers cannot be negative"),
-        (["lab", "compare", "--reduced", "--into", "docs"], "NLC-100", "--into is for the whole study"),
-        (["lab", "attacks", "--gpu"], "NLC-100", "--gpu is for the whole of compare"),
-        (["lab", "compare", "--gpu", "--reduced"], "NLC-100", "--gpu is for the whole of compare"),
-        (["lab", "compare", "--into", "nowhere"], "NLC-100", "nowhere/evidence.md cannot be read"),
+        (["lab", "attacks", "--workers", "-1"], "NLC-100", "--workers cannot be negative"),
+        (["lab", "attacks", "--reduced", "--into", "docs"], "NLC-100", "--into is for the whole study"),
         (["lab", "attacks", "--into", "nowhere"], "NLC-100", "nowhere/attacks.md cannot be read"),
     ],
 )

@@ -49,7 +49,8 @@ def found(swarm: Swarm, source: Path | None) -> Daemon:
     first = swarm.daemon()
     first.source = source
     run_file = swarm.root / "run.toml"
-    run_file.write_text(RUN_FILE)
+    known = "" if source else 'optimizer = "adamw"\nschedule = "cosine"\n'  # what both releases train with
+    run_file.write_text(RUN_FILE.replace("[inner]\n", f"[inner]\n{known}"))
     create = [sys.executable, "-m", "nolocod", "create", str(run_file), "--data-dir", str(first.paths.root)]
     folder = source or ROOT
     environment = {**os.environ, "PYTHONPATH": str(folder)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
 from nolocod.identity import Identity
-from nolocod.run.manifest import MAX_MANIFEST_BYTES, Codec, Manifest, Sealed, read_run_file, seal, unseal, wire_name
+from nolocod.run.manifest import MAX_MANIFEST_BYTES, Codec, Inner, Manifest, Sealed, read_run_file, seal, unseal, wire_name
 from nolocod.run.presets import to_toml
 
 if TYPE_CHECKING:
@@ -182,8 +183,19 @@ def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -
     before = OWNER.sign(b"nolocod manifest 1\0" + OF_RELEASE_0_1) + OF_RELEASE_0_1
     opened = unseal(before)
     assert (opened.body, opened.run_id) == (OF_RELEASE_0_1, RUN_ID_OF_RELEASE_0_1)
-    again = seal(Manifest(name="demo", model=MODEL), OWNER)
-    assert again.run_id == RUN_ID_OF_RELEASE_0_1
+    inner = opened.manifest.inner
+    assert (inner.optimizer, inner.schedule) == ("adamw", "cosine"), "what its trainer did"
+    again = seal(Manifest(name="demo", model=MODEL, inner=Inner(optimizer="adamw", schedule="cosine")), OWNER)
+    assert again == replace(opened, signature=again.signature)
+
+
+def test_what_the_release_before_does_not_know_is_said() -> None:
+    """It refuses the key; a manifest that did not say would be trained in two ways."""
+    for changes in ({"optimizer": "adamw"}, {"schedule": "cosine"}, {}):
+        before = seal(Manifest(name="demo", model=MODEL, inner=Inner(**changes)), OWNER)
+        assert unseal(before.to_bytes()) == before
+        said = json.loads(before.body)["inner"]
+        assert {"optimizer", "schedule"} - said.keys() == changes.keys()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, RejectedTensorError
 from nolocod.paths import DataDir
 from nolocod.proto.types import Standing, describe
-from nolocod.run.manifest import Outer
+from nolocod.run.manifest import Inner, Outer
 from nolocod.trainer import checkpoint, offline
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nolocod.run.manifest import Sealed
     from nolocod.trainer.replica import Replica
 
 
@@ -29,9 +30,9 @@ def steps(replica: Replica, count: int) -> None:
         replica.step()
 
 
-def partly_trained(folder: Path, **changes: object) -> Replica:
-    """In mid-phase of round 2: momentum, Adam's moments and the data position are all in use."""
-    replica = make_replica(sealed_run(**changes), folder)
+def partly_trained(folder: Path, sealed: Sealed | None = None) -> Replica:
+    """In mid-phase of round 2: outer momentum, the optimizers' states and the data position are all in use."""
+    replica = make_replica(sealed or sealed_run(), folder)
     for count in (4, 5):
         steps(replica, count)
         replica.report()
@@ -40,12 +41,15 @@ def partly_trained(folder: Path, **changes: object) -> Replica:
     return replica
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize("model", [MODEL, {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2}])
-def test_resume_is_exact(tmp_path: Path, model: dict[str, object]) -> None:  # gpt2 has dropout: the random state counts
-    first = partly_trained(tmp_path, model=model)
+def test_resume_is_exact(tmp_path: Path, model: dict[str, object], optimizer: Any) -> None:  # noqa: ANN401 - a literal
+    """gpt2 has dropout: the random state counts."""
+    sealed = sealed_run(model=model, inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
+    first = partly_trained(tmp_path, sealed)
     first.save(tmp_path / "c", "alice")
-    second = make_replica(sealed_run(model=model), tmp_path)
-    found = checkpoint.find(tmp_path / "c", sealed_run(model=model).run_id)
+    second = make_replica(sealed, tmp_path)
+    found = checkpoint.find(tmp_path / "c", sealed.run_id)
     assert found.path is not None
     assert found.state is not None
     steps(first, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nolocod import cli
@@ -19,7 +20,7 @@ RUNS = Path(__file__).resolve().parents[2] / "docs" / "runs"
 def test_the_run_files_are_good_and_as_large_as_they_say(name: str, least: float, most: float) -> None:
     needs = estimate(read_run_file(RUNS / f"{name}.toml"))
     assert least < needs.parameters < most
-    assert needs.on_device == 16 * needs.parameters
+    assert 12 * needs.parameters < needs.on_device < 13.5 * needs.parameters, "a moment instead of two, where Muon trains"
 
 
 def test_what_is_estimated_is_what_a_replica_has(tmp_path: Path) -> None:
@@ -42,7 +43,12 @@ def test_operations_are_those_of_the_formula_by_hand() -> None:
     manifest = presets.local_run(presets.MODELS["tiny"], rounds=1, inner_steps=1, seed=1, own_text=False)
     needs = estimate(manifest)
     tokens, layers, hidden, sequence = 4 * 128, 2, 64, 128
-    assert needs.operations == tokens * (6 * needs.parameters + 12 * layers * hidden * sequence)
+    alone = tokens * (6 * needs.parameters + 12 * layers * hidden * sequence)
+    square, wide = (5 * (4 * 64**2 * width + 2 * 64**3) for width in (64, 176))
+    assert needs.operations == alone + layers * (4 * square + 3 * wide)
+    inner = msgspec.structs.replace(manifest.inner, optimizer="adamw")
+    needs = estimate(msgspec.structs.replace(manifest, inner=inner))
+    assert (needs.operations, needs.on_device) == (alone, 16 * needs.parameters)
 
 
 def test_a_plan_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -20,9 +20,9 @@ from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE
 from nolocod.run.manifest import Data, Inner, Manifest, Outer
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
-from nolocod.trainer import checkpoint, pipe
+from nolocod.trainer import checkpoint, muon, pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
-from nolocod.trainer.inner import learning_rate
+from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import build, pick_device, read_config
 from tests.bench.bare_loop import tokens_per_second
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, write_text
@@ -274,14 +274,17 @@ def test_weights_gone_wrong_are_our_own_fault(tmp_path: Path, codec: str) -> Non
     alice.step()  # it does not look for a message that was never written
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp_path: Path) -> None:
-    alice, _ = pair(tmp_path)
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp_path: Path, optimizer: Any) -> None:  # noqa: ANN401 - a literal
+    alice, _ = pair(tmp_path, inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
     alice.report()
     parameter = next(iter(alice.model.parameters()))
     hook = parameter.register_hook(lambda gradient: gradient * math.nan)
     before = alice.theta.clone()
+    state = {name: one.clone() for name, one in alice.inner.moments().items()}
     train(alice, 9)
     assert torch.equal(alice.theta, before)
+    assert all(torch.equal(one, alice.inner.moments()[name]) for name, one in state.items())
     alice.report()
     alice.step()
     with pytest.raises(TrainerError, match="10 inner steps in a row"):
@@ -293,13 +296,30 @@ def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp
     alice.report()
 
 
-def test_inner_steps_are_those_of_plain_pytorch(tmp_path: Path) -> None:
+def test_gradients_are_clipped_all_together(tmp_path: Path) -> None:
+    """By both optimizers' first states, which are the clipped gradients times 0.1 and 0.05."""
+    alice = make_replica(sealed_run(inner=Inner(steps=4, batch=2, sequence=32, optimizer="muon", clip=0.01)), tmp_path)
+    alice.step()
+    scale = {"exp_avg": 0.1, "momentum": 1 - muon.MOMENTUM}
+    parts = [(name.split(".")[0], one) for name, one in alice.inner.moments().items()]
+    norms = [one.norm().item() / scale[kind] for kind, one in parts if kind in scale]
+    assert math.hypot(*norms) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_inner_steps_are_those_of_plain_pytorch(tmp_path: Path, kind: Any) -> None:  # noqa: ANN401 - a literal
     """The same model, data and settings in a loop written by hand, two micro-batches per step."""
-    sealed = sealed_run(inner=Inner(steps=4, batch=2, accumulation=2, sequence=32, learning_rate=3e-3, clip=0.5))
+    sealed = sealed_run(
+        inner=Inner(steps=4, batch=2, accumulation=2, sequence=32, optimizer=kind, learning_rate=3e-3, clip=0.5)
+    )
     ours, other = make_replica(sealed, tmp_path), make_replica(sealed, tmp_path)
     train(ours, 6)
     model, inner = other.model, sealed.manifest.inner
-    matrices = [p for p in model.parameters() if p.dim() > 1]
+    layers = [p for name, p in model.named_parameters() if kind == "muon" and "layers" in name and p.dim() > 1]
+    other_muon = torch.optim.Muon(
+        layers or [torch.zeros(1, 1)], weight_decay=inner.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    matrices = [p for p in model.parameters() if p.dim() > 1 and all(p is not one for one in layers)]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": inner.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False, fused=False)
@@ -308,11 +328,12 @@ def test_inner_steps_are_those_of_plain_pytorch(tmp_path: Path) -> None:
         loss = model(input_ids=windows[:, :-1], labels=windows[:, :-1], shift_labels=windows[:, 1:].contiguous()).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        for group in optimizer.param_groups:
+        for group in (*optimizer.param_groups, *other_muon.param_groups):
             group["lr"] = learning_rate(sealed.manifest, 0, step)
         optimizer.step()
-        optimizer.zero_grad()
-    assert (ours.theta - other.theta).abs().max() < 2e-5
+        other_muon.step()
+        model.zero_grad()
+    assert (ours.theta - other.theta).abs().max() < (2e-5 if kind == "adamw" else 2e-3), "in bfloat16, or not"
     assert ours.standing.tokens == 6 * 2 * 2 * 32
 
 
@@ -323,22 +344,48 @@ def test_the_bare_loop_runs_the_same_model_and_data(tmp_path: Path) -> None:
 # --- schedule
 
 
-def test_learning_rate_warms_up_decays_and_stands_still_past_the_boundary() -> None:
-    manifest = Manifest(
-        name="x", model=MODEL, inner=Inner(steps=10, learning_rate=1.0, warmup_rounds=2), outer=Outer(rounds=12)
-    )
+def schedule(name: Any) -> Manifest:  # noqa: ANN401 - a literal
+    inner = Inner(steps=10, schedule=name, learning_rate=1.0, warmup_rounds=2)
+    return Manifest(name="x", model=MODEL, inner=inner, outer=Outer(rounds=12))
+
+
+def test_the_cosine_warms_up_decays_and_stands_still_past_the_boundary() -> None:
+    manifest = schedule("cosine")
     assert learning_rate(manifest, 0, 0) == pytest.approx(1 / 20)
     assert learning_rate(manifest, 1, 9) == pytest.approx(1.0)
     assert learning_rate(manifest, 7, 0) == pytest.approx(0.55)
     assert learning_rate(manifest, 3, 10) == learning_rate(manifest, 3, 25) == learning_rate(manifest, 4, 0)
     assert learning_rate(manifest, 12, 0) == learning_rate(manifest, 40, 3) == pytest.approx(0.1)
-    endless = msgspec.structs.replace(manifest, outer=Outer(rounds=0))
-    assert learning_rate(endless, 500, 3) == 1.0
 
 
-@given(st.integers(0, 30), st.integers(0, 100), st.floats(0, 40), st.integers(0, 20))
-def test_learning_rate_stays_in_bounds(round_number: int, since: int, warmup: float, goal: int) -> None:
-    inner = Inner(steps=10, learning_rate=0.5, warmup_rounds=warmup)
+def test_wsd_is_constant_and_goes_to_zero_in_the_last_part() -> None:
+    manifest = schedule("wsd")
+    assert learning_rate(manifest, 0, 0) == pytest.approx(1 / 20)
+    assert learning_rate(manifest, 2, 0) == learning_rate(manifest, 8, 4) == 1.0
+    assert learning_rate(manifest, 10, 2) == pytest.approx(18 / 36)
+    last = learning_rate(manifest, 11, 9)
+    assert last == pytest.approx(1 / 36)
+    assert learning_rate(manifest, 11, 25) == learning_rate(manifest, 40, 3) == last, "whoever waits for its last step"
+
+
+@pytest.mark.parametrize("name", ["wsd", "cosine", "constant"])
+def test_every_schedule_is_constant_in_a_run_without_end(name: str) -> None:
+    assert learning_rate(msgspec.structs.replace(schedule(name), outer=Outer(rounds=0)), 500, 3) == 1.0
+    assert (learning_rate(schedule(name), 11, 9) == 1.0) == (name == "constant")
+
+
+def test_distances_follow_the_rate_of_a_while_ago() -> None:
+    """Near the end of "wsd" replicas are apart by what they learned before: the clip radius must not shrink faster."""
+    manifest = schedule("wsd")
+    assert recent_rate(manifest, 5, 10) == 1.0
+    assert recent_rate(manifest, 11, 10) == learning_rate(manifest, 9, 5) > 20 * learning_rate(manifest, 11, 10)
+    assert recent_rate(manifest, 0, 10) == learning_rate(manifest, 0, 5)
+    assert recent_rate(manifest, 1, 10) == learning_rate(manifest, 1, 5), "while it rises, this phase's own"
+
+
+@given(st.integers(0, 30), st.integers(0, 100), st.floats(0, 40), st.integers(0, 20), st.sampled_from(["wsd", "cosine"]))
+def test_learning_rate_stays_in_bounds(round_number: int, since: int, warmup: float, goal: int, name: Any) -> None:  # noqa: ANN401 - a literal
+    inner = Inner(steps=10, schedule=name, learning_rate=0.5, warmup_rounds=warmup)
     manifest = Manifest(name="x", model=MODEL, inner=inner, outer=Outer(rounds=goal))
     assert 0 < learning_rate(manifest, round_number, since) <= 0.5
 

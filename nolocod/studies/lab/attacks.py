@@ -64,9 +64,10 @@ class AttackTrial:
             own_text=False,
         )
         change = msgspec.structs.replace
-        inner = change(
-            run.inner, learning_rate=self.learning_rate, sequence=32, warmup_rounds=0.06 * (self.head_start + self.rounds)
-        )
+        inner = change(  # the optimizer of the runs on the page
+            run.inner, optimizer="adamw", schedule="cosine", learning_rate=self.learning_rate, sequence=32,
+            warmup_rounds=0.06 * (self.head_start + self.rounds),
+        )  # fmt: skip
         outer, evaluation = change(run.outer, blocking=False), change(run.evaluation, batches=64)
         return change(run, inner=inner, outer=outer, trust=self.trust, evaluation=evaluation)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -31,6 +31,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "small": presets.MODELS["small"],
     "10m": presets.MODELS["10m"],
 }
+
+
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+TUNING_SEED = 100
+"""Not among those that are compared."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ class Trial:
     gamma: float | None = None
     late: int | None = None
     fragments: int | None = None
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    """As in a run file, and so is the schedule: the same for every method."""
+    schedule: Literal["wsd", "cosine", "constant"] = "cosine"
     device: str = "cpu"
     """As torch names it. On a GPU the inner steps compute in bfloat16, as a node's do."""
 
@@ -78,7 +86,7 @@ class Trial:
         change = msgspec.structs.replace
         inner = change(
             run.inner, learning_rate=self.learning_rate, batch=self.batch, sequence=self.sequence,
-            warmup_rounds=self.steps * 0.04 / phase,
+            warmup_rounds=self.steps * 0.04 / phase, optimizer=self.optimizer, schedule=self.schedule,
         )  # fmt: skip
         outer = change(run.outer, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
         # what trust costs is measured elsewhere (`nolocod lab attacks`)

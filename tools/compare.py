@@ -1,4 +1,6 @@
-"""`nolocod lab compare`: NoLoCo beside the methods that it could be replaced by, at equal tokens.
+"""NoLoCo beside the methods that it could be replaced by, at equal tokens: the tables `compare` of docs/evidence.md.
+
+    python -m tools.compare [--reduced | --gpu] [--workers N] [--kept FILE] [--into docs]
 
 The rule: the learning rate of each method is tuned for itself, on a budget that is the same for all (one seed, four
 replicas, half the steps, the same rates); then every method trains on the same tokens in the same order for each
@@ -7,18 +9,23 @@ seed, and what is told of two methods are differences on the same seed.
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod.errors import UsageError
+from nolocod.errors import DeviceError
 from nolocod.studies.lab.methods import BY_NAME, METHODS, VARIANTS, Method
 from nolocod.studies.lab.methods import OURS as DEFAULT
-from nolocod.studies.lab.trials import Trial, perform_all
+from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, book, perform_all
+from nolocod.studies.pages import Place
+from nolocod.trainer.model import pick_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from nolocod.studies.lab.multi_replica import Point
     from nolocod.studies.lab.trials import Book
@@ -45,8 +52,6 @@ PAIRS = (
     (OURS, "pair averaging, as ours is sent", 0.0),
 )
 """What is claimed: the first one's loss is below the second's, or at most this share above it."""
-TUNING_SEED = 100
-"""Not among those that are compared."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,19 @@ class Size:
     """Another model, and what is compared with it."""
 
 
-_SEEDS, RATES = (1, 2, 3), (1e-3, 2e-3, 4e-3, 8e-3)
-_SMALLER = Size((4,), _SEEDS, RATES, False, Trial("none", 1, 0, 0.0, model="tiny"), (DILOCO, PAPER, OURS, NONE))
-FULL = Size((4, 8, 16), _SEEDS, RATES, True, Trial("none", 1, 0, 0.0), beside=_SMALLER)
+_SEEDS = (1, 2, 3)
+_LIKE = Trial("none", 1, 0, 0.0, optimizer="muon", schedule="wsd")
+_SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (DILOCO, PAPER, OURS, NONE))
+FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 GPU = Size(
     (4,), _SEEDS, (5e-4, 1e-3, 2e-3), False,
-    Trial("none", 1, 0, 0.0, model="10m", batch=8, sequence=256, device="cuda"),
+    replace(_LIKE, model="10m", batch=8, sequence=256, device="cuda"),
     ("data parallel", DILOCO, PAPER, OURS, NONE),
 )  # fmt: skip
 """What is compared where there is a GPU: ten million parameters."""
 REDUCED = Size(
     (4,), (1,), (4e-3,), False,
-    Trial("none", 1, 0, 0.0, model="micro", steps=400, phase=20, sequence=32, held_out=16, points=1),
+    replace(_LIKE, model="micro", steps=400, phase=20, sequence=32, held_out=16, points=1),
     ("data parallel", DILOCO, OURS, NONE),
 )  # fmt: skip
 """A minute. On seeds 1 to 5 data parallel ended 7 to 12 % below DiLoCo, DiLoCo 3 to 7 % below none, ours 1.3 to 4.1 %."""
@@ -167,30 +173,6 @@ class Comparison:
         none, diloco, own = (statistics.mean(end.mean for end in self.at(method, count)) for method in (NONE, DILOCO, name))
         return (none - own) / (none - diloco)
 
-    def draw(self, path: Path) -> None:
-        """Held-out loss of the mean replica by method, each seed a point: an SVG, the same bytes for the same results.
-
-        UsageError if matplotlib is not installed.
-        """
-        try:
-            import matplotlib as mpl
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise UsageError("figures need matplotlib.", remedy="pip install 'nolocod[figures]'") from error
-        mpl.use("svg")
-        mpl.rcParams |= {"svg.hashsalt": "nolocod", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
-        counts = self.size.replicas
-        figure, (row,) = pyplot.subplots(1, len(counts), figsize=(4.6 * len(counts), 3.8), squeeze=False, layout="constrained")
-        for axes, count in zip(row, counts, strict=True):
-            names = self.methods_at(count)[::-1]
-            for height, name in enumerate(names):
-                losses = [end.mean for end in self.at(name, count)]
-                axes.plot(losses, [height] * len(losses), "o", markersize=4, color="C0")
-                axes.plot([statistics.mean(losses)], [height], "|", markersize=12, color="black")
-            axes.set(yticks=range(len(names)), yticklabels=names, xlabel="nats per token", title=f"{count} replicas")
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
-
 
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
     """Do what is not done yet, and compare."""
@@ -230,3 +212,33 @@ def _best(method: Method, size: Size, book: Book) -> float:
 def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> Iterator[Trial]:
     for seed in size.seeds:
         yield replace(size.like, method=method.name, replicas=count, seed=seed, learning_rate=rates[method.name])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.compare", description=(__doc__ or "").splitlines()[0])
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--reduced", action="store_true", help="a minute: a smaller model, fewer trials")
+    sizes.add_argument("--gpu", action="store_true", help="10 M parameters on this machine's GPU")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
+    )
+    parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into evidence.md there")
+    options = parser.parse_args()
+    if options.reduced and options.into:
+        parser.error("--into is for the whole study")
+    name = "compare-gpu" if options.gpu else "compare"
+    place = Place(options.into / "evidence.md", name, "Name the folder of the page with --into.") if options.into else None
+    size = GPU if options.gpu else REDUCED if options.reduced else FULL
+    try:
+        pick_device(size.like.device)
+    except DeviceError as error:
+        parser.error(f"{error.cause} Leave out --gpu to compare small models on the CPU.")
+    text = compare(size, book(options.kept), options.workers, lambda line: print(line, file=sys.stderr)).to_text()  # noqa: T201
+    if place is not None:
+        place.fill(text)
+    print(text)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Muon for the layers' matrices: momentum whose singular values are all made about one (arXiv 2502.16982).
+
+The rule: an update of RMS 0.2 whatever the matrix's shape, so that one learning rate serves these matrices and what AdamW
+trains beside them. `torch.optim.Muon` computes the same one matrix at a time, in bfloat16 where a CPU has none, and cannot
+leave a step out without asking the device; here equal shapes go together, in the fastest type that the device multiplies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+MOMENTUM = 0.95
+_UPDATE = 0.2
+"""Root mean square of an update's elements, as AdamW's are as a rule."""
+_STEPS, _A, _B, _C = 5, 3.4445, -4.7750, 2.0315
+"""Of Newton and Schulz, and their polynomial's coefficients."""
+_MOST = 1 << 24
+"""Elements that are computed at once."""
+
+
+class Muon:
+    """The optimizer of `matrices`, which have two dimensions each; `momentum` is of each, in their order."""
+
+    def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
+        self.momentum = [torch.zeros_like(matrix, requires_grad=False) for matrix in matrices]
+        self._kind = _fast_kind(device)
+        self._stacks: list[list[tuple[Tensor, Tensor]]] = []
+        for shape in dict.fromkeys(matrix.shape for matrix in matrices):
+            alike = [pair for pair in zip(matrices, self.momentum, strict=True) if pair[0].shape == shape]
+            count = max(1, _MOST // shape.numel())
+            self._stacks += [alike[start : start + count] for start in range(0, len(alike), count)]
+
+    @torch.no_grad()
+    def step(self, rate: float, decay: float, finite: Tensor) -> None:
+        """Take one step at learning rate `rate` with weight decay `decay`; none, bit for bit, where `finite` is 0 (float32)."""
+        kept = 1 - finite * (rate * decay)
+        for stack in self._stacks:
+            directions = []
+            for matrix, momentum in stack:
+                gradient = torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
+                # One that is not finite must not touch the momentum; the update that this gives is multiplied by 0.
+                gradient = torch.where(finite > 0, gradient, momentum)
+                momentum.lerp_(gradient, 1 - MOMENTUM)
+                directions.append(gradient.lerp_(momentum, MOMENTUM))
+            updates = orthogonal(torch.stack(directions), self._kind)
+            updates = updates.float() * (finite * (-rate * _UPDATE * math.sqrt(max(updates.shape[1:]))))
+            for (matrix, _), update in zip(stack, updates, strict=True):
+                matrix.mul_(kept).add_(update)
+
+
+def orthogonal(stack: Tensor, kind: torch.dtype) -> Tensor:
+    """Bring the singular values of each matrix of `stack` near 1."""
+    wide = stack if stack.size(1) <= stack.size(2) else stack.mT
+    found = wide.to(kind)
+    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(_STEPS):
+        gram = found @ found.mT
+        found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
+    return found if wide is stack else found.mT
+
+
+def operations(shape: tuple[int, ...]) -> float:
+    """Floating-point operations of one step for a matrix of `shape`."""
+    small, large = sorted(shape)
+    return _STEPS * (4.0 * small**2 * large + 2.0 * small**3)
+
+
+def _fast_kind(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies in it: a CPU that does not takes twenty times as long as in float32."""
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported()
+    else:  # a name without promise, newer than some torch that is allowed
+        has = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.bfloat16 if has else torch.float32
