@@ -280,9 +280,9 @@ def bounds() -> list[Bound]:
         Bound(
             "time",
             "the partner's snapshot; its inspection, on top of bytes under way",
-            f"{wire.snapshot_seconds:.0f} s, {wire.settle_seconds:.0f} s",
-            "`Limits`",
-            "a_snapshot_that_never_comes_has_a_bound",
+            f"half of our inner phase each, between 20 s (and the message at 10 MB/s) and {wire.snapshot_seconds:.0f} s",
+            "`Limits.paced`",
+            "a_partner_s_trainer_has_half_of_our_inner_phase",
         ),
         Bound(
             "time",

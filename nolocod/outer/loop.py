@@ -112,6 +112,8 @@ class LoopSettings:
 class TrainerSide:
     """The trainer, engaged for one outer step (proto.types.LocalSide); a solo step has no partner."""
 
+    phase = math.inf
+
     def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
         self._trainer = trainer
@@ -305,6 +307,7 @@ class OuterLoop:
                 self._emit(ExchangeStarted(partner, initiator))
 
         self._local_side = TrainerSide(self._trainer, begun, lambda: partner is not None and self._probation(partner))
+        self._local_side.phase = self._settings.inner_steps * self._step_seconds
         self._started = trio.current_time()
         if self._idle.is_set():
             self._idle = trio.Event()

@@ -6,7 +6,7 @@ wait on a peer is without one of these times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nolocod.proto.types import AHEAD_CHUNKS
@@ -82,6 +82,12 @@ class Limits:
     exchange_seconds: float = 600.0
     bytes_per_second: float = float(1 << 20)
     """The slowest rate at which a whole exchange may go."""
+
+    def paced(self, phase: float, size: int) -> Limits:
+        """For a partner where an inner phase takes `phase` seconds: in half of that, or 20 s and as long as
+        10 MB/s take, any trainer ends its inner step and writes or inspects `size` bytes, also one ten times as slow."""
+        most = max(20.0 + size / 10e6, phase / 2)
+        return replace(self, snapshot_seconds=min(self.snapshot_seconds, most), settle_seconds=min(self.settle_seconds, most))
 
     def whole(self, size: int) -> float:
         """The deadline of an exchange of `size` bytes each way."""

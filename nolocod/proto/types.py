@@ -186,6 +186,9 @@ class Box(Protocol):
 class LocalSide(Protocol):
     """What an exchange asks of its own node while it runs (outer.loop)."""
 
+    phase: float
+    """Seconds of its inner phase: half of that is what a partner's trainer may take (Limits.paced)."""
+
     @property
     def outbox(self) -> Box: ...
 

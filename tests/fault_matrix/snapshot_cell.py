@@ -98,7 +98,7 @@ class SnapshotCell(Cell):
     def _dump(self, node: NodeUnderTest, path: Path) -> ServedSnapshot:
         if node.receipts.full:
             raise DiskFullError("the simulated disk is full.")
-        content = struct.pack(f"<{len(node.replica.phi)}d", *node.replica.phi)
+        content = struct.pack(f"<{len(node.replica.state.phi)}d", *node.replica.state.phi)
         path.write_bytes(content)
         self.dumped.add((content, node.peer_id, node.replica.round))
         return ServedSnapshot(path, node.replica.standing, describe(memoryview(content), LIMITS.chunk_bytes))
@@ -116,7 +116,7 @@ class SnapshotCell(Cell):
         context, donors = node.exchange_service._context, [self.nodes[0].peer_id, self.nodes[1].peer_id]
         while True:
             try:
-                size = struct.calcsize(f"<{len(node.replica.phi)}d")
+                size = struct.calcsize(f"<{len(node.replica.state.phi)}d")
                 self._adopt(node, await fetch_snapshot(context, node.dial, donors, self.folder / "weights", size))
                 return
             except NoDonorError:
@@ -131,7 +131,7 @@ class SnapshotCell(Cell):
         self.fetched.append(fetched)
         if (content, fetched.donor, fetched.standing.round) not in self.dumped:
             self.violations.append("the newcomer holds what the donor that it names never wrote")
-        phi = struct.unpack(f"<{len(node.replica.phi)}d", content)
+        phi = struct.unpack(f"<{len(node.replica.state.phi)}d", content)
         node.replica.restore(State(phi, (0.0,) * len(phi), phi), fetched.standing.round, fetched.standing.tokens)
 
     def kill(self, restart: float) -> None:

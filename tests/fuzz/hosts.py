@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import random
 import sys
 import tempfile
@@ -79,6 +80,8 @@ _STANDING = Standing(5, 100, 2.5)
 
 class LocalSide:
     """Stands for a trainer, and accepts whoever offers."""
+
+    phase = math.inf
 
     def __init__(self) -> None:
         self.content = memoryview(bytearray(random.Random(1).randbytes(_SIZE)))

@@ -6,6 +6,7 @@ tasks and files, and whoever could only have meant it is banned and told so. Eve
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -69,6 +70,8 @@ class Box:
 
 class Reception:
     """A node that accepts whoever is near, as rounds do, with a local side that stands for its trainer."""
+
+    phase = math.inf
 
     def __init__(self, seed: int) -> None:
         self.outbox, self.inbox = Box(random.Random(seed).randbytes(SIZE)), Box(bytes(SIZE))

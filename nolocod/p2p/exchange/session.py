@@ -53,7 +53,8 @@ class Session:
         self._aside = context.aside
         self._description: Description | None = None
         self._skipped = b""
-        self._pace = Pace(context.limits, context.size, lambda: machine.next_chunk is not None or not self._received.is_set())
+        self._paced = context.limits.paced(local_side.phase, context.size)  # what the partner's trainer may take
+        self._pace = Pace(self._paced, context.size, lambda: machine.next_chunk is not None or not self._received.is_set())
         self._came = trio.Event()
         self._prepared = trio.Event()
         self._received = trio.Event()
@@ -221,7 +222,7 @@ class Session:
         await self._send_tensor()
         if machine.offerer:
             await self._received.wait()
-            with deadline(self._limits.settle(self._size), "the partner's confirmation", StalledError):
+            with deadline(self._paced.settle(self._size), "the partner's confirmation", StalledError):
                 await self._confirmed.wait()
             await self.decision.wait()
             await channel.send_envelope(machine.commit())
@@ -232,7 +233,7 @@ class Session:
             if not machine.over:  # or our Abort is on its way
                 await self._or_abort(self._vote)
                 await channel.send_envelope(machine.confirm())
-            with deadline(self._limits.settle(self._size), "the partner's commitment", StalledError):
+            with deadline(self._paced.settle(self._size), "the partner's commitment", StalledError):
                 await self._settled.wait()
             await channel.send_envelope(machine.acknowledge())
 

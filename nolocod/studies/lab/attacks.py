@@ -53,7 +53,6 @@ class AttackTrial:
     step_seconds: float = 3.0
     """Virtual ones: a phase takes a minute."""
     hidden: int = 32
-    learning_rate: float = 4e-3
 
     def manifest(self) -> Manifest:
         run = presets.local_run(
@@ -65,11 +64,14 @@ class AttackTrial:
         )
         change = msgspec.structs.replace
         inner = change(  # the optimizer of the runs on the page
-            run.inner, optimizer="adamw", schedule="cosine", learning_rate=self.learning_rate, sequence=32,
-            warmup_rounds=0.06 * (self.head_start + self.rounds),
-        )  # fmt: skip
-        outer, evaluation = change(run.outer, blocking=False), change(run.evaluation, batches=64)
-        return change(run, inner=inner, outer=outer, trust=self.trust, evaluation=evaluation)
+            run.inner,
+            optimizer="adamw",
+            schedule="cosine",
+            learning_rate=4e-3,
+            sequence=32,
+            warmup_rounds=0.06 * run.outer.rounds,
+        )
+        return change(run, inner=inner, trust=self.trust, evaluation=change(run.evaluation, batches=64))
 
     @property
     def attacks(self) -> list[str]:
@@ -181,7 +183,7 @@ class Study:
         for attack in [NONE, *self.attacks]:
             cells, found = [attack], [log[trial] for trial in self._trials(attack, Trust())]
             for loss, cost, harm in (self._told(attack, trust, log) for trust in (OFF, Trust())):
-                cells += [f"{loss:.4f}", f"{cost:+.2f} %" if cost < RUINED else "broken", ", ".join(map(str, harm))]
+                cells += [f"{loss:.4f}", f"{cost:+.2f} %", ", ".join(map(str, harm))]
             cells += [
                 f"{statistics.mean(some):.1%}" for some in zip(*((one.captured, one.alone) for one in found), strict=True)
             ]
@@ -198,7 +200,5 @@ class Study:
 
 BOUND = 3.0
 """Percent of their loss that attackers may cost defended nodes."""
-RUINED = 100.0
-"""Percent: beyond it the number says nothing any more."""
 FULL = Study(AttackTrial(NONE), (1, 2))
 REDUCED = Study(AttackTrial(NONE, honest=6, hostile=2, head_start=15, rounds=10), (1,))

@@ -86,6 +86,11 @@ class Learner(SimReplica):
     def _alone(self, before: State) -> Applied:
         return self.own.solo()
 
+    async def discard(self) -> None:
+        if self.captured is not None:  # training went on with it
+            self._train()
+        await super().discard()
+
     def _forget(self) -> None:
         super()._forget()
         self.own.discard()
@@ -124,8 +129,10 @@ class Forger(Attacker):
 
     async def _stall(self) -> bool:
         """Nearly as long as any part of an exchange may take."""
-        await clock.sleep(self.world.limits.snapshot_seconds - 1 if self.tactic == "stall" else 0.0)
-        return self.tactic == "stall"
+        outer, stalls = self.world.scenario.outer, self.tactic == "stall"
+        most = self.world.limits.paced(outer.inner_steps * outer.step_seconds, self.outbox.size).snapshot_seconds
+        await clock.sleep(0.9 * most if stalls else 0.0)
+        return stalls
 
 
 class LearningSwarm(Swarm):

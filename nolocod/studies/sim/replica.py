@@ -79,9 +79,7 @@ class SimReplica:
         """`speed`: seconds of an inner step, of this node."""
         self.outer = outer
         self.speed = speed
-        self.phi = [0.0] * size
-        self.delta = [0.0] * size
-        self.theta = [0.0] * size
+        self.state = State(*[(0.0,) * size] * 3)
         self.round = 0
         self.tokens = 0
         self.outbox, self.inbox = MemoryBox(8 * size), MemoryBox(8 * size)
@@ -119,21 +117,16 @@ class SimReplica:
 
     def _advance(self, steps: int) -> None:
         spread = 0.01 * math.sqrt(steps)
-        self.theta = [weight + self._rng.gauss(0.001, spread) for weight in self.theta]
+        self.state = replace(self.state, theta=tuple(weight + self._rng.gauss(0.001, spread) for weight in self.state.theta))
         self.tokens += 512 * steps
-
-    @property
-    def state(self) -> State:
-        return State(tuple(self.phi), tuple(self.delta), tuple(self.theta))
 
     def restore(self, state: State, number: int, tokens: int) -> None:
         """Go on from a checkpoint of round `number`."""
-        self.phi, self.delta, self.theta = list(state.phi), list(state.delta), list(state.theta)
-        self.round, self.tokens = number, tokens
+        self.state, self.round, self.tokens = state, number, tokens
 
     def take_over(self, donor: Self) -> None:
         """Begin where `donor` is, as a newcomer does with weights that it fetched."""
-        self.restore(State(donor.state.phi, (0.0,) * len(self.phi), donor.state.phi), donor.round, 0)
+        self.restore(replace(donor.state, delta=(0.0,) * len(self.state.phi), theta=donor.state.phi), donor.round, 0)
 
     # --- outer steps ------------------------------------------------------------------------------------
 
@@ -170,7 +163,7 @@ class SimReplica:
 
     def _look(self, state: State, *, probation: bool) -> Inspection:
         """At the inbox."""
-        found = struct.unpack(f"<{len(self.phi)}d", self.inbox.content)
+        found = struct.unpack(f"<{len(state.phi)}d", self.inbox.content)
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
         self._inspected = found
@@ -204,10 +197,10 @@ class SimReplica:
 
     def _step(self, before: State, mean: list[float]) -> None:
         outer = self.outer
-        self.delta = [outer.alpha * d + m - outer.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True)]
-        self.phi = [p + d for p, d in zip(before.phi, self.delta, strict=True)]
-        since = [now - then for now, then in zip(self.theta, before.theta, strict=True)]
-        self.theta = [p + s for p, s in zip(self.phi, since, strict=True)]
+        delta = tuple(outer.alpha * d + m - outer.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True))
+        phi = tuple(p + d for p, d in zip(before.phi, delta, strict=True))
+        since = (now - then for now, then in zip(self.state.theta, before.theta, strict=True))
+        self.state = State(phi, delta, tuple(p + s for p, s in zip(phi, since, strict=True)))
 
     def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
         """The outer step is taken."""

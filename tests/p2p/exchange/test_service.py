@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -83,6 +84,8 @@ class FakeBox:
 
 class FakeTrainer:
     """Stands for the trainer."""
+
+    phase = math.inf
 
     def __init__(self, seed: int, size: int = SIZE) -> None:
         self.outbox = FakeBox(random.Random(seed).randbytes(size))

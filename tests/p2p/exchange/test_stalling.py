@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -125,6 +126,8 @@ def test_a_node_that_is_stalled_again_and_again_keeps_nine_tenths_of_its_outer_s
 # --- what is too slow, and what is not -----------------------------------------------------------------
 
 SIZE = 100 << 20
+PACED = ((60.0, 0), (1.0, 0), (1.0, 100_000_000), (math.inf, SIZE))
+"""Seconds of an inner phase, and bytes of a message."""
 
 
 async def paced(rates: list[float], size: int = SIZE, piece: int = 512 << 10) -> float | None:
@@ -191,6 +194,16 @@ async def test_what_is_not_due_is_not_asked_for(virtual_clock: object) -> None:
     due = True
     with pytest.raises(StalledError):
         await pace.watch(prepared)
+
+
+async def test_a_partner_s_trainer_has_half_of_our_inner_phase(virtual_clock: object) -> None:
+    """But time to end a step and to write, however short ours are; and never more than the run's bounds."""
+    limits, began = Limits(), trio.current_time()
+    waits = [(limits.paced(phase, size).snapshot_seconds, limits.paced(phase, size).settle_seconds) for phase, size in PACED]
+    assert waits == [(30.0, 30.0), (20.0, 20.0), (30.0, 30.0), (120.0, 120.0)]
+    with pytest.raises(StalledError):
+        await Pace(limits.paced(60.0, 0), SIZE, lambda: True).watch(trio.Event())
+    assert trio.current_time() - began == pytest.approx(30.0 + limits.accept_seconds)
 
 
 async def test_a_snapshot_that_never_comes_has_a_bound(virtual_clock: object) -> None:
