@@ -3,8 +3,9 @@
     python -m tools.choices [--reduced] [--workers N] [--kept FILE] [--into docs]
 
 The rule: every trial is our method but for the settings that its row and column name, on seeds that `nolocod lab
-compare` does not tell. The outer step's settings were tried last, in runs twice as long; the other tables have those of
-`_LIKE`. All but the first two train with AdamW and a cosine, as runs of release 0.1 did.
+compare` does not tell. The outer step's settings were tried in runs twice as long, and lateness with the settings that
+they chose; the other tables have those of `_LIKE`. All but the first two train with AdamW and a cosine, as runs of release
+0.1 did.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ _LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1, alpha=0.2, 
 _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
 _INNER = tuple((optimizer, schedule) for optimizer in ("adamw", "muon") for schedule in ("cosine", "wsd"))
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
-_LATE = tuple((late, phase, False) for phase, lates in ((100, (0, 5)), (50, (0, 1, 2, 5)), (24, (0, 5))) for late in lates)
-_LATE += ((0, 50, True), (5, 50, True))
+_IN_TIME, _FIFTH, _BUSY = (0, 1), (5, 1), (25, 1)
+"""Inner steps that a merge comes late, and fragments: a line takes no time, a fifth of it, or all of it."""
+_BUSY_IN_FRAGMENTS = (5, 5)
+_LATE = {"0.36 M parameters": (_IN_TIME, _FIFTH, _BUSY), "0.12 M": (_IN_TIME, _FIFTH, _BUSY, _BUSY_IN_FRAGMENTS)}
 _OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
 _LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 1.0, 0.75))
 _LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
@@ -111,12 +114,13 @@ def full() -> tuple[Table, ...]:
             ),
         ),
         Table(
-            "By how many inner steps a merge comes late: what an exchange takes in a run that does not wait for it",
-            "late, of, learning rate",
+            "By how many of 25 inner steps a merge comes late, with the default's alpha, beta and gamma (a line that is busy "
+            "all the time: 25 late, or 5 in 5 fragments)",
+            "late, fragments",
             {
-                (f"{late} of {like.inner_steps}{', half' if slower else ''}", size): _late(like, late, slower=slower)
-                for late, phase, slower in _LATE
-                for size, like in _each_size(_SIZES, phase)
+                (f"{late}, {fragments}", size): _late(like, late, fragments)
+                for size, like in _SIZES.items()
+                for late, fragments in _LATE[size]
             },
         ),
         _rates(
@@ -183,8 +187,8 @@ def _rates(text: str, rows: str, likes: dict[str, Trial]) -> Table:
     return Table(text, rows, cells, by_row=True)
 
 
-def _late(like: Trial, late: int, *, slower: bool) -> Trial:
-    return replace(like, late=late or None, learning_rate=like.learning_rate / (2 if slower else 1))
+def _late(like: Trial, late: int, fragments: int) -> Trial:
+    return replace(like, alpha=None, beta=None, gamma=None, late=late, fragments=fragments)
 
 
 def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[[str], None]) -> str:
