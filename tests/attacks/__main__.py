@@ -3,9 +3,9 @@
 The measure is the calm time before and after each attack, each as long as the attack: what else the machine does changes
 from minute to minute. A stranger does not eat the processor of its victim, so attackers have a processor of their own here,
 where there are two; it is as busy in calm times, so that other programs have as little room then. The daemons leave most of
-theirs free: the line of each is slow, and trainers wait for exchanges (`outer.blocking`). What an attack costs shows in the
-processor time of the node's network process, which other programs change little, and in the outer steps, which they change
-more. Exit status 1 if a limit did not hold. A stall is a task that the node's event loop woke more than 50 ms late
+theirs free: the line of each is slow, and a phase has four inner steps. What an attack costs shows in the processor time of
+the node's network process, which other programs change little, and in the outer steps, which they change more. Exit status 1
+if a limit did not hold. A stall is a task that the node's event loop woke more than 50 ms late
 (`nolocod_loop_lag_seconds`): on a busy machine calm times have some too.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -167,17 +168,18 @@ def main() -> int:
     os.sched_setaffinity(0, daemons)
     with tempfile.TemporaryDirectory() as folder:
         idler: subprocess.Popen[bytes] | None = None
-        swarm = Swarm(Path(folder), "--max-upload", "20Mbit", "--nice", "0")
+        swarm = Swarm(Path(folder), "--max-upload", "20Mbit", "--nice", "5")
         try:
-            first = swarm.found(codec="float32", outer="blocking = true", steps=4, hidden=96)
+            first = swarm.found(codec="float32", steps=4, hidden=96)
             swarm.wait_paired(swarm.joined_by(first, 2), _SETTLED)
             os.sched_setaffinity(0, {attackers})
             idler = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            psutil.Process(idler.pid).nice(5)
             before = measured(first, options.seconds, calmly)
             lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
             for name in options.only or ATTACKS:
+                idler.send_signal(signal.SIGSTOP)
                 found = measured(first, options.seconds, partial(attacked, first, name))
+                idler.send_signal(signal.SIGCONT)
                 swarm.wait_paired([first], 1)
                 after = measured(first, options.seconds, calmly)
                 calm, before = before.beside(after), after
