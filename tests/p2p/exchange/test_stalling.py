@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from nolocod.errors import RemoteError
-from nolocod.observe.events import OuterStep, PeerJudged
+from nolocod.observe.events import ExchangeEnded, OuterStep, PeerJudged
 from nolocod.p2p.exchange.progress import Pace, StalledError
 from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.transport.channel import Channel
@@ -37,6 +37,8 @@ LIMITS = Limits(chunk_bytes=16)
 SCENARIO = slowed(Scenario(staleness=1000))
 CHUNKS = {"never describes": -1, "one chunk": 1, "all but a verdict": 4}
 """What an attacker gives before it says Working for ever; a message has four chunks."""
+WAITS = {"never describes": 32, "one chunk": 75, "all but a verdict": 25}
+"""Seconds that such a one is waited for at most, where an inner phase takes 20."""
 
 
 class Staller(SimNode):
@@ -81,11 +83,15 @@ class Watched(Swarm):
 
     taken = 0
     blamed = 0
+    longest = 0.0
+    """Seconds of an exchange that came to nothing."""
 
     def told(self, member: SimMember, event: Event) -> None:
         super().told(member, event)
         if member.number == 0:
             self.taken += isinstance(event, OuterStep)
+            if isinstance(event, ExchangeEnded) and event.outcome == "aborted":
+                self.longest = max(self.longest, event.seconds)
             self.blamed += isinstance(event, PeerJudged) and event.why == Conduct.WITHHELD.words
 
 
@@ -121,6 +127,7 @@ def test_a_node_that_is_stalled_again_and_again_keeps_nine_tenths_of_its_outer_s
     attacked = outer_steps(tactic)
     assert attacked.taken >= 0.9 * calm
     assert attacked.blamed > 0, "who stalls is blamed"
+    assert 0 < attacked.longest < WAITS[tactic]
 
 
 # --- what is too slow, and what is not -----------------------------------------------------------------

@@ -19,10 +19,12 @@ from nolocod.commands.simulate import NAMES
 from nolocod.errors import OtherRunError, PeerTooSlowError, PeerUnavailableError, RemoteError, SignatureError
 from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
+from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.studies.sim.clock import Wakeup, run, sleep, sleep_until
+from nolocod.studies.sim.journal import Journal
 from nolocod.studies.sim.network import PROGRESS, End, LineModel, Network
 from nolocod.studies.sim.oracle import Oracle
 from nolocod.studies.sim.replica import OuterSettings, SimReplica, State
@@ -116,6 +118,27 @@ class Parted(Swarm):
         node = super().add(donor)
         node.port.side = node.number
         return node
+
+
+def test_a_banned_peer_is_neither_heard_nor_answered() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = Swarm(SMALL, SCENARIOS["calm"], nursery, Journal())
+            with swarm.signing.checked():
+                one, other = swarm.add(), swarm.add()
+                one.port.spawn = nursery.start_soon
+                assert await other.swap(one.peer_id)
+                for _ in range(2):
+                    one.judge(other.peer_id, Conduct.FALSE_TENSOR)
+                assert not await other.swap(one.peer_id)
+                assert not await one.swap(other.peer_id)
+                stream = await other.dial(one.peer_id, EXCHANGE)
+                with pytest.raises(PeerUnavailableError, match="reset"):
+                    await stream.read_exactly(1)
+                assert trio.current_time() < 1, "at once, before a word of it"
+            nursery.cancel_scope.cancel()
+
+    run(main, 0)
 
 
 def test_a_mesh_that_fell_in_two_finds_together() -> None:
