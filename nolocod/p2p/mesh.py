@@ -21,7 +21,7 @@ from nolocod.p2p.discovery.kademlia import open_dht
 from nolocod.p2p.discovery.run_info import serve_info
 from nolocod.p2p.host import Host, HostLimits, open_host
 from nolocod.p2p.keepalive import drop_the_dead, keep_alive
-from nolocod.p2p.limits.address_groups import address_group
+from nolocod.p2p.limits.address_groups import address_group, counted_with
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER, ConnectionLimits
 from nolocod.p2p.limits.rate_limits import NORMAL, Rate
@@ -30,7 +30,7 @@ from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
 from nolocod.p2p.membership.peer_selection import PeerSelection
-from nolocod.p2p.membership.table import Membership, counted_with
+from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.multiaddrs import split, via
@@ -149,7 +149,7 @@ class Mesh:
         self._admission = Admission()
         self._reputation = Reputation(parts.emit, group_of=lambda peer: address_group(host.way(peer)[1]))
         self._selection = PeerSelection(
-            identity.peer_id, parts.rng, self._reputation, lambda: self._table.beyond(), lambda: self._table.answers
+            identity.peer_id, parts.rng, self._reputation, lambda: self._table.size(), lambda: self._table.answers
         )
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0

@@ -41,7 +41,7 @@ class Timing:
     """Between two looks whether our network is another one, or none."""
     fanout: int = 1
     """Members that a node swaps views with per heartbeat."""
-    capacity: int = 128
+    capacity: int = 512
     """Members that a node holds."""
     view: int = 15
     """Heartbeats of others told at once."""

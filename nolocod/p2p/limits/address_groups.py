@@ -52,6 +52,12 @@ def address_group(host: str) -> str | None:
     return _network(address)
 
 
+def counted_with(peer: str, host: str) -> str:
+    """The group that `peer` counts with: that of the IP address `host` which it comes from; its own id where this has none;
+    one for all that only relays reach (""), since they may come from anywhere."""
+    return (address_group(host) or peer) if host else "relayed"
+
+
 def source(host: str) -> str:
     """The group of `host`, or the address alone where it has none."""
     return address_group(host) or customer(host)

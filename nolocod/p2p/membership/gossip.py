@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from nolocod.errors import ProtocolError, RemoteError
 from nolocod.identity import short
 from nolocod.observe.events import PartitionHealed, PeerLost, PeerSeen
+from nolocod.p2p.membership.table import share
 from nolocod.proto import nolocod_pb2 as pb
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _MOST_TOLD = 64
 """Heartbeats in one message; this release sends and reads 16."""
 _MESSAGES = 3
 """Full messages that a source is listened to per beat."""
+_MORE = 4
+"""Members that are contacted more at each beat, for every one that answers where none of those that we hear of does."""
 _SLOW_STATES = frozenset({"paused", "finished"})
 _CONTACTS_AT_ONCE = 8
 """Members of another part of the mesh that are contacted when it is found."""
@@ -94,11 +97,12 @@ class Gossip:
         """Members to swap views with at this beat; and those whose connection ended since the last one, because they
         may have ended themselves."""
         gone = sorted(self._table.among(self._connected.difference(connected)))
-        self._connected = frozenset(connected)
+        self._connected = self._table.connected = frozenset(connected)
         return list(dict.fromkeys([*self._drawn(now, connected), *gone[: _ENOUGH if len(self._table) <= 2 * _ENOUGH else 1]]))
 
     def _drawn(self, now: float, connected: Collection[PeerId]) -> list[PeerId]:
-        near, fanout = self._table.among(connected), self._timing.fanout
+        near = self._table.among(connected)
+        fanout = self._timing.fanout + round(_MORE * (1 - share(self._table.answers)))
         drawn = self._table.sample(self._rng, fanout * (_CANDIDATES if len(near) >= _ENOUGH else 1), now)
         drawn.sort(key=lambda peer: peer not in near)
         # whoever was drawn last is not there: now somebody who spoke, too, however many others are only heard of

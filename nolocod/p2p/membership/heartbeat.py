@@ -16,7 +16,8 @@ from nolocod import __version__
 from nolocod.errors import ProtocolError
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import NatClass
-from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable
+from nolocod.p2p.limits.address_groups import address_group
+from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable, host_of
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, seal, standing_from_wire, standing_to_wire
 
@@ -51,6 +52,16 @@ class Heartbeat:
     life: int
     """See OwnHeartbeat."""
     other: int
+
+    @property
+    def group(self) -> str:
+        """The address group that it tells; its sender's id where it tells none."""
+        return next(filter(None, map(_group_of, self.addresses)), self.peer)
+
+
+@lru_cache(maxsize=4096)
+def _group_of(address: str) -> str | None:
+    return address_group(host_of(address))
 
 
 def read(raw: bytes, run_id: str) -> Heartbeat:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RELAYED, HEARD_OF = 0.25, 0.2
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight; and the share of draws for
 those that nobody here ever spoke to, where others are free: they may be invented."""
-_HOUR, _AT_ONCE = 16, 18
+_HOUR, _AT_ONCE = 16, 16
 """Rounds of an hour, and members whose hour it is at a time: a few more, since some of them are busy or away."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
@@ -65,9 +65,9 @@ class PeerSelection:
     own: PeerId
     rng: random.Random
     reputation: Reputation
-    beyond: Callable[[], int] = lambda: 0
+    size: Callable[[], tuple[int, int]] = lambda: (0, 0)
     answers: Callable[[], Collection[bool]] = tuple
-    """How many members there are beyond the table; whether those answered that we dialled last and had only heard of."""
+    """How many members are verified, and heard of (table.py); whether those answered that were dialled last, only heard of."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -87,11 +87,8 @@ class PeerSelection:
         resting = self._resting(fit, sure)
         free = [member for member in fit if member.peer_id not in avoid]
         rested = [member for member in free if member.peer_id not in resting] or (free if sure <= FEW else [])
-        due = [member for member in rested if meet(self.own, member.peer_id, own.round, told)]
-        chosen = [member for member in due if member.group]
-        if not chosen:
-            chosen = [one for one in rested if one.group and (sure <= FEW or meet(self.own, one.peer_id, own.round, sure))]
-        heard = [member for member in (rested if told <= FEW else due) if not member.group]
+        chosen = [one for one in rested if one.group and meet(self.own, one.peer_id, own.round, sure)]
+        heard = [one for one in rested if not one.group and meet(self.own, one.peer_id, own.round, told)]
         trust = share(self.answers()) * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
         chosen = heard if heard and self.rng.random() < trust else chosen
         crowds = Counter(member.group for member in fit)
@@ -124,13 +121,13 @@ class PeerSelection:
         self._answered.append(offered)
 
     def count(self, members: Sequence[Member], fit: Collection[Member]) -> tuple[int, int]:
-        """How many may be partners as we are told, and as we believe where those that we verified or met are under half."""
-        trained = [member for member in members if member.group and member.state == "training"]
-        met, beyond = {peer for peer, _ in self._met}, self.beyond()
-        told = max(len(met.union(one.peer_id for one in [*fit, *trained])), len(members) + beyond if beyond else 0)
-        sure = len(met.union(member.peer_id for member in trained if member.verified))
-        others = min(1.0, 4 * share(self.answers())) ** 2 if 2 * sure > FEW else 0.0
-        return told, told if told <= 2 * sure else sure + int(others * (told - sure))
+        """How many may be partners as we are told, and as we believe: of those that are only heard of as many as answer."""
+        verified, heard_of = self.size()
+        idle = sum(member.state != "training" for member in members)
+        met = {peer for peer, _ in self._met}.union(member.peer_id for member in fit if member.group)
+        sure = max(verified - idle, len(met))
+        believed = round(share(self.answers()) * max(heard_of, len(fit) - len(met))) if 2 * sure > FEW else 0
+        return max(verified + heard_of - idle, len(met.union(member.peer_id for member in fit))), sure + believed
 
     def _resting(self, fit: Sequence[Member], sure: int) -> set[PeerId]:
         """Partners of the last steps; half of a small run's members, and never all that we spoke to."""

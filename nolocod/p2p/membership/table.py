@@ -10,15 +10,16 @@ a monotonic time in seconds, `wall` the time of day in seconds, both passed in.
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nolocod.observe.events import MADE_ROOM, PeerLost, PeerSeen
-from nolocod.p2p.limits.address_groups import address_group
+from nolocod.p2p.limits.address_groups import counted_with
 from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.membership.admission import Admission
 from nolocod.p2p.timing import Timing
@@ -43,13 +44,7 @@ PER_GROUP = 4
 """Verified members of one address group that count."""
 _KEPT = 16
 """Verified members that make room for nobody: enough to hold a random graph together, few enough to change with time."""
-_RELAYED = "relayed"
-
-
-def counted_with(peer: PeerId, host: str) -> str:
-    """The group that `peer` counts with: that of the IP address `host` which it comes from; its own id where this has none;
-    one for all that only relays reach (""), since they may come from anywhere."""
-    return (address_group(host) or peer) if host else _RELAYED
+_THERE = 4  # times longer than others those are believed that are connected: a connection is pinged
 
 
 def share(answers: Collection[bool]) -> float:
@@ -79,6 +74,8 @@ class _Memory:
     count: int
     heard: float
     time: float
+    verified: bool = False
+    """Whether it was when it was dropped."""
     unreached: float = -math.inf
     """When it could not be reached: a heartbeat from before brings it back no more."""
 
@@ -108,7 +105,7 @@ class Membership:
     """Why nothing is asked of a peer and given to it for now."""
     committed: Callable[[PeerId], int] = lambda _: 0
     """Exchanges with a peer that were committed."""
-    answers: deque[bool] = field(default_factory=lambda: deque(maxlen=16))
+    answers: deque[bool] = field(default_factory=lambda: deque(maxlen=32))
     """Whether they answered: of the last members that we dialled and had only heard of."""
     newcomers: int = 0
     """How many members came of whom nothing was known."""
@@ -119,6 +116,8 @@ class Membership:
     _suspicions: dict[PeerId, _Suspicion] = field(default_factory=dict)
     _met: dict[PeerId, tuple[bool, str]] = field(default_factory=dict)
     """Of members that spoke on an authenticated connection: whether we dialled it, and their address group."""
+    connected: frozenset[PeerId] = frozenset()
+    """Whom we have a connection to now."""
     _made_room: list[PeerId] = field(default_factory=list)
     _began: float | None = None
 
@@ -163,7 +162,7 @@ class Membership:
             return None
         if said.state == "leaving":
             known = self._drop(peer)
-            self._remember(peer, _Memory(said.count, now, said.time))
+            self._remember(peer, _Memory(said.count, -math.inf, said.time))
             return PeerLost(peer, "it left") if known else None
         before = self._entries.get(peer)
         heard, offset = now - age, before.offset if before else None
@@ -225,10 +224,10 @@ class Membership:
         return PeerSeen(peer, said.standing.round, said.standing.tokens, said.standing.loss, said.state, said.nat)
 
     def _kept(self) -> set[PeerId]:
-        """The verified members that we met last: up to half of the table, where few answer of those that we hear of."""
-        verified, half = self.verified(), self.timing.capacity // 2
+        """Those that we met last, verified or connected: up to half of the table, where few answer of those that we hear of."""
+        there, half = self.verified() | self.connected, self.timing.capacity // 2
         most = max(min(_KEPT, half), round(half * (1 - share(self.answers))))
-        return {*[peer for peer in self._met if peer in verified][-most:]}
+        return {*[peer for peer in self._met if peer in there][-most:]}
 
     def lasts(self, now: float) -> float:
         """Seconds for which a silent member is believed: at first as in a large run, until we know how large this one is."""
@@ -246,7 +245,7 @@ class Membership:
         self._made_room.clear()
         seconds, doubted = self.lasts(now), {peer for peer, doubt in self._suspicions.items() if not doubt.heard_again}
         for peer, entry in list(self._entries.items()):
-            allowed = seconds / 2 if peer in doubted else seconds
+            allowed = seconds / 2 if peer in doubted else seconds * (_THERE if peer in self.connected else 1)
             if now - entry.heard > allowed:
                 self._drop(peer)
                 lost.append(PeerLost(peer, f"silent for {allowed:.0f} s"))
@@ -261,11 +260,12 @@ class Membership:
 
     def _drop(self, peer: PeerId) -> bool:
         entry, suspicion = self._entries.pop(peer, None), self._suspicions.pop(peer, None)
+        verified = peer in self._met and peer in self.verified()
         self._met.pop(peer, None)
         if entry is None:
             return False
         unreached = suspicion.since if suspicion else -math.inf
-        self._remember(peer, _Memory(entry.said.count, entry.heard, entry.said.time, unreached))
+        self._remember(peer, _Memory(entry.said.count, entry.heard, entry.said.time, verified, unreached))
         return True
 
     def _remember(self, peer: PeerId, memory: _Memory) -> None:
@@ -275,16 +275,21 @@ class Membership:
             del self._memories[next(iter(self._memories))]
 
     def known(self, peer: PeerId, now: float) -> bool:
-        """Whether `peer` is a member, or had to make room and was heard not so long ago that it must be gone."""
-        memory, more_than_we_hold = self._memories.get(peer), len(self._entries) + len(self._memories) > self.timing.capacity
-        return peer in self._entries or (memory is not None and more_than_we_hold and now - memory.heard < 3 * self.lasts(now))
+        """Whether `peer` is a member, or was one and was heard not so long ago that it must be gone."""
+        return peer in self._entries or (peer in self._memories and self._lately(self._memories[peer], now))
 
-    def beyond(self) -> int:
-        """How many that had to make room are probably there: where the table is full, a run is larger by them."""
-        if len(self._entries) < self.timing.capacity:
-            return 0
-        now = max(entry.heard for entry in self._entries.values())
-        return sum(now - memory.heard < 3 * self.lasts(now) for memory in self._memories.values())
+    def _lately(self, memory: _Memory, now: float) -> bool:
+        return now - memory.heard < 3 * self.lasts(now)
+
+    def size(self) -> tuple[int, int]:
+        """How many members the run may have: those that are verified, and those that are only heard of and were not dialled in
+        vain, at most `PER_GROUP` of an address group; of both also those that had to make room or fell silent lately."""
+        now, verified = max((entry.heard for entry in self._entries.values()), default=0.0), self.verified()
+        known = verified.union(self._suspicions)
+        groups = Counter(entry.said.group for peer, entry in self._entries.items() if peer not in known)
+        heard_of = sum(count if "/" not in group else min(count, PER_GROUP) for group, count in groups.items())
+        gone = [one.verified for one in self._memories.values() if one.unreached == -math.inf and self._lately(one, now)]
+        return len(verified) + sum(gone), heard_of + len(gone) - sum(gone)
 
     # --- who can be reached -----------------------------------------------------------------------
 
@@ -292,7 +297,7 @@ class Membership:
         """`peer` could not be reached: no partner for ten seconds, doubled with every failure in a row."""
         if peer not in self._entries:
             return
-        if peer not in self._met:
+        if peer not in self._met and peer not in self._suspicions:
             self.answers.append(False)
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 0
         pause = min(_BACK_OFF * 2.0 ** min(failures, 16), _LONGEST_BACK_OFF)
@@ -338,7 +343,7 @@ class Membership:
         members = []
         for peer, entry in self._entries.items():
             said, age = entry.said, now - entry.heard
-            if age <= seconds:
+            if age <= seconds or peer in self.connected:
                 facts = said.standing, said.state, said.addresses, said.version, age
                 dialled, group = self._met.get(peer, (False, ""))
                 group = group if dialled or self.committed(peer) else ""
@@ -366,23 +371,24 @@ class Membership:
 
     def encode_view(self, rng: random.Random, now: float, without: Container[bytes] = ()) -> list[tuple[bytes, float]]:
         """Sealed heartbeats for others, each with its age in seconds, within `timing.view` and `timing.view_bytes`:
-        half of them the freshest, half drawn from the rest; up to half of each are those that we keep, so that no flood
-        of others drives them out. `without` are those that the other side has."""
-        seconds, kept = self.lasts(now), self._kept()
+        half of them the freshest, half drawn from the rest; half of each are those that we keep, and more where few answer of
+        those that we hear of, so that no flood drives them out. `without` are those that the other side has."""
+        seconds, kept, more = self.lasts(now), self._kept(), 1 - share(self.answers) / 2
         entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.said.raw not in without]
-        entries.sort(key=_HEARD, reverse=True)
 
-        def first(count: int) -> list[_Entry]:
-            ours = {entry.said.peer for entry in [one for one in entries if one.said.peer in kept][: count // 2]}
-            entries.sort(key=lambda entry: entry.said.peer not in ours)
-            taken, entries[:] = entries[:count], entries[count:]
-            return taken
+        def some(count: int, pick: Callable[[int, list[_Entry]], list[_Entry]]) -> list[_Entry]:
+            ours = pick(round(count * more), [one for one in entries if one.said.peer in kept])
+            taken = {one.said.peer for one in ours}
+            ours += pick(count - len(ours), [one for one in entries if one.said.peer not in taken])
+            taken = {one.said.peer for one in ours}
+            entries[:] = [one for one in entries if one.said.peer not in taken]
+            return ours
 
         half = (self.timing.view + 1) // 2
-        fresh = first(half)
-        rng.shuffle(entries)
+        fresh = some(half, lambda count, of: heapq.nlargest(count, of, _HEARD))
+        drawn = some(self.timing.view - half, lambda count, of: rng.sample(of, min(count, len(of))))
         chosen, size = [], 0
-        for entry in fresh + first(self.timing.view - half):
+        for entry in fresh + drawn:
             raw = entry.said.raw
             if size + len(raw) <= self.timing.view_bytes:
                 size += len(raw)

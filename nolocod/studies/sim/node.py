@@ -74,7 +74,7 @@ class SimNode(SimMember):
         self.reputation = Reputation(self.emit, plan.probation, plan.judging)
         self.table.committed = self.reputation.committed
         self.table.ban = lambda peer: self.reputation.objection(peer, self.wall())
-        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, self.table.beyond, lambda: self.table.answers)
+        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, self.table.size, lambda: self.table.answers)
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,

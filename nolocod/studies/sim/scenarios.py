@@ -34,6 +34,8 @@ class Scenario:
     partition: Partition | None = None
     hostile: float = 0.0
     """So large a share of the nodes attack the others (attackers.py)."""
+    beats: int = 1
+    """Heartbeats of an inner phase, where gossip is slowed; by default those of a minute are five."""
     staleness: int = 3
     patience: float = 60.0
 
@@ -58,9 +60,9 @@ def paced(scenario: Scenario, nodes: int) -> Scenario:
 
 
 def slowed(scenario: Scenario) -> Scenario:
-    """With the gossip of large simulations: a beat per inner phase, and members believed for ten."""
-    phase = scenario.outer.inner_steps * scenario.outer.step_seconds
-    timing = replace(scenario.timing, heartbeat=phase, calm=phase, live=10 * phase, lasting=10 * phase)
+    """With the gossip of large simulations: `beats` in an inner phase, and members believed for fifteen, as by default."""
+    beat = scenario.outer.inner_steps * scenario.outer.step_seconds / scenario.beats
+    timing = replace(scenario.timing, heartbeat=beat, calm=beat, live=15 * beat, lasting=15 * beat)
     return replace(scenario, timing=timing)
 
 
@@ -79,7 +81,7 @@ SCENARIOS: dict[str, Scenario] = {
         churn=0.3,
         partition=Partition(0.4, 0.6),
     ),
-    "hostile": Scenario(hostile=0.3),
+    "hostile": Scenario(hostile=0.3, beats=4),
 }
 """What each is made of: `calm` has 20 ms and fast lines, `wan` home lines over continents, `nat` every second node behind a
 cone NAT and every fifth behind a symmetric one, `partition` a mesh that falls in two for a quarter of the time, `churn`

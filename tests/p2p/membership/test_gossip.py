@@ -12,6 +12,7 @@ from nolocod.errors import BannedError, ClonedIdentityError, PeerUnavailableErro
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Troubled
 from nolocod.p2p.discovery.bootstrap import Contact, Discovery
+from nolocod.p2p.membership.gossip import Gossip
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.peer_scoring import Conduct
@@ -167,3 +168,13 @@ async def test_who_leaves_says_so_until_it_is_gone() -> None:
     gossip._gossip.beat(trio.current_time())  # the next is due before it is gone
     (said,) = gossip._gossip.question(trio.current_time()).heartbeats
     assert open_envelope(said, run_id="run", receiver="").heartbeat.state == "leaving"
+
+
+@pytest.mark.parametrize(("answered", "contacted"), [(True, 1), (False, 5)])
+def test_where_few_of_those_heard_of_answer_more_are_contacted_at_a_beat(answered: bool, contacted: int) -> None:
+    """Else invented members keep a node from finding those that are there."""
+    table = Membership(OWN.peer_id, "run")
+    for _ in range(16):
+        table.heard(own_heartbeat_of(Identity.generate()).heartbeat(), 0.0, 1e9)
+    table.answers.extend([answered] * 32)
+    assert len(Gossip(table, own_heartbeat_of(OWN), random.Random(0)).targets(1.0, ())) == contacted

@@ -373,7 +373,7 @@ class Peer:
         self.answered = deque([True] * len(names), 16)
         self.rng = rng
         self.selection = PeerSelection(
-            own, rng, Reputation(lambda _: None), lambda: max(invented - 120, 0), lambda: self.answered
+            own, rng, Reputation(lambda _: None), lambda: (len(self._real), invented), lambda: self.answered
         )
         self.avoid: dict[PeerId, float] = {}
         self._real = [spoken_to(name) for name in names if name != own]
@@ -454,7 +454,7 @@ def test_a_thousand_invented_members_cost_a_run_next_to_nothing(real: int) -> No
 
 def test_the_offer_of_a_newcomer_that_is_only_heard_of_is_taken_in_its_hour_however_large_the_run() -> None:
     drawing, newcomer = selection(), PeerId("newcomer")
-    drawing.beyond, drawing.answers = lambda: 72, lambda: [True] * 8 + [False] * 2
+    drawing.size, drawing.answers = lambda: (40, 160), lambda: [True] * 8 + [False] * 2
     members = [*PEERS[:40], *(member(one.peer_id) for one in PEERS[40:127]), member(newcomer)]
     taken = [drawing.admits(newcomer, members, Standing(number, 0, 0.0), 3, late=False) for number in range(10, 4000)]
     assert taken == [meet(US, newcomer, number, 200) for number in range(10, 4000)]
@@ -462,7 +462,7 @@ def test_the_offer_of_a_newcomer_that_is_only_heard_of_is_taken_in_its_hour_howe
 
 def test_the_offer_of_one_that_nobody_spoke_to_is_no_more_welcome_for_what_others_invent() -> None:
     drawing, stranger = selection(), PeerId("stranger")
-    drawing.beyond, drawing.answers = lambda: 1000, lambda: [False] * 16
+    drawing.size, drawing.answers = lambda: (20, 1001), lambda: [False] * 16
     members, rounds = [*PEERS[:20], member(stranger)], [Standing(number, 0, 0.0) for number in range(20, 400)]
     assert drawing.count(members, members) == (1021, 20)
     for late in (False, True):

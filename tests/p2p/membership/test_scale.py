@@ -97,13 +97,14 @@ async def test_in_a_small_swarm_a_newcomer_is_known_within_seconds_and_one_that_
 
 @simulated
 async def test_whom_partner_draws_hit_is_nearly_uniform_and_views_change(checks: Checks) -> None:
-    async with gossip_swarm(CALM, seed=1) as swarm:
+    timing = replace(CALM, capacity=128)  # less than there are
+    async with gossip_swarm(timing, seed=1) as swarm:
         members = swarm.add(200)
         await trio.sleep(150.0)
         before = {member.peer_id: set(member.live()) for member in members}
         degrees = swarm.in_degrees()
-        assert statistics.mean(len(view) for view in before.values()) >= 0.9 * CALM.capacity
-        assert max(len(view) for view in before.values()) == CALM.capacity
+        assert statistics.mean(len(view) for view in before.values()) >= 0.9 * timing.capacity
+        assert max(len(view) for view in before.values()) == timing.capacity
         assert statistics.pstdev(degrees.values()) <= 0.16 * statistics.mean(degrees.values()), "at first; 0.11 later"
         drawn = await swarm.drawn(rounds=8, every=12.0)
         assert drawn.total() == 1600
@@ -114,7 +115,7 @@ async def test_whom_partner_draws_hit_is_nearly_uniform_and_views_change(checks:
             "the spread of the chances to be drawn; not even, since members that are verified keep their place"
         )
         changed = [len(before[member.peer_id] - set(member.live())) for member in members]
-        assert statistics.mean(changed) >= 0.25 * CALM.capacity, "36 % where the two are drawn from 200 independently"
+        assert statistics.mean(changed) >= 0.25 * timing.capacity, "36 % where the two are drawn from 200 independently"
 
 
 def _tries(member: Member, gone: set[PeerId]) -> int:
@@ -160,7 +161,7 @@ async def test_two_parts_that_meet_once_are_one_swarm_again(checks: Checks) -> N
         for member in right:
             member.port.side = 0
         assert await left[3].swap(right[7].peer_id)
-        await trio.sleep(20.0)
+        await trio.sleep(30.0)
         assert all(len(member.live()) == 23 for member in swarm.live())
         assert 1 <= len(swarm.healed) <= 24
         assert {event.peer_id for event in swarm.healed} & {left[3].peer_id, right[7].peer_id}

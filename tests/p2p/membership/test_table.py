@@ -459,9 +459,10 @@ def test_a_full_table_gives_up_the_stalest_however_often_the_others_were_heard()
         assert {member.peer_id for member in members.live(float(now))} == set(sealed_at)
 
 
-def joined(members: Membership, count: int = 1) -> list[PeerId]:
+def joined(members: Membership, count: int = 1, address: str = HERE) -> list[PeerId]:
     nodes = [Node() for _ in range(count)]
     for node in nodes:
+        node.addresses = (address,)
         members.heard(node.beat(), 0.0, WALL)
     return [node.identity.peer_id for node in nodes]
 
@@ -530,9 +531,11 @@ def test_what_news_are_worth_is_the_share_of_those_heard_of_that_answered_of_lat
     members.met(peers[4], "inbound", "127.0.0.1")
     members.suspect(peers[0], 1.0)
     assert share(members.answers) == half, "who spoke to us is there, answer or not"
-    for peer in peers[4:]:
+    for now in (1.0, 20.0, 300.0):
+        members.suspect(peers[2], now)
+    assert share(members.answers) == half, "who is tried again tells nothing new of the others"
+    for peer in joined(members, 32):
         members.suspect(peer, 1.0)
-        members.suspect(peer, 20.0)
     assert share(members.answers) == 0.0
 
 
@@ -541,8 +544,64 @@ def test_where_few_of_those_heard_of_answer_more_of_the_verified_keep_their_plac
     members = table(Timing(capacity=64, live=1e6))
     for peer in joined(members, 24):
         members.met(peer, "direct", "127.0.0.1")
-    for peer in joined(members, 0 if answered else 16):
+    for peer in joined(members, 0 if answered else 32):
         members.suspect(peer, 1.0)
     for now in range(2, 100):
         members.heard(Node().beat(), float(now), WALL)
     assert len(members.verified()) == kept
+
+
+def test_the_size_of_the_run_counts_the_verified_and_of_the_others_those_that_were_not_dialled_in_vain() -> None:
+    members = table(Timing(live=20.0, lasting=20.0))
+    peers = joined(members, 6, "/ip4/127.0.0.1/tcp/1")  # of no address group
+    assert members.size() == (0, 6)
+    members.met(peers[0], "direct", "127.0.0.1")
+    members.met(peers[1], "inbound", "127.0.0.1")
+    members.suspect(peers[2], 1.0)
+    assert members.size() == (1, 4), "who calls us may be one of many names; who is not there is not counted"
+    for peer in peers[:2]:
+        members.suspect(peer, 1.0)
+    members.heard(Node().beat(), 40.0, WALL)
+    members.expire(40.0)
+    assert members.size() == (0, 4), "silent for less than three lives, but for those out of reach"
+    members.heard(Node().beat(), 100.0, WALL)
+    assert members.size()[1] < 4
+
+
+def test_the_many_of_one_address_group_that_are_only_heard_of_count_as_few() -> None:
+    members = table()
+    joined(members, 12, "/ip4/203.0.113.7/tcp/4001")
+    assert members.size() == (0, PER_GROUP)
+
+
+def test_a_connection_that_is_alive_is_a_sign_of_life_too() -> None:
+    members = table(Timing(live=20.0, lasting=20.0))
+    near, far = joined(members, 2)
+    members.connected = frozenset([near])
+    assert [lost.peer_id for lost in members.expire(30.0)] == [far]
+    assert [member.peer_id for member in members.live(30.0)] == [near]
+    assert [lost.peer_id for lost in members.expire(90.0)] == [near], "not for ever: it says nothing"
+
+
+def test_whoever_fell_silent_a_moment_ago_may_offer_still() -> None:
+    members = table(Timing(live=20.0, lasting=20.0))
+    (peer,) = joined(members, 1)
+    members.expire(30.0)
+    assert peer not in members
+    assert members.known(peer, 30.0)
+    assert not members.known(peer, 70.0)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_where_few_of_those_heard_of_answer_a_view_tells_more_of_those_that_spoke(answered: bool) -> None:
+    members, rng = table(Timing(view=8, live=1e6)), random.Random(1)
+    spoke = joined(members, 16)
+    for peer in spoke:
+        members.met(peer, "direct", "127.0.0.1")
+    for peer in joined(members, 0 if answered else 32):
+        members.suspect(peer, 1.0)
+    for now in range(2, 34):
+        members.heard(Node().beat(), float(now), WALL)
+    ours = {members.said(peer)[0] for peer in spoke}
+    told = sum(raw in ours for _ in range(100) for raw, _ in members.encode_view(rng, 40.0)) / 100
+    assert 4 <= told < 6 if answered else told == 8
