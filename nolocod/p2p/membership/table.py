@@ -38,8 +38,7 @@ _MEMORY = 4096
 """Peers that are gone, or had to make room, of whom the last count is kept."""
 _BACK_OFF = 10.0
 _LONGEST_BACK_OFF = 300.0
-_GIVEN_UP = 3
-"""Failures in a row to reach a member after which it is verified no more."""
+_GIVEN_UP = 3  # failures in a row to reach a member after which it is verified no more
 PER_GROUP = 4
 """Verified members of one address group that count."""
 _KEPT = 16
@@ -377,12 +376,12 @@ class Membership:
         entries = [entry for entry in self._entries.values() if now - entry.heard <= seconds and entry.said.raw not in without]
 
         def some(count: int, pick: Callable[[int, list[_Entry]], list[_Entry]]) -> list[_Entry]:
-            ours = pick(round(count * more), [one for one in entries if one.said.peer in kept])
-            taken = {one.said.peer for one in ours}
-            ours += pick(count - len(ours), [one for one in entries if one.said.peer not in taken])
-            taken = {one.said.peer for one in ours}
+            taken: dict[PeerId, _Entry] = {}
+            for most, among in ((round(count * more), kept), (count, self._entries)):
+                free = [one for one in entries if one.said.peer in among and one.said.peer not in taken]
+                taken |= {one.said.peer: one for one in pick(most - len(taken), free)}
             entries[:] = [one for one in entries if one.said.peer not in taken]
-            return ours
+            return [*taken.values()]
 
         half = (self.timing.view + 1) // 2
         fresh = some(half, lambda count, of: heapq.nlargest(count, of, _HEARD))
