@@ -11,7 +11,7 @@ import math
 import random
 from collections import defaultdict
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import trio
@@ -31,7 +31,7 @@ from nolocod.studies.sim.swarm import Swarm
 from nolocod.trainer.replica import open_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -64,6 +64,8 @@ class Learner(SimReplica):
         self.codec = wire_name(own.manifest.codec)
         self.outbox, self.inbox = MemoryBox(own.plan.box_size), MemoryBox(own.plan.box_size)
         self.round = own.standing.round
+        self.broke: Callable[[], None] = lambda: None
+        """Told that training broke: the node ends before anybody hears how its exchange ended."""
 
     @property
     def standing(self) -> Standing:
@@ -72,7 +74,11 @@ class Learner(SimReplica):
     def _advance(self, steps: int) -> None:
         for _ in range(steps):
             self.own.step()
-        self.own.report()
+        try:
+            self.own.report()
+        except LocalError:
+            self.broke()
+            raise
 
     def _write(self, state: State) -> Description:
         return self.own.prepare(_tensor(self.outbox), 0)
@@ -175,6 +181,7 @@ class LearningSwarm(Swarm):
 
     def add(self, donor: SimNode | None = None) -> SimNode:
         node = super().add(donor)
+        cast("Learner", node.replica).broke = lambda: self.kill(node)
         node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, node.replica.speed))
         return node
 
