@@ -33,7 +33,7 @@ RELAYED, HEARD_OF = 0.25, 0.2
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight; and the share of draws for
 those that nobody here ever spoke to, where others are free: they may be invented."""
 _HOUR, _AT_ONCE = 16, 16
-"""Rounds of an hour, and members whose hour it is at a time: a few more, since some of them are busy or away."""
+"""Rounds of an hour, and members whose hour it is at a time: one for each round. More would be attackers' too."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
 _RECENT, _ANSWERED = 8, 6
@@ -126,7 +126,7 @@ class PeerSelection:
         idle = sum(member.state != "training" for member in members)
         met = {peer for peer, _ in self._met}.union(member.peer_id for member in fit if member.group)
         sure = max(verified - idle, len(met))
-        believed = round(share(self.answers()) * max(heard_of, len(fit) - len(met))) if 2 * sure > FEW else 0
+        believed = round(share(self.answers()) * heard_of) if 2 * sure > FEW else 0
         return max(verified + heard_of - idle, len(met.union(member.peer_id for member in fit))), sure + believed
 
     def _resting(self, fit: Sequence[Member], sure: int) -> set[PeerId]:

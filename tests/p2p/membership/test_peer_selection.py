@@ -250,13 +250,17 @@ STEPS = 160
 HOSTILE = {one.peer_id for one in PEERS[:60]}
 
 
-def selection(probation: int = 0) -> PeerSelection:
-    return PeerSelection(US, random.Random(1), Reputation(lambda _: None, probation))
+def selection(probation: int = 0, members: Collection[Member] = ()) -> PeerSelection:
+    """In a run that has `members`."""
+    verified = sum(bool(member.group) for member in members)
+    return PeerSelection(
+        US, random.Random(1), Reputation(lambda _: None, probation), lambda: (verified, len(members) - verified)
+    )
 
 
 def shares(pick: Callable[[PeerSelection, Standing], PeerId | None], members: list[Member]) -> Counter[PeerId | None]:
     """The partners of a node that takes `STEPS` outer steps with whom `pick` says."""
-    drawing, found = selection(), Counter[PeerId | None]()
+    drawing, found = selection(0, members), Counter[PeerId | None]()
     for number in range(STEPS):
         peer = pick(drawing, Standing(number, 0, 0.0))
         found[peer] += 1
@@ -276,6 +280,16 @@ def test_thirty_of_a_hundred_that_are_always_first_have_thirty_five_of_a_hundred
         members = PEERS if verified == 199 else [*PEERS[:7], *PEERS[60:77], *heard_of]
         found = shares(captured, members)
         assert 0.2 < 1 - found[None] / STEPS <= 0.35
+
+
+def test_members_that_were_dialled_in_vain_are_not_believed_whatever_round_they_claim() -> None:
+    met, unreached = PEERS[:24], [member(f"gone {number}") for number in range(60)]
+
+    def believed(heard_of: int) -> int:
+        drawing = PeerSelection(US, random.Random(1), Reputation(lambda _: None), lambda: (24, heard_of), lambda: [True] * 16)
+        return drawing.count([*met, *unreached], [*met, *unreached])[1]
+
+    assert (believed(0), believed(60)) == (24, 84)
 
 
 def test_hours_are_the_same_for_both_and_come_to_every_pair() -> None:
