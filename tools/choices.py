@@ -10,16 +10,12 @@ they chose; the other tables have those of `_LIKE`. All but the first train with
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.studies.lab.methods import OURS
-from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, book, perform_all
-from nolocod.studies.pages import Place
+from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, perform_all
+from tools.study import carry_out, parser_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -193,22 +189,12 @@ def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.choices", description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("choices", (__doc__ or "").splitlines()[0])
     parser.add_argument("--reduced", action="store_true", help="a few short trials")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
-    )
-    parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into evidence.md there")
     options = parser.parse_args()
-    if options.reduced and options.into:
-        parser.error("--into is for the whole study")
-    place = Place(options.into / "evidence.md", "choices", "Name the folder of the page with --into.") if options.into else None
     tables = reduced() if options.reduced else full()
-    text = choices(tables, book(options.kept), options.workers, lambda line: print(line, file=sys.stderr))  # noqa: T201
-    if place is not None:
-        place.fill(text)
-    print(text)  # noqa: T201
+    place = place_of(parser, options, "choices")
+    carry_out(lambda book, workers, tell: choices(tables, book, workers, tell), options, place)
 
 
 if __name__ == "__main__":

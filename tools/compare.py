@@ -9,20 +9,16 @@ seed, and what is told of two methods are differences on the same seed.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nolocod.errors import DeviceError
 from nolocod.studies.lab.methods import BY_NAME, METHODS, VARIANTS, Method
 from nolocod.studies.lab.methods import OURS as DEFAULT
-from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, book, perform_all
-from nolocod.studies.pages import Place
+from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, perform_all
 from nolocod.trainer.model import pick_device
+from tools.study import carry_out, parser_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,29 +211,18 @@ def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> I
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.compare", description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("compare", (__doc__ or "").splitlines()[0])
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--reduced", action="store_true", help="a minute: a smaller model, fewer trials")
     sizes.add_argument("--gpu", action="store_true", help="10 M parameters on this machine's GPU")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
-    )
-    parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into evidence.md there")
     options = parser.parse_args()
-    if options.reduced and options.into:
-        parser.error("--into is for the whole study")
-    name = "compare-gpu" if options.gpu else "compare"
-    place = Place(options.into / "evidence.md", name, "Name the folder of the page with --into.") if options.into else None
+    place = place_of(parser, options, "compare-gpu" if options.gpu else "compare")
     size = GPU if options.gpu else REDUCED if options.reduced else FULL
     try:
         pick_device(size.like.device)
     except DeviceError as error:
         parser.error(f"{error.cause} Leave out --gpu to compare small models on the CPU.")
-    text = compare(size, book(options.kept), options.workers, lambda line: print(line, file=sys.stderr)).to_text()  # noqa: T201
-    if place is not None:
-        place.fill(text)
-    print(text)  # noqa: T201
+    carry_out(lambda book, workers, tell: compare(size, book, workers, tell).to_text(), options, place)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Draws docs/dashboard-swarm.png, the dashboard deploy/grafana/dashboards/swarm.json with the data of real daemons.
 
-    python tools/dashboard_picture.py                                   # brings up five nodes and a Prometheus, ten minutes
-    python tools/dashboard_picture.py --prometheus URL --out FILE.png   # what a Prometheus of yours has
+    python -m tools.dashboard_picture                                   # brings up five nodes and a Prometheus, ten minutes
+    python -m tools.dashboard_picture --prometheus URL --out FILE.png   # what a Prometheus of yours has
 
 The rule: what the file says is drawn, with what Prometheus answers, by the components that Grafana itself draws with
 (`@grafana/ui`, in Chromium; tools/board/board.jsx has what is ours). Needs Chromium; Node with npm, which installs them into
@@ -23,12 +23,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import browser  # beside this file
-import panels
-from prometheus import prometheus
-
 from nolocod.node import data_directory
 from nolocod.studies import testnet
+from tools import browser, panels
+from tools.prometheus import prometheus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

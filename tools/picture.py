@@ -1,7 +1,7 @@
 """Makes the pictures of the README from real local testnets: docs/testnet.svg, the terminal's table halfway and the summary;
 docs/page-light.png and docs/page-dark.png, the status page of one of six nodes (needs Chromium).
 
-python tools/picture.py [terminal | page]
+python -m tools.picture [terminal | page]
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import browser  # beside this file
 from rich.console import Console
 
 from nolocod.commands import terminal
 from nolocod.node import data_directory
 from nolocod.observe.status.terminal_table import swarm_table
 from nolocod.studies import testnet
+from tools import browser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -30,15 +30,11 @@ class Place:
             handle.write(text.encode())
 
     def _filled(self, table: str) -> str:
-        return filled(read(self._page, self._remedy), self._name, table)
-
-
-def read(page: Path, remedy: str) -> str:
-    """The text of `page`; UsageError if it cannot be read."""
-    try:
-        return page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{page} cannot be read ({error.strerror}).", remedy=remedy) from error
+        try:
+            text = self._page.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{self._page} cannot be read ({error.strerror}).", remedy=self._remedy) from error
+        return filled(text, self._name, table)
 
 
 def filled(text: str, name: str, table: str) -> str:

@@ -1,0 +1,49 @@
+"""The command line that studies with kept trials share: tools/compare.py and tools/choices.py.
+
+The rule: trials that were performed are kept in a file, and not performed again; a table goes into a page of docs/ only
+if the whole study was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nolocod.studies.lab.trials import book
+from nolocod.studies.pages import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.studies.lab.trials import Book
+
+    Tables = Callable[[Book, int, Callable[[str], None]], str]
+
+
+def parser_of(name: str, text: str) -> argparse.ArgumentParser:
+    """Of `python -m tools.NAME`: what both take."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.{name}", description=text)
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
+    )
+    parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into evidence.md there")
+    return parser
+
+
+def place_of(parser: argparse.ArgumentParser, options: argparse.Namespace, name: str) -> Place | None:
+    """Where the tables go, if anywhere; ends with a usage error where the study is not the whole one."""
+    if options.reduced and options.into:
+        parser.error("--into is for the whole study")
+    return Place(options.into / "evidence.md", name, "Name the folder of the page with --into.") if options.into else None
+
+
+def carry_out(tables: Tables, options: argparse.Namespace, place: Place | None) -> None:
+    """Perform what is not kept yet, telling of each on stderr, and show the tables."""
+    text = tables(book(options.kept), options.workers, lambda line: print(line, file=sys.stderr))  # noqa: T201
+    if place is not None:
+        place.fill(text)
+    print(text)  # noqa: T201
