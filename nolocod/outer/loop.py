@@ -112,11 +112,11 @@ class LoopSettings:
 class TrainerSide:
     """The trainer, engaged for one outer step (proto.types.LocalSide); a solo step has no partner."""
 
-    phase = math.inf
-
-    def __init__(self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool]) -> None:
+    def __init__(
+        self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf
+    ) -> None:
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
-        self._trainer = trainer
+        self._trainer, self.phase = trainer, phase
         self.outbox, self.inbox = trainer.outbox, trainer.inbox
         self._begun = begun
         self._probation = probation
@@ -306,8 +306,8 @@ class OuterLoop:
             if partner is not None:
                 self._emit(ExchangeStarted(partner, initiator))
 
-        self._local_side = TrainerSide(self._trainer, begun, lambda: partner is not None and self._probation(partner))
-        self._local_side.phase = self._settings.inner_steps * self._step_seconds
+        phase = self._settings.inner_steps * self._step_seconds
+        self._local_side = TrainerSide(self._trainer, begun, lambda: partner is not None and self._probation(partner), phase)
         self._started = trio.current_time()
         if self._idle.is_set():
             self._idle = trio.Event()

@@ -313,8 +313,8 @@ class Host(Connections):
         """Whether `peer` may open a stream: asked before a byte of it is looked at, as negotiating costs a millisecond."""
         if not self.refuses(peer):
             return self._within(self._streams, peer, source)
-        if told := self._of_banned.take(peer, trio.current_time()):
-            return told
+        if self._of_banned.take(peer, trio.current_time()):  # enough to be told why
+            return True
         self._nursery.start_soon(self.disconnect, peer)
         return False
 

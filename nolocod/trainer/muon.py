@@ -41,13 +41,13 @@ class Muon:
     @torch.no_grad()
     def step(self, rate: float, decay: float, finite: Tensor) -> None:
         """Take one step at learning rate `rate` with weight decay `decay`; none, bit for bit, where `finite` is 0 (float32)."""
-        kept = 1 - finite * (rate * decay)
+        kept, takes = 1 - finite * (rate * decay), finite > 0
         for stack in self._stacks:
             directions = []
             for matrix, momentum in stack:
                 gradient = torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
                 # One that is not finite must not touch the momentum; the update that this gives is multiplied by 0.
-                gradient = torch.where(finite > 0, gradient, momentum)
+                gradient = torch.where(takes, gradient, momentum)
                 momentum.lerp_(gradient, 1 - MOMENTUM)
                 directions.append(gradient.lerp_(momentum, MOMENTUM))
             updates = orthogonal(torch.stack(directions), self._kind)
