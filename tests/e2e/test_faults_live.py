@@ -72,7 +72,8 @@ def swarm_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultySwa
 def faulty(swarm_of_two: FaultySwarm) -> FaultySwarm:
     """The two, without orders, and pairing."""
     for daemon in swarm_of_two.daemons:
-        orders_of(daemon).unlink(missing_ok=True)
+        forget_orders(daemon)
+    swarm_of_two.outlive(lambda: not any(orders_left(daemon) for daemon in swarm_of_two.daemons))
     swarm_of_two.wait_paired(swarm_of_two.daemons, 1)
     return swarm_of_two
 
@@ -96,15 +97,22 @@ def orders_of(daemon: Daemon) -> Path:
 
 
 def orders_left(daemon: Daemon) -> list[str]:
-    path = orders_of(daemon)
-    return path.read_text().splitlines() if path.exists() else []
+    folder = orders_of(daemon)
+    return sorted(os.listdir(folder)) if folder.exists() else []
 
 
 def order(daemon: Daemon, what: str, states: Iterable[tuple[str, str]]) -> None:
-    path = orders_of(daemon)
-    written = path.with_suffix(".new")
-    written.write_text("\n".join(f"{side} {state} {what}" for side, state in states))
-    written.replace(path)
+    """In place of what is left of its orders, but for one that it carries out."""
+    forget_orders(daemon)
+    orders_of(daemon).mkdir(exist_ok=True)
+    for side, state in states:
+        (orders_of(daemon) / f"{side} {state}.{what}").touch()
+
+
+def forget_orders(daemon: Daemon) -> None:
+    """But for one that it carries out: `outlive` lets it go on."""
+    for order in orders_of(daemon).glob("*.SIG*"):
+        order.unlink(missing_ok=True)
 
 
 def same_receipts(*daemons: Daemon) -> bool:
@@ -181,7 +189,8 @@ def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
     newcomer.run("join", "--bootstrap", first.address)
     faulty.outlive(lambda: not orders_left(newcomer) and not (orders_left(first) and orders_left(second)))
     for daemon in (first, second):
-        orders_of(daemon).unlink(missing_ok=True)
+        forget_orders(daemon)
+    faulty.outlive(lambda: not orders_left(first) and not orders_left(second))
     faulty.wait_paired([newcomer], 1)
     faulty.stop(first, second, newcomer)
     assert same_receipts(first, second)

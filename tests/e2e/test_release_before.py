@@ -49,8 +49,9 @@ def found(swarm: Swarm, source: Path | None) -> Daemon:
     first = swarm.daemon()
     first.source = source
     run_file = swarm.root / "run.toml"
-    known = "" if source else 'optimizer = "adamw"\nschedule = "cosine"\n'  # what both releases train with
-    run_file.write_text(RUN_FILE.replace("[inner]\n", f"[inner]\n{known}"))
+    lines = RUN_FILE.splitlines(keepends=True)
+    known = [line for line in lines if not line.startswith(("optimizer", "schedule"))]  # it trains with these, unasked
+    run_file.write_text("".join(known if source else lines))
     create = [sys.executable, "-m", "nolocod", "create", str(run_file), "--data-dir", str(first.paths.root)]
     folder = source or ROOT
     environment = {**os.environ, "PYTHONPATH": str(folder)}

@@ -54,6 +54,7 @@ tie_word_embeddings = true
 [data]
 source = "text"
 [inner]
+optimizer = "adamw"  # as small a model is trained faster by it
 steps = {steps}
 batch = 1
 sequence = 16

@@ -1,8 +1,9 @@
 """`python faulty.py ORDERS NOLOCOD-ARGUMENTS`: a daemon that does something to itself when it enters a state.
 
-The rule: nothing of the product knows. The file ORDERS holds lines `SIDE STATE SIGNAL`, and may be written at any time. A
-signal goes to the own process alone, and each once: its line is removed when the process goes on after it, so that whoever
-finds no line finds no process that is about to stop; before a signal after which nothing goes on, just before it.
+The rule: nothing of the product knows. The folder ORDERS holds empty files named `SIDE STATE.SIGNAL`, which may come and go
+at any time: one that is carried out is taken first, by one system call. A signal goes to the own process alone, and each
+once: an order to stop stays, as taken, until the process goes on, so that whoever finds no file finds no process that is
+about to stop.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,26 +27,17 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
-
-    def orders() -> list[str]:
-        return path.read_text().splitlines() if path.exists() else []
-
-    def remove(order: str) -> None:
-        if order in (now := orders()):
-            left = path.with_suffix(".left")
-            left.write_text("\n".join(one for one in now if one != order))
-            left.replace(path)
+    folder = Path(sys.argv[1])
 
     def entered(machine: Exchange | Service, state: enum.Enum) -> None:
-        for order in orders():
-            side, name, what = order.split()
-            if (side_of(machine), state.name) == (side, name):
-                if what == "SIGKILL":
-                    remove(order)
-                os.kill(os.getpid(), signal.Signals[what])
-                remove(order)
-                return
+        order = folder / f"{side_of(machine)} {state.name}"
+        with suppress(FileNotFoundError):
+            order.with_suffix(".SIGKILL").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(FileNotFoundError):
+            taken = order.with_suffix(".SIGSTOP").rename(order.with_suffix(".taken"))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            taken.unlink()
 
     with state_changes(entered):
         cli.main(sys.argv[2:])
