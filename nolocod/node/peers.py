@@ -47,6 +47,7 @@ class Peers:
         self.partner = mesh.partner
         self.admits = mesh.admits
         self.met = mesh.met
+        self.believed = mesh.believed
         self.suspect = mesh.suspect
         self.probation = mesh.probation
 

@@ -21,6 +21,7 @@ import trio
 from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError, NoDonorError, RejectedTensorError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
+from nolocod.p2p.membership.peer_selection import median_round
 from nolocod.proto.types import Standing
 
 if TYPE_CHECKING:
@@ -283,12 +284,6 @@ class Weights:
     def _median_round(self) -> float:
         """Of the verified members that train, as far as it can be; 0 without any."""
         return min(median_round(self._peers.live()), self._furthest())
-
-
-def median_round(members: list[Member]) -> float:
-    """Of the verified of `members` that train; 0 without any."""
-    rounds = [member.standing.round for member in members if member.verified and member.state == "training"]
-    return statistics.median(rounds) if rounds else 0.0
 
 
 def _plausible_loss(members: list[Member]) -> float:

@@ -66,7 +66,10 @@ class Trainer(Protocol):
         """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
         ...
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied: ...
+    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+        """Our round becomes the next one, or `partner_round` if that is further."""
+        ...
+
     async def solo(self) -> Applied: ...
     async def discard(self) -> None: ...
 
@@ -84,6 +87,10 @@ class Mesh(Protocol):
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         """An exchange with `peer` was committed, that it `offered`."""
+        ...
+
+    def believed(self, peer: PeerId, told: int) -> int:
+        """The round to which `peer`, who says that it is at `told`, may take us along."""
         ...
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
@@ -339,9 +346,10 @@ class OuterLoop:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
         self._tries = 0
+        number = self._mesh.believed(ended.partner, ended.partner_standing.round)
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
-                applied = await self._trainer.apply(ended.partner_standing.round, ended.skipped)
+                applied = await self._trainer.apply(number, ended.skipped)
         finally:
             self._release(local_side)
             self._report(ended, initiator=initiator)

@@ -29,7 +29,7 @@ from nolocod.p2p.membership.admission import Admission, InvitedAdmission
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
-from nolocod.p2p.membership.peer_selection import PeerSelection
+from nolocod.p2p.membership.peer_selection import PeerSelection, believed_round
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
@@ -302,6 +302,10 @@ class Mesh:
     def met(self, peer: PeerId, *, offered: bool) -> None:
         """An exchange with `peer` was committed, that it `offered`."""
         self._selection.met(peer, self.live(), offered=offered)
+
+    def believed(self, peer: PeerId, told: int) -> int:
+        """The round to which `peer`, who says that it is at `told`, may take us along."""
+        return believed_round(self.live(), peer, told)
 
     def expect(self, size: int) -> None:
         """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""

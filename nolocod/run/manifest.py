@@ -190,7 +190,7 @@ class Trust(Section, frozen=True):
 
     clip: Annotated[float, Meta(ge=0, le=100)] = 1.5
     """The partner's difference from us counts up to this times the median of the last 16 that were accepted
-    (ClippedGossip, arXiv 2202.01545), and its lead in rounds up to the median of theirs."""
+    (ClippedGossip, arXiv 2202.01545)."""
     direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Retired, see RETIRED."""
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0

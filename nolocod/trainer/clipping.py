@@ -11,7 +11,6 @@ radius would be several times too wide when a schedule ends. Until four are know
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -47,8 +46,6 @@ class History:
 
     distances: tuple[tuple[float, ...], ...] = ()
     """Of each fragment's last accepted partners, over the learning rate."""
-    leads: tuple[int, ...] = ()
-    """By how many rounds the last partners said they were ahead."""
 
 
 class Clipping:
@@ -57,7 +54,6 @@ class Clipping:
     def __init__(self, settings: Trust, fragments: int) -> None:
         self._settings = settings
         self._accepted: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in range(fragments)]
-        self._leads: deque[int] = deque(maxlen=REMEMBERED)
 
     def weigh(self, fragment: int, seen: Norms, rate: float, *, probation: bool) -> float:
         """What the partner's difference counts for, in (0, 1]; `rate`: the learning rate of our capture."""
@@ -79,23 +75,11 @@ class Clipping:
         known = self._accepted[fragment]
         return statistics.median(known) * rate if len(known) >= ENOUGH else OWN * change
 
-    def next_round(self, own: int, told: int) -> int:
-        """Our round after a paired outer step at `own` with a partner that says it is at `told`.
-
-        Rounds are the run's clock, so one who is ahead takes us along; but no further than partners are ahead as a
-        rule, or a few who lie would run down everybody's schedule.
-        """
-        bounded = self._settings.clip > 0 and len(self._leads) >= ENOUGH
-        most = math.ceil(statistics.median(self._leads)) if bounded else told - own
-        self._leads.append(told - own)
-        return own + max(1, min(told - own, most))
-
     @property
     def history(self) -> History:
-        return History(tuple(tuple(known) for known in self._accepted), tuple(self._leads))
+        return History(tuple(tuple(known) for known in self._accepted))
 
     def restore(self, history: History) -> None:
         """Go on with `history`; distances of another number of fragments (an older checkpoint has none) are left aside."""
         if len(history.distances) == len(self._accepted):
             self._accepted = [deque(known, maxlen=REMEMBERED) for known in history.distances]
-        self._leads = deque(history.leads, maxlen=REMEMBERED)

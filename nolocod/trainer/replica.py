@@ -183,8 +183,7 @@ class Replica:
         capture.merge(trained_on=since > 0)
         subject = capture.subject
         self.clipping.accept(subject, capture.norms, self._capture_rate)
-        round_number = self.clipping.next_round(self.standing.round, partner_round)
-        applied = self._stepped(subject, since, round_number, began)
+        applied = self._stepped(subject, since, max(self.standing.round + 1, partner_round), began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
     def solo(self) -> Applied:

@@ -82,6 +82,9 @@ class StandInMesh:
 
     def met(self, peer: PeerId, *, offered: bool) -> None: ...
 
+    def believed(self, peer: PeerId, told: int) -> int:
+        return told
+
     def suspect(self, peer: PeerId) -> None: ...
 
     async def leave(self) -> None:

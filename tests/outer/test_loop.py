@@ -115,6 +115,7 @@ class Node:
         self.events: list[Event] = []
         self.asked: list[tuple[PeerId, bool]] = []
         self.turned_away: set[PeerId] = set()
+        self.believes = 1 << 30
         self.partners: list[tuple[PeerId, bool]] = []
         pace = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
         self.loop = OuterLoop(name, self.trainer, self, pace, self.events.append, trusted)
@@ -129,6 +130,9 @@ class Node:
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         self.partners.append((peer, offered))
+
+    def believed(self, peer: PeerId, told: int) -> int:
+        return min(told, self.believes)
 
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
@@ -327,6 +331,18 @@ async def test_a_stop_does_not_come_between_a_commitment_and_its_step(autojump_c
         await node.loop.ended(ended)
     assert node.trainer.round == 1
     assert handed == [b"\x05"], "the blocks that the partner leaves out are left out here too"
+
+
+async def test_a_partners_round_counts_as_far_as_it_is_believed(autojump_clock: object) -> None:
+    node, other = Table().add("node"), PeerId("other")
+    for believed, expected in ((2, 2), (2, 3), (9, 6)):
+        node.believes = believed
+        await trio.sleep(INNER_STEPS)
+        own = node.trainer.round
+        assert isinstance(node.loop.decide(Offer(other, b"s", Standing(own + 3, 0, 1.0))), Accept)
+        await node.loop.local_side.capture(0)
+        await node.loop.ended(Ended("committed", other, b"s", partner_standing=Standing(own + 3, 0, 1.0)))
+        assert node.trainer.round == expected
 
 
 async def test_who_takes_our_time_for_nothing_gets_a_sixteenth_of_it(autojump_clock: object) -> None:

@@ -186,6 +186,9 @@ class StandInSwarm:
 
     def met(self, peer: PeerId, *, offered: bool) -> None: ...
 
+    def believed(self, peer: PeerId, told: int) -> int:
+        return told
+
     def suspect(self, peer: PeerId) -> None: ...
 
     def probation(self, peer: PeerId) -> bool:

@@ -12,9 +12,11 @@ Where own draws fail, as in an hour with nobody free, any member may be the part
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import blake3
@@ -23,7 +25,7 @@ from nolocod.p2p.membership.table import PER_GROUP, share
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.peer_scoring import Reputation
@@ -133,6 +135,21 @@ class PeerSelection:
         """Partners of the last steps; half of a small run's members, and never all that we spoke to."""
         steps = min(_HOUR, len(fit) // 2, sure // 2, 3 * sum(bool(member.group) for member in fit) // 4)
         return {peer for peer, _ in list(self._met)[-steps:]} if steps else set()
+
+
+def median_round(members: Iterable[Member], told: Mapping[PeerId, int] = MappingProxyType({})) -> int:
+    """Of the verified of `members` that train, the lower one of two, 0 without any; `told` is newer than their heartbeats."""
+    counted = [member for member in members if member.verified and member.state == "training"]
+    return statistics.median_low(told.get(one.peer_id, one.standing.round) for one in counted) if counted else 0
+
+
+def believed_round(members: Iterable[Member], peer: PeerId, told: int) -> int:
+    """The round to which the partner `peer`, who says that it is at `told`, may take us along.
+
+    Rounds are the run's clock, so one who is ahead takes us along; but no further than the median of the verified: a few who
+    lie would run down everybody's schedule, and part those whom they took along from the others.
+    """
+    return min(told, median_round(members, {peer: told}))
 
 
 def near(members: Sequence[Member], own: Standing, staleness: int) -> list[Member]:

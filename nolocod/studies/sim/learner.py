@@ -18,10 +18,10 @@ import trio
 
 from nolocod.errors import LocalError, PeerUnavailableError, TrainerError
 from nolocod.identity import Identity
-from nolocod.node.weights import median_round
 from nolocod.observe.events import InnerSteps, OuterStep
 from nolocod.outer import step
 from nolocod.outer.codec.base import HEADER
+from nolocod.p2p.membership.peer_selection import median_round
 from nolocod.proto.types import describe
 from nolocod.run.manifest import seal, wire_name
 from nolocod.studies.sim import clock

@@ -14,7 +14,7 @@ from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.membership.peer_scoring import Reputation
-from nolocod.p2p.membership.peer_selection import PeerSelection
+from nolocod.p2p.membership.peer_selection import PeerSelection, believed_round
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.studies.sim.clock import sleep
@@ -133,6 +133,9 @@ class SimNode(SimMember):
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         self.selection.met(peer, self.members(), offered=offered)
+
+    def believed(self, peer: PeerId, told: int) -> int:
+        return believed_round(self.members(), peer, told)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         ended = await self.exchange_service.offer(partner, standing, subject, local_side)
