@@ -34,9 +34,10 @@ from nolocod.p2p.nat.autonat import AutoNatLimits
 from nolocod.p2p.settings import Relaying
 from nolocod.p2p.snapshots.client import ROOM
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport import yamux_limits
 from nolocod.p2p.transport.buffers import HeldMemory
 from nolocod.p2p.transport.noise import MAX_HANDSHAKE
-from nolocod.p2p.transport.yamux import MuxLimits
+from nolocod.p2p.transport.yamux_limits import MuxLimits
 from nolocod.proto.limits import Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
@@ -290,6 +291,13 @@ def bounds() -> list[Bound]:
             "a sixteenth of ours",
             "`outer/wasted.py`",
             "who_takes_our_time_for_nothing_gets_a_sixteenth_of_it",
+        ),
+        Bound(
+            "connections",
+            "records and frames of one that carry nothing, a second",
+            f"{yamux_limits.PER_SECOND}; {yamux_limits.BURST} at once; {_bytes(yamux_limits.PAYS)} of content pay for one",
+            "`Overhead`",
+            "frames_that_carry_nothing_are_read_at_a_thousand_a_second",
         ),
         Bound(
             "memory",

@@ -44,7 +44,8 @@ from nolocod.p2p.transport.listen_addresses import announced, claim
 from nolocod.p2p.transport.multiaddrs import dialable, multiaddr_of, with_peer
 from nolocod.p2p.transport.noise import NOISE_PROTOCOL, NoiseTransport
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, PING, SNAPSHOT
-from nolocod.p2p.transport.yamux import PROTOCOL, MuxLimits, Yamux
+from nolocod.p2p.transport.yamux import PROTOCOL, Yamux
+from nolocod.p2p.transport.yamux_limits import MuxLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

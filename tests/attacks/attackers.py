@@ -24,13 +24,14 @@ from nolocod.p2p.nat.circuit_relay import RelayClient
 from nolocod.p2p.transport.delimited import send_message
 from nolocod.p2p.transport.requests import Terms, ask
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, PING, SNAPSHOT
+from nolocod.p2p.transport.yamux_frames import Flag, Kind, pack
 from nolocod.proto import envelope
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import standing_to_wire
 from nolocod.proto.framing import envelope_head
 from nolocod.proto.types import Standing
 from nolocod.units import Address
-from tests.support.strangers import HELLO, NOISE, calling, line
+from tests.support.strangers import HELLO, NOISE, YAMUX, calling, line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -44,7 +45,7 @@ SIDES = 8
 """Attackers at the same time."""
 _HELD = 64
 """Connections or streams that one of them holds."""
-_LOST = (RemoteError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+_LOST = (RemoteError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 """What a node does to an attacker."""
 
 
@@ -111,6 +112,16 @@ async def streams(target: Target) -> None:
         while True:
             held.append(await host.open_stream(target.peer, GOSSIP, (target.address,)))
             target.done += 1
+
+
+async def frames(target: Target) -> None:
+    """That carry nothing, as fast as they are read."""
+    async with calling(target.port, Identity.generate(), target.place) as stranger:
+        channel = await stranger.secured(target.peer)
+        await channel.write(HELLO + line(YAMUX))
+        while True:
+            await channel.write(pack(Kind.PING, Flag.ACK, 0, 0) * 1000)
+            target.done += 1000
 
 
 async def heartbeats(target: Target) -> None:
@@ -243,6 +254,7 @@ ATTACKS: dict[str, Attack] = {
     "connections": connections,
     "handshakes": handshakes,
     "streams": streams,
+    "frames": frames,
     "heartbeats": heartbeats,
     "offers": offers,
     "dht": dht,

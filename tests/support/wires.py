@@ -22,7 +22,7 @@ from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.transport.connection import Connection, Origin
 from nolocod.p2p.transport.endpoints import CircuitEndpoint, TcpEndpoint
 from nolocod.p2p.transport.noise import NoiseTransport, SecureChannel
-from nolocod.p2p.transport.yamux import MuxLimits, Yamux
+from nolocod.p2p.transport.yamux import Yamux
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.mesh import Mesh
     from nolocod.p2p.settings import MeshSettings
     from nolocod.p2p.transport.buffers import HeldMemory
+    from nolocod.p2p.transport.yamux_limits import MuxLimits
     from nolocod.proto.types import Member
 
 PROGRESS = 2.0

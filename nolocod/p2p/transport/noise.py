@@ -183,11 +183,14 @@ class SecureChannel(SecureSession):  # type: ignore[misc]  # libp2p has no types
 
     async def fill(self, *, due: bool = False, bulk: bool = False) -> None:
         """Receive what is there, or wait for it; as much as a large buffer holds where `bulk` comes, else a record or two.
+        Nothing, where a whole record still waits to be opened.
 
         If bytes are `due`, or a record has begun, not for longer than the deadline on progress:
         trio.TooSlowError. ConnectionClosedError at the end of the connection, wherever that comes.
         """
         buffer = self._make_room(bulk)
+        if self.pending() is not None:
+            return  # who reads did not take all
         while (count := self._end.receive_now(self._allowed(buffer))) is None:
             self._let_go(buffer)
             with trio.fail_after(self._progress if due or self._partial else float("inf")):

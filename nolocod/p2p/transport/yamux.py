@@ -9,7 +9,6 @@ connection, and every stream of it with an error, never with a clean end.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -35,6 +34,7 @@ from nolocod.p2p.transport.yamux_frames import (
     Kind,
     pack,
 )
+from nolocod.p2p.transport.yamux_limits import MuxLimits, Overhead
 from nolocod.p2p.transport.yamux_stream import YamuxStream
 
 if TYPE_CHECKING:
@@ -55,18 +55,6 @@ _GOODBYE = 0.5
 A_STREAM = 8 << 10
 """Bytes that an open stream counts for: its books, and the task that serves it."""
 _NOTHING = memoryview(b"")
-
-
-@dataclass(frozen=True)
-class MuxLimits:
-    """What a connection may hold."""
-
-    streams: int = 256
-    """Open at once, of those that the other side opened."""
-    backlog: int = 64
-    """Of these, how many may wait to be accepted."""
-    windows: int = 48 << 20
-    """Bytes by which all receive windows together may grow beyond their first size."""
 
 
 class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy follows
@@ -91,6 +79,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         """The highest stream number of the other side."""
         self._growth = self._limits.windows
         self._accepted, self._inbound = trio.open_memory_channel[YamuxStream](self._limits.backlog)
+        self._overhead = Overhead()
         self._deframer = Deframer()
         self._body_of: YamuxStream | None = None
         self._fin_follows = False
@@ -221,6 +210,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
             size = min(size, stream.credit)
             stream.credit -= size
             stream.sealed += size
+            self._overhead.pay(size)
             self._channel.seal(self._taken_control() + pack(Kind.DATA, Flag.NONE, stream.stream_id, size), view[:size])
         return size
 
@@ -278,16 +268,18 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
                 await self._read_records()
                 partial = self._channel.release()
                 self._count(partial)
-                await trio.lowlevel.checkpoint()
+                await self._overhead.settle()
                 await self._channel.fill(due=self._deframer.inside, bulk=self._deframer.body > RECORD)
                 self._count(-partial)
         except FOREIGN as error:
             self._fail(error)
 
     async def _read_records(self) -> None:
-        """Open all records that have arrived, each where its bytes belong."""
+        """Open the records that have arrived, each where its bytes belong: all, or as many as may be now."""
         channel, deframer = self._channel, self._deframer
-        while (size := channel.pending()) is not None:
+        while not self._overhead.due and (size := channel.pending()) is not None:
+            self._overhead.charge()
+            self._overhead.pay(size)
             stream = self._body_of
             place = stream.place(size) if stream is not None and 0 < size <= deframer.body else None
             if stream is not None and place is not None:
@@ -307,6 +299,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
         while self._cause is None:
             for item in islice(self._deframer.feed(plain), _TURN):
                 if isinstance(item, Frame):
+                    self._overhead.charge()
                     self._handle_frame(item)
                     continue
                 if self._body_of is not None:

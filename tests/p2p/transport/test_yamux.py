@@ -23,10 +23,11 @@ from libp2p.stream_muxer.exceptions import (
     MuxedStreamReset,
 )
 
-from nolocod.p2p.transport import buffers
+from nolocod.p2p.transport import buffers, yamux_limits
 from nolocod.p2p.transport.buffers import SIZE, HeldMemory, Pool
 from nolocod.p2p.transport.endpoints import CircuitEndpoint
-from nolocod.p2p.transport.yamux import A_STREAM, MuxLimits, Yamux
+from nolocod.p2p.transport.noise_records import HEAD, TAG
+from nolocod.p2p.transport.yamux import A_STREAM, Yamux
 from nolocod.p2p.transport.yamux_frames import (
     FIRST_WINDOW,
     HEADER_SIZE,
@@ -40,6 +41,7 @@ from nolocod.p2p.transport.yamux_frames import (
     pack,
     unpack,
 )
+from nolocod.p2p.transport.yamux_limits import MuxLimits
 from tests.support.wires import ENOUGH, OURS, PROGRESS, STOCK, Stack, against_frames, circuits, connections, until
 
 if TYPE_CHECKING:
@@ -286,6 +288,70 @@ async def test_others_have_their_turn_within_a_record_full_of_headers() -> None:
                 await trio.lowlevel.checkpoint()
                 turns += stream.credit > FIRST_WINDOW
         assert turns >= 5000 // 256
+
+
+def records(channel: SecureChannel, plain: bytes, count: int) -> bytes:
+    """`plain` sealed as many times, in records of their own."""
+    sealed, at = memoryview(bytearray(count * (len(plain) + HEAD + TAG))), 0
+    for _ in range(count):
+        at += channel._sealer.seal_into(plain, sealed[at:])
+    return bytes(sealed)
+
+
+@pytest.mark.parametrize("body", [b"", b"x"], ids=["empty", "of a byte"])
+async def test_others_have_their_turn_within_a_buffer_full_of_tiny_records(body: bytes) -> None:
+    async with against_frames() as (ours, other):
+        await other.write(pack(Kind.DATA, Flag.SYN, 1, 1 << 17))
+        await ours.accept_stream()
+        turns, read = 0, ours.secured_conn._opener._nonce
+        raw = records(other, body, 3000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other._end.send_some, memoryview(raw), PROGRESS)
+            while ours.secured_conn._opener._nonce < read + 3000:
+                await trio.lowlevel.checkpoint()
+                turns += ours.secured_conn._opener._nonce > read
+        assert turns >= 3000 // 256
+        assert not ours.is_closed
+
+
+async def test_frames_that_carry_nothing_are_read_at_a_thousand_a_second(
+    autojump_clock: MockClock,
+) -> None:
+    count = 3 * 4096
+    async with against_frames() as (ours, other):
+        await other.write(pack(Kind.DATA, Flag.SYN, 1, 0))
+        stream = await ours.accept_stream()
+        began = trio.current_time()
+        for _ in range(count // 256):
+            await other.write(pack(Kind.WINDOW, Flag.NONE, 1, 1) * 256)
+        await until(lambda: stream.credit == FIRST_WINDOW + count)
+        assert trio.current_time() - began == pytest.approx((count - 4096) / 1000, rel=0.1)
+
+
+@pytest.mark.parametrize("receives", [True, False])
+async def test_content_pays_for_its_frames(receives: bool, autojump_clock: MockClock) -> None:
+    """Of 8 KiB each, or of credit for as much."""
+    async with against_frames() as (ours, other), trio.open_nursery() as nursery:
+        await other.write(pack(Kind.DATA, Flag.SYN, 1, 0))
+        stream, count, began = await ours.accept_stream(), 8000, trio.current_time()
+        if receives:
+            nursery.start_soon(read_all, stream)
+            for _ in range(count):
+                await other.write(pack(Kind.DATA, Flag.NONE, 1, 8192) + bytes(8192))
+            await other.write(pack(Kind.DATA, Flag.FIN, 1, 0))
+            await stream.ended.wait()
+        else:
+            nursery.start_soon(drop, other)
+            for _ in range(count):
+                await other.write(pack(Kind.WINDOW, Flag.NONE, 1, 8192))
+                await stream.write(bytes(8192))
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - began < 0.1
+
+
+async def drop(other: SecureChannel) -> None:
+    while True:
+        await other.read()
 
 
 async def test_what_still_comes_for_a_stream_that_was_reset_is_dropped() -> None:
@@ -709,7 +775,8 @@ async def test_streams_open_at_once_have_a_limit() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1000, 5460, 20_000])
-async def test_a_peer_that_asks_and_never_reads_the_answers_is_cut_off(at_once: int) -> None:
+async def test_a_peer_that_asks_and_never_reads_the_answers_is_cut_off(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yamux_limits, "PER_SECOND", 1e9)
     async with against_frames() as (ours, other):
         ping = pack(Kind.PING, Flag.SYN, 0, 1) * at_once
         with trio.fail_after(ENOUGH), suppress(OSError):
