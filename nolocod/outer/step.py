@@ -43,16 +43,6 @@ def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> 
     phi.add_(delta)
 
 
-def sent(phi: Tensor, s: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
-    """Return the theta that the message `s` was made of: phi + (s - gamma phi) / beta.
-
-    `phi` is the slow weights of that moment, before the outer step. Saves a copy of the model at the
-    price of one rounding.
-    """
-    theta = torch.sub(s, phi, alpha=settings.gamma, out=out)
-    return theta.div_(settings.beta).add_(phi)
-
-
 def own_part(delta: Tensor, change: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
     """Return alpha delta - (1 - beta) change: what a solo step would add to theta, and a paired one adds without the partner.
 

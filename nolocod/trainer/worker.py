@@ -2,6 +2,8 @@
 
 The rule: this process never waits for the network, and training waits for an exchange only while theta is
 copied or merged: the rest is done in a thread beside it (torch lets go of the interpreter while it computes).
+And an exchange waits for the end of an inner step only where theta is copied or merged: what the thread made
+it tells itself, and it begins to look at a partner's message as soon as it is told to.
 It ends by itself when its parent is gone, leaves Ctrl-C to the parent, and tells of its own failures in the
 catalogue's codes.
 Started as `python -m nolocod.trainer.worker SOCKET MEMORY` with two inherited descriptors.
@@ -15,13 +17,15 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
 from nolocod.observe.events import Checkpointed, Evaluated, InnerSteps
@@ -36,40 +40,28 @@ if TYPE_CHECKING:
 
     from nolocod.trainer.replica import Replica
 
-T = TypeVar("T")
-
+_LATER = object()
+"""The result of a command that will be answered later."""
 _REPORT_SECONDS = 0.5
+_SHORT = 0.02
+"""Of an inner step: training waits so long for an outer step's arithmetic, that its merge need not wait for one more step."""
 
 
 class ChildEnd:
-    """The child's end of the pipe `descriptor`: blocking, and polled between steps. EOFError if the parent is gone."""
+    """The child's end of the pipe `descriptor`: blocking; any thread may send. EOFError or ConnectionError if the parent is
+    gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._connection = Connection(descriptor)  # which frames as pipe.py does
+        self._lock = threading.Lock()
 
-    def receive(self, timeout: float | None) -> pipe.Request | None:
-        """The next request, waiting at most `timeout` seconds (None: for ever) for it to begin."""
-        try:
-            raw = self._connection.recv_bytes(pipe.MAX_MESSAGE) if self._connection.poll(timeout) else None
-        except ConnectionError as error:
-            raise EOFError from error
-        return None if raw is None else pipe.REQUESTS.decode(raw)
+    def receive(self) -> pipe.Request:
+        return pipe.REQUESTS.decode(self._connection.recv_bytes(pipe.MAX_MESSAGE))
 
-    def send(self, reply: pipe.Reply) -> None:
-        try:
-            self._connection.send_bytes(pipe.encode(reply))
-        except ConnectionError as error:
-            raise EOFError from error
-
-
-@dataclass(frozen=True)
-class Background:
-    """A command's work in a thread beside training, and what follows between two inner steps."""
-
-    number: int
-    """The id of its request."""
-    work: Future[Any]
-    end: Callable[[Any], object]
+    def send(self, make: Callable[[], pipe.Reply]) -> None:
+        """What `make` makes: one that was made later is never sent before."""
+        with self._lock:
+            self._connection.send_bytes(pipe.encode(make()))
 
 
 class Worker:
@@ -88,44 +80,73 @@ class Worker:
         self._computing = 0.0
         self._evaluated_round = 0
         self._thread = ThreadPoolExecutor(1, initializer=_one_thread)
-        self._background: Background | None = None
+        self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
+        self._work: Future[object] | None = None  # the last that was given to the thread ...
+        self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
+        self._step_seconds = 0.0
 
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
+        threading.Thread(target=self._listen, daemon=True).start()
         while True:
-            if self._background is not None and (not self._training or self._background.work.done()):
-                self._answer_background()
-                continue
-            request = self._parent.receive(0.0 if self._training else None)
-            if request is None:
+            if self._end is not None and (not self._training or (self._work is not None and self._work.done())):
+                self._settle()
+            try:
+                request = self._requests.get(block=not self._training)
+            except Empty:
                 with _memory_errors():
                     self._train()
                 continue
-            if self._background is not None:
-                self._answer_background()  # whoever asked for it waits no more, or would not ask for more
+            self._settle()  # whoever asked for it waits no more, or would not ask for more
+            if request is None:
+                raise EOFError
             if isinstance(request.command, pipe.Stop):
                 return
             result = _told(self._execute, request)
-            if not isinstance(result, Background):
+            if result is not _LATER:
                 self._answer(request.id, result)
 
+    def _listen(self) -> None:
+        """Take in what the parent says, in a thread: a partner's message is looked at while an inner step is under way."""
+        with suppress(EOFError, ConnectionError):
+            while True:
+                request = self._parent.receive()
+                if isinstance(request.command, pipe.Inspect) and self._training and self._end is None:
+                    self._beside(request, partial(self._execute, request))
+                else:
+                    self._requests.put(request)
+        self._requests.put(None)
+
     def _answer(self, number: int, result: object) -> None:
-        self._parent.send(pipe.answer(number, result, self._progress()))
+        self._parent.send(lambda: pipe.answer(number, result, self._progress() if self._replica else None))
         replica = self._replica
         if replica and replica.standing.round >= self._evaluated_round + replica.manifest.evaluation.every:
             self._evaluate()
 
-    def _answer_background(self) -> None:
-        """Wait for the work beside training, and answer with what came of it."""
-        done, self._background = self._background, None
-        assert done is not None  # asked for only when there is one
-        self._answer(done.number, _told(lambda: done.end(done.work.result())))
+    def _beside(self, request: pipe.Request, job: Callable[[], object]) -> object:
+        """Have the thread do `job`, which leaves phi, delta and theta as they are, and answer."""
+
+        def answer() -> None:
+            result = _told(job)
+            self._parent.send(lambda: pipe.answer(request.id, result, self._progress()))
+
+        self._work = self._thread.submit(answer)
+        return _LATER
+
+    def _settle(self) -> None:
+        """Wait for the work beside training, and do what follows it."""
+        if self._work is not None:
+            wait((self._work,))
+        end, self._end = self._end, None
+        if end is not None:
+            end()
 
     def _train(self) -> None:
         replica = self._loaded()
         began = time.perf_counter()
         replica.step()
         now = time.perf_counter()
+        self._step_seconds = now - began
         self._computing += now - began
         self._reported_steps += 1
         phase = replica.manifest.inner.steps
@@ -140,16 +161,12 @@ class Worker:
             return
         loss = replica.report()
         tokens = self._reported_steps * replica.manifest.inner.tokens_per_step
-        progress = self._progress()
-        assert progress is not None  # a replica is loaded
         event = InnerSteps(self._reported_steps, tokens, loss, replica.rate, self._computing)
-        self._parent.send(pipe.Trained(event, progress))
+        self._parent.send(lambda: pipe.Trained(event, self._progress()))
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
 
-    def _progress(self) -> pipe.Progress | None:
-        replica = self._replica
-        if replica is None:
-            return None
+    def _progress(self) -> pipe.Progress:
+        replica = self._loaded()
         return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages))
 
     def _loaded(self) -> Replica:
@@ -160,7 +177,7 @@ class Worker:
     # --- commands
 
     def _execute(self, request: pipe.Request) -> object:
-        """The command's result; a Background where it will be answered later. Raises what went wrong."""
+        """The command's result, or _LATER. Raises what went wrong."""
         if isinstance(request.command, pipe.Setup):
             return self._load(request.command)
         replica = self._loaded()
@@ -180,13 +197,14 @@ class Worker:
                 self._report(time.perf_counter())
             case pipe.Capture(subject):
                 replica.capture(subject)
-                return self._work(request, lambda: replica.write(outbox))
+                if not self._training:
+                    return replica.write(outbox)
+                replica.train_on()  # first: it takes longer than the first blocks
+                return self._beside(request, lambda: replica.write(outbox))
             case pipe.Inspect(probation):
-                return self._work(request, lambda: replica.inspect(inbox, probation=probation))
+                return replica.inspect(inbox, probation=probation)
             case pipe.Apply(partner_round, skipped):
-                began = time.perf_counter()
-                step = lambda: replica.take_step(inbox, skipped)  # noqa: E731
-                return self._work(request, step, lambda _: replica.merge(partner_round, began))
+                return self._apply(request, lambda: replica.take_step(inbox, skipped), partner_round)
             case pipe.Solo():
                 return replica.solo()
             case pipe.Discard():
@@ -201,14 +219,23 @@ class Worker:
                 return self._evaluate() if told else replica.evaluate()
         return None
 
-    def _work(self, request: pipe.Request, job: Callable[[], T], end: Callable[[T], object] = lambda done: done) -> object:
-        """Do `job` in a thread while training goes on, and then `end` between two inner steps; both at once if
-        training does not go on."""
+    def _apply(self, request: pipe.Request, take_step: Callable[[], None], partner_round: int) -> object:
+        """Take the outer step beside training, and merge it between two inner steps: now, if it takes no time to speak of."""
+        replica, began = self._loaded(), time.perf_counter()
         if not self._training:
-            return end(job())
-        self._loaded().train_on()  # here: it reads what the job may change
-        self._background = Background(request.id, self._thread.submit(job), end)
-        return self._background
+            take_step()
+            return replica.merge(partner_round, began)
+        replica.train_on()  # here: it reads what the outer step changes
+        work = self._work = self._thread.submit(_told, take_step)
+
+        def end() -> None:
+            failed = work.result()
+            result = failed if isinstance(failed, pipe.Failed) else _told(replica.merge, partner_round, began)
+            self._answer(request.id, result)
+
+        self._end = end
+        wait((work,), _SHORT * self._step_seconds)
+        return _LATER
 
     def _load(self, setup: pipe.Setup) -> pipe.Loaded:
         import torch
@@ -250,7 +277,7 @@ class Worker:
         began = time.perf_counter()
         loss = replica.evaluate()
         self._evaluated_round = replica.standing.round
-        self._parent.send(pipe.EvaluatedReport(Evaluated(replica.standing.round, loss, time.perf_counter() - began)))
+        self._parent.send(lambda: pipe.EvaluatedReport(Evaluated(replica.standing.round, loss, time.perf_counter() - began)))
         return loss
 
 
@@ -305,10 +332,11 @@ def main() -> None:
     status = 0
     try:
         Worker(parent, memory).run()
-    except EOFError:
+    except (EOFError, ConnectionError):
         pass  # the parent is gone, and so is the reason to be
     except LocalError as error:
-        parent.send(pipe.answer(0, _failed(error), None))
+        failed = _failed(error)
+        parent.send(lambda: pipe.answer(0, failed, None))
         status = 1
     sys.stderr.flush()
     os._exit(status)  # every file is synced when its command is answered; taking torch down takes a second

@@ -12,7 +12,7 @@ import pytest
 
 from nolocod.errors import TrainerError
 from nolocod.proto.types import Applied, Description, Inspection, describe
-from nolocod.trainer import pipe
+from nolocod.trainer import pipe, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.worker import ChildEnd, Worker
@@ -127,6 +127,51 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
     assert ages[-1] >= 16, "what was trained since the capture counts for the next"
 
 
+def test_what_leaves_the_weights_as_they_are_waits_for_no_inner_step(
+    parent: Parent, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    step, merge, go, under_way = Replica.step, Replica.merge, threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def held(replica: Replica) -> None:
+        if not go.is_set():
+            under_way.set()
+            assert go.wait(DEADLINE)
+        step(replica)
+
+    def noted(replica: Replica, partner_round: int, began: float) -> Applied:
+        done.append(replica.inner_steps)
+        return merge(replica, partner_round, began)
+
+    monkeypatch.setattr(Replica, "step", held)
+    monkeypatch.setattr(Replica, "merge", noted)
+    monkeypatch.setattr(worker, "_SHORT", 1e4)
+    loaded = parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path), pipe.Loaded)
+    outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
+    go.set()
+    parent.ask(pipe.Train(), NoneType)
+    number = parent.send(pipe.Capture(0))
+    parent.train_until(8)
+    go.clear()
+    assert under_way.wait(DEADLINE)
+    gate.set()
+    while not isinstance(reply := parent.next(), pipe.Answer):
+        pass
+    assert (reply.id, reply.failure) == (number, None), "the message is written"
+    inbox.view(0, inbox.size)[:] = outbox.view(0, outbox.size)  # the trainer is its own partner
+    assert parent.ask(pipe.Inspect(probation=False), Inspection).spread == 0
+    assert reply.progress is not None
+    before = reply.progress.inner_steps
+    number = parent.send(pipe.Apply(0, b""))
+    while parent.worker._requests.empty():
+        pass  # it lies before the worker when the step ends
+    go.set()
+    while not isinstance(reply := parent.next(), pipe.Answer):
+        pass
+    assert (reply.id, reply.failure) == (number, None)
+    assert done == [before + 1], "merged after the inner step that was under way"
+
+
 def test_theta_has_its_own_part_before_anything_is_done_beside_training(
     parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -181,5 +226,5 @@ def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Ev
     gate.set()
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))  # not training: nobody to stand beside
     assert parent.ask(pipe.Capture(0), Description).size
-    assert parent.worker._background is None
+    assert parent.worker._work is None
     parent.ask(pipe.Discard(), NoneType)

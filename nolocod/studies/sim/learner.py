@@ -243,7 +243,7 @@ class LearningSwarm(Swarm):
             case _:
                 wanted = step.message(honest.phi, honest.theta, settings)
         own.phi.copy_(seen.phi)
-        own.theta.copy_(step.sent(own.phi, wanted, settings))
+        own.theta.copy_((wanted - settings.gamma * own.phi) / settings.beta + own.phi)
         description = own.prepare(_tensor(box), 0)
         if attack == "not finite":
             _tensor(box)[HEADER:].fill_(255)
