@@ -4,8 +4,8 @@
 
 The rule: every trial is our method but for the settings that its row and column name, on seeds that `python -m
 tools.compare` does not tell. The outer step's settings were tried in runs twice as long, and lateness with the settings that
-they chose; the other tables have those of `_LIKE`. All but the first train with AdamW and a cosine, as runs of release
-0.1 did.
+they chose; the other tables have those of `_LIKE`. All but the first and that of lateness train with AdamW and a cosine, as
+runs of release 0.1 did.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nolocod.studies.lab.methods import OURS
-from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, perform_all
+from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
+from tools.trials import RATES, TUNING_SEED, perform_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from nolocod.studies.lab.trials import Book
+    from tools.trials import Book
 
 _LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1, alpha=0.2, beta=1.0, gamma=1.0)
 _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
@@ -35,10 +36,9 @@ _INNER: dict[tuple[float, int], Any] = {
 }
 """Optimizers and schedules by learning rate and seed."""
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
-_IN_TIME, _FIFTH, _BUSY = (0, 1), (5, 1), (25, 1)
-"""Inner steps that a merge comes late, and fragments: a line takes no time, a fifth of it, or all of it."""
-_BUSY_IN_FRAGMENTS = (5, 5)
-_LATE = {"0.36 M parameters": (_IN_TIME, _FIFTH, _BUSY), "0.12 M": (_IN_TIME, _FIFTH, _BUSY, _BUSY_IN_FRAGMENTS)}
+_LATE_LIKE = Trial(OURS.name, 4, 101, 4e-3, model="tiny", steps=1440, phase=48, points=1, optimizer="muon", schedule="wsd")
+_LATE = ((0, 1), (24, 1), (6, 4), (3, 8), (2, 12), (1, 24))
+"""Inner steps that a merge comes late, and turns: on time, and on a line that is busy all the time."""
 _OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
 _LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 1.0, 0.75))
 _LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
@@ -109,13 +109,13 @@ def full() -> tuple[Table, ...]:
             ),
         ),
         Table(
-            "By how many of 25 inner steps a merge comes late, with the default's alpha, beta and gamma (a line that is busy "
-            "all the time: 25 late, or 5 in 5 fragments)",
-            "late, fragments",
+            "By how many of 24 inner steps a merge comes late, and in how many turns the model goes; 4 replicas by the default "
+            "outer step, with Muon and wsd (the first: on time; the others: a line that is busy all the time)",
+            "late, turns",
             {
-                (f"{late}, {fragments}", size): _late(like, late, fragments)
-                for size, like in _SIZES.items()
-                for late, fragments in _LATE[size]
+                (f"{late}, {turns}", f"0.12 M, seed {seed}"): replace(_LATE_LIKE, seed=seed, late=late, fragments=turns)
+                for seed in (101, 102)
+                for late, turns in _LATE
             },
         ),
         _rates(
@@ -176,10 +176,6 @@ def _rates(text: str, rows: str, likes: dict[str, Trial]) -> Table:
     """Each of `likes`, by its row, with every learning rate."""
     cells = {(row, f"{rate:g}"): replace(like, learning_rate=rate) for row, like in likes.items() for rate in RATES}
     return Table(text, rows, cells, by_row=True)
-
-
-def _late(like: Trial, late: int, fragments: int) -> Trial:
-    return replace(like, alpha=None, beta=None, gamma=None, late=late, fragments=fragments)
 
 
 def choices(tables: tuple[Table, ...], book: Book, workers: int, tell: Callable[[str], None]) -> str:

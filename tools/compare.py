@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 from nolocod.errors import DeviceError
 from nolocod.studies.lab.methods import BY_NAME, METHODS, VARIANTS, Method
 from nolocod.studies.lab.methods import OURS as DEFAULT
-from nolocod.studies.lab.trials import RATES, TUNING_SEED, Trial, perform_all
+from nolocod.studies.lab.trials import Trial
 from nolocod.trainer.model import pick_device
 from tools.study import carry_out, parser_of, place_of
+from tools.trials import RATES, TUNING_SEED, perform_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nolocod.studies.lab.multi_replica import Point
-    from nolocod.studies.lab.trials import Book
+    from tools.trials import Book
 
 DILOCO, OURS, PAPER, NONE = "DiLoCo", DEFAULT.name, "NoLoCo, the paper's", "none"
 PAIRS = (

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod.studies.lab.trials import book
 from nolocod.studies.pages import Place
+from tools.trials import book
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nolocod.studies.lab.trials import Book
+    from tools.trials import Book
 
     Tables = Callable[[Book, int, Callable[[str], None]], str]
 

@@ -111,7 +111,7 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     if not job.loaded:
         # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
         check_memory(layout, config.vocab_size, manifest, 0, where)
-    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
+    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size:,} parameters already.")
     check_memory(layout, config.vocab_size, manifest, plan.exchange_size, where)

@@ -18,7 +18,7 @@ from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, stand
 from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, expected, following
 from nolocod.proto.limits import FIRST, Limits, most_bytes
 from nolocod.proto.receipt import Receipt, Skipped, check_signature, commit_message, content_of, sign, skipped_of
-from nolocod.proto.types import CHUNK_SIZE
+from nolocod.proto.types import CHUNK_SIZE, parts_in
 
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
@@ -270,7 +270,7 @@ class Exchange:
                 f"an offer of {offer.size} bytes in {readable(offer.codec, 16)!r} is not of this run, "
                 f"which has {self._setting.size} in {self._setting.codec!r}."
             )
-        if offer.fragment >= self._setting.fragments:
+        if parts_in(offer.fragment, self._setting.fragments).stop > self._setting.fragments:
             raise ProtocolError(f"fragment {offer.fragment} is not of this run, which has {self._setting.fragments}.")
 
     def expect(self, head: ChunkHead) -> tuple[int, int]:

@@ -13,6 +13,8 @@ import blake3
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nolocod.identity import PeerId
     from nolocod.observe.events import NatClass, Reach
 
@@ -106,6 +108,22 @@ class Inspection:
     """What the partner's difference from us will count for: less than 1 where it reaches beyond the clip radius."""
 
 
+def parts_in(subject: int, parts: int) -> range:
+    """Which of the model's `parts` an exchange about `subject` is about: one, or some that follow each other."""
+    return range(subject % parts, subject % parts + subject // parts + 1)
+
+
+def whose_turn(ages: Sequence[int], phase: int) -> int:
+    """The subject of the next outer step: the part that has waited longest, and with it those after it, as many as turns of
+    `phase` inner steps went by since the last one; but none that waited less than half as long.
+
+    `ages`: of each part, the inner steps since its last outer step.
+    """
+    first, longest, parts = ages.index(max(ages)), max(ages), len(ages)
+    due = min(max(1, min(ages) // phase), parts - first)
+    return first + parts * (next((n for n in range(1, due) if 2 * ages[first + n] < longest), due) - 1)
+
+
 @dataclass(frozen=True)
 class Offer:
     """A peer asks for an exchange with us."""
@@ -114,7 +132,7 @@ class Offer:
     session: bytes
     standing: Standing
     subject: int = 0
-    """Which of the run's `outer.fragments` parts of the model the exchange is about."""
+    """Which of the run's parts of the model the exchange is about (`parts_in`)."""
 
 
 @dataclass(frozen=True)

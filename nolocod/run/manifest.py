@@ -43,9 +43,7 @@ Rate = Annotated[float, Meta(gt=0, lt=10)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
-
 _CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1}
-
 
 CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0}
 """Per parameter on the wire, about (docs/codecs.md)."""
@@ -124,9 +122,8 @@ class Inner(Section, frozen=True):
         return self.batch * self.accumulation * self.sequence
 
 
-_UNSAID = {"optimizer": "adamw", "schedule": "cosine"}
-"""What a signed manifest means that lacks these keys of `[inner]`. One that means it lacks them, as those of release 0.1 do, so
-that equal run files keep their run ids."""
+_UNSAID: dict[str, dict[str, Any]] = {"inner": {"optimizer": "adamw", "schedule": "cosine"}, "outer": {"turns": 1}}
+"""What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id."""
 
 
 class Outer(Section, frozen=True):
@@ -147,10 +144,12 @@ class Outer(Section, frozen=True):
     patience: Seconds = 60.0
     """How long to look for a partner before a solo step."""
     fragments: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Parts of the model, whole tensors of about equal size in layer order. An outer step is about one of them,
-    in turn, so that each is merged every `fragments` times `inner.steps` inner steps."""
+    """Retired, see RETIRED: `turns` does it better."""
+    turns: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Parts of the model, all of one size, that are exchanged one after another within `inner.steps` inner steps, of which this
+    must be a divisor; as many at once as are due. Every turn is a round in what nodes tell, but `rounds`, `staleness`,
+    `inner.warmup_rounds` and `evaluation.every` count those of the whole model."""
     refresh: Positive = 8
-    """Retired, see RETIRED: it belonged to the codec "delta4"."""
 
     def __post_init__(self) -> None:
         bound = 2 * (1 - self.alpha**2)
@@ -161,6 +160,8 @@ class Outer(Section, frozen=True):
             )
         if self.blocking:
             raise _removed("outer.blocking", "true", "waiting for the partner was")
+        if self.fragments > 1:
+            raise _removed("outer.fragments", f"{self.fragments}", "parts of whole tensors were", "with `outer.turns`")
 
 
 class Evaluation(Section, frozen=True):
@@ -169,15 +170,15 @@ class Evaluation(Section, frozen=True):
     batches: Positive = 16
 
 
-def _removed(key: str, value: str, what: str) -> RunFileError:
+def _removed(key: str, value: str, what: str, instead: str = "") -> RunFileError:
     """A retired key is switched on."""
-    remedy = f"Found the run without `{key}`, or use release 0.1."
+    remedy = f"Found the run {instead or f'without `{key}`'}, or use release 0.1."
     return RunFileError(f"`{key}` is {value}, and {what} removed.", remedy=remedy)
 
 
 _OFF = {"direction": "the direction check was", "accept": "the accept test was", "draws": "partner draws were"}
 """Keys of `[trust]` that must be 0."""
-RETIRED = frozenset(_OFF) | {"refresh", "blocking"}
+RETIRED = frozenset(_OFF) | {"refresh", "blocking", "fragments"}
 """Keys without an effect. They stay in what is signed, so that equal run files keep their run ids."""
 
 
@@ -241,6 +242,15 @@ class Manifest(Section, frozen=True):
             if named := next((text for text in _texts(value) if not _PLAIN_WORD.fullmatch(text)), None):
                 raise ValueError(f"`model.{key}` holds {named[:60]!r}: a model is made of numbers and plain words")
 
+    def in_turns(self) -> Manifest:
+        """The same run, where an outer step is one turn. RunFileError if they do not divide the inner steps."""
+        inner, outer, every, change = self.inner, self.outer, self.evaluation.every, msgspec.structs.replace
+        if inner.steps % (turns := outer.turns):
+            raise RunFileError(f"`outer.turns` = {turns} does not divide `inner.steps` = {inner.steps}.")
+        inner = change(inner, steps=inner.steps // turns, warmup_rounds=inner.warmup_rounds * turns)
+        outer = change(outer, rounds=outer.rounds * turns, staleness=outer.staleness * turns)
+        return change(self, inner=inner, outer=outer, evaluation=change(self.evaluation, every=every * turns))
+
 
 def _texts(value: object) -> Iterator[str]:
     """All text in a value of JSON, keys of tables too."""
@@ -257,7 +267,7 @@ def _texts(value: object) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A manifest with its signature. `body` is what was signed: canonical JSON."""
+    """A manifest, one turn to an outer step, with its signature. `body` is what was signed: canonical JSON."""
 
     manifest: Manifest
     body: bytes
@@ -274,10 +284,11 @@ class Sealed:
 def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
     owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
-    unsaid = {key: msgspec.UNSET for key, value in _UNSAID.items() if getattr(owned.inner, key) == value}
-    said = msgspec.structs.replace(owned, inner=msgspec.structs.replace(owned.inner, **unsaid))
-    body = msgspec.json.encode(said, order="deterministic")
-    return Sealed(owned, body, owner.sign(_DOMAIN + body))
+    said = msgspec.to_builtins(owned, order="deterministic")
+    for section, unsaid in _UNSAID.items():
+        said[section] = {key: value for key, value in said[section].items() if unsaid.get(key, ...) != value}
+    body = msgspec.json.encode(said)
+    return Sealed(owned.in_turns(), body, owner.sign(_DOMAIN + body))
 
 
 def unseal(raw: bytes) -> Sealed:
@@ -303,10 +314,11 @@ def unseal(raw: bytes) -> Sealed:
         told = head.get("format")
         format = told if isinstance(told, int) and 0 <= told < 1 << 31 else "unknown"
         raise VersionError(f"the manifest has format {format}, this release reads {FORMAT}.")
-    if isinstance(inner := head.get("inner", {}), dict):
-        head["inner"] = _UNSAID | inner
+    for section, unsaid in _UNSAID.items():
+        if isinstance(said := head.get(section, {}), dict):
+            head[section] = unsaid | said
     try:
-        manifest = _checked(head)
+        manifest = _checked(head).in_turns()
     except msgspec.ValidationError as error:
         raise ManifestError(f"{error}") from error
     except RunFileError as error:
@@ -317,8 +329,7 @@ def unseal(raw: bytes) -> Sealed:
 def _checked(table: dict[str, Any]) -> Manifest:
     """Raises msgspec.ValidationError or RunFileError."""
     if table.get("codec") == "delta4":
-        remedy = 'Found the run with `codec = "modulo8"`, or use release 0.1.'
-        raise RunFileError("`codec` is delta4, and that codec was removed.", remedy=remedy)
+        raise _removed("codec", "delta4", "that codec was", 'with `codec = "modulo8"`')
     return msgspec.convert(table, Manifest)
 
 
@@ -335,7 +346,8 @@ def read_run_file(path: Path) -> Manifest:
         raise RunFileError(f"{path} is not TOML: {error}.") from error
     _inline_tokenizer(table, path)
     try:
-        return _checked(table)
+        (manifest := _checked(table)).in_turns()
+        return manifest
     except msgspec.ValidationError as error:
         raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
     except RunFileError as error:

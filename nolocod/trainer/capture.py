@@ -1,4 +1,5 @@
-"""Our side of one exchange: a message about a fragment as it was at the capture, and what comes of it.
+"""Our side of one exchange: a message about a subject as it was at the capture, and what comes of it. A subject is a fragment,
+or several that follow each other.
 
 The rule: training goes on during the exchange, and theta has our own part of the outer step from the first inner step
 on; what the partner adds comes with `merge`, and `take_back` undoes our part. phi and delta change in `step` alone.
@@ -22,8 +23,8 @@ from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec import box_size, coder_for
 from nolocod.outer.codec.base import HEADER, Head, Noise, Shared, read_head, write_head
-from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap
-from nolocod.proto.types import CHUNK_SIZE, Description, describe
+from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap, together
+from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
 
@@ -41,27 +42,32 @@ _CHANGE = 0
 
 @dataclass(frozen=True)
 class Weights:
-    """The replica's own tensors, flat, float32: theta on the device, all others in main memory. `distance`: per block of
-    all fragments."""
+    """The replica's own tensors, flat, float32: theta on the device, all others in main memory. `distance`: of all blocks, of
+    which each fragment has so many."""
 
     theta: Tensor
     phi: Tensor
     delta: Tensor
-    distance: tuple[Tensor, ...]
+    distance: Tensor
+    blocks: tuple[int, ...]
 
     @classmethod
     def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...]) -> Weights:
         """With distances that are not known yet."""
-        return cls(theta, phi, delta, tuple(torch.full((len(fragment.blocks),), math.nan) for fragment in fragments))
+        blocks = tuple(len(fragment.blocks) for fragment in fragments)
+        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks)
 
     def forget(self) -> None:
         """Other weights were taken over: what was known about our own is void."""
-        for distances in self.distance:
-            distances.fill_(math.nan)
+        self.distance.fill_(math.nan)
+
+    def distances(self, among: range) -> Tensor:
+        """Those of the fragments `among`."""
+        return self.distance[sum(self.blocks[: among.start]) : sum(self.blocks[: among.stop])]
 
     def codec_state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold of the codec's state, by name."""
-        return {f"distance.{index}": distances for index, distances in enumerate(self.distance)}
+        return {f"distance.{index}": self.distances(range(index, index + 1)) for index in range(len(self.blocks))}
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Plan:
 
     @cached_property
     def box_size(self) -> int:
-        """Bytes of the largest message."""
+        """Bytes of the largest message: one about all fragments."""
         return box_size(self.codec, self.fragments)
 
     @property
@@ -95,7 +101,7 @@ class Plan:
     @property
     def exchange_size(self) -> int:
         """Bytes that an exchange takes: both boxes, and the kept change."""
-        return self.boxes_size + self.kept.itemsize * max(fragment.size for fragment in self.fragments)
+        return self.boxes_size + self.kept.itemsize * sum(fragment.size for fragment in self.fragments)
 
 
 class Capture:
@@ -103,19 +109,22 @@ class Capture:
 
     def __init__(self, plan: Plan, weights: Weights, subject: int, seed: int) -> None:
         self.subject = subject
-        self.fragment = plan.fragments[subject]
+        self.among = parts_in(subject, len(plan.fragments))
+        """The fragments that it is about."""
+        self._parts = plan.fragments[self.among.start : self.among.stop]
+        self.fragment = together(self._parts)
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        shared = Shared(plan.settings, self.fragment, self._noise, weights.distance[subject])
+        shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among))
         self._coder = coder_for(plan.codec, shared)
         self.kept = torch.empty(self.fragment.size, dtype=plan.kept)
         """The change until `step`, then what theta is still to get."""
         self._started = False
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
-        self.norms = Norms(0.0, 0.0)
-        """What `inspect` found."""
+        self.norms: list[Norms] = []
+        """What `inspect` found, of each fragment."""
         self.weight = 1.0
         """What `step` lets the partner's difference count for; set by whoever judges the norms."""
         self._records: list[slice] = []  # where the partner's lie in the inbox, once inspected
@@ -123,7 +132,7 @@ class Capture:
     @property
     def spread(self) -> float:
         """||theta_i - theta_j|| as `inspect` found it (proto.types.Inspection)."""
-        return self.norms.distance / self._plan.settings.gamma
+        return math.hypot(*(seen.distance for seen in self.norms)) / self._plan.settings.gamma
 
     def keep(self) -> None:
         """Keep the change of theta. TrainerError if the weights are not finite."""
@@ -175,7 +184,8 @@ class Capture:
         RejectedTensorError if it is not a message about our subject, or holds what is not finite.
         """
         self._records = self._walk(inbox)
-        total = own_change = 0.0
+        squares = [[0.0, 0.0] for _ in self._parts]
+        part_of = [index for index, part in enumerate(self._parts) for _ in part.blocks]
         apart: list[float | None] = []
         for block, phi, change, record in self._blocks(inbox):
             own = self._coder.own(block, phi, change)
@@ -184,13 +194,15 @@ class Capture:
                 apart.append(None)
                 continue
             difference = torch.sub(own, other, out=self._total[: block.size])
-            total += torch.dot(difference, difference).item()
-            own_change += torch.dot(change, change).item()
+            found = squares[part_of[block.index]]
+            found[0] += torch.dot(difference, difference).item()
+            found[1] += torch.dot(change, change).item()
             apart.append(self._coder.apart(difference))
-        if not math.isfinite(total):
+        if not math.isfinite(sum(distance for distance, _ in squares)):
             raise RejectedTensorError("it holds values that are not finite or too large.")
         self._apart = apart
-        self.norms = Norms(math.sqrt(total), self._plan.settings.beta * math.sqrt(own_change))
+        beta = self._plan.settings.beta
+        self.norms = [Norms(math.sqrt(distance), beta * math.sqrt(change)) for distance, change in squares]
         return to_bitmap(index for index, one in enumerate(apart) if one is None)
 
     def step(self, inbox: Tensor, skipped: bytes) -> None:

@@ -11,12 +11,15 @@ radius would be several times too wide when a schedule ends. Until four are know
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nolocod.run.manifest import Trust
 
 REMEMBERED = 16
@@ -32,7 +35,7 @@ ON_PROBATION = 0.5
 
 @dataclass(frozen=True)
 class Norms:
-    """Of one exchange about a fragment, in the units of messages, over all blocks that were decoded."""
+    """Of one fragment in an exchange, in the units of messages, over all blocks that were decoded."""
 
     distance: float
     """|s_j - s_i|"""
@@ -55,20 +58,23 @@ class Clipping:
         self._settings = settings
         self._accepted: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in range(fragments)]
 
-    def weigh(self, fragment: int, seen: Norms, rate: float, *, probation: bool) -> float:
-        """What the partner's difference counts for, in (0, 1]; `rate`: the learning rate of our capture."""
+    def weigh(self, first: int, seen: Sequence[Norms], rate: float, *, probation: bool) -> float:
+        """What the partner's difference counts for, in (0, 1], in the fragments from `first` on; `rate`: the learning rate of
+        our capture."""
         if not self._settings.clip:
             return 1.0
-        radius = self._settings.clip * self.usual(fragment, seen.change, rate)
+        usual = math.hypot(*(self.usual(first + index, norms.change, rate) for index, norms in enumerate(seen)))
+        radius, distance = self._settings.clip * usual, math.hypot(*(norms.distance for norms in seen))
         if probation:
             radius *= ON_PROBATION
-        return radius / seen.distance if seen.distance > radius else 1.0
+        return radius / distance if distance > radius else 1.0
 
-    def accept(self, fragment: int, seen: Norms, rate: float) -> None:
+    def accept(self, first: int, seen: Sequence[Norms], rate: float) -> None:
         """The exchange was applied: remember how far the partner was. A distance of nothing tells nothing."""
-        distance = min(seen.distance, WIDEST * self.usual(fragment, seen.change, rate))
-        if distance > 0:
-            self._accepted[fragment].append(distance / rate)
+        for fragment, norms in enumerate(seen, first):
+            distance = min(norms.distance, WIDEST * self.usual(fragment, norms.change, rate))
+            if distance > 0:
+                self._accepted[fragment].append(distance / rate)
 
     def usual(self, fragment: int, change: float, rate: float) -> float:
         """How far partners are from us as a rule, given our own |beta Delta|."""

@@ -60,13 +60,13 @@ class Estimate:
 
 
 def estimate(manifest: Manifest) -> Estimate:
-    """Work it out. RunFileError if the model or the fragments are not possible."""
+    """Work it out. RunFileError if the model is not possible."""
     config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
     layout = layout_of(config)
     inner = manifest.inner
     # by the names that transformers maps them to; 0 where an architecture has none
     layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
-    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.fragments))
+    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     return Estimate(
         parameters=layout.size,
         inner_steps=inner.steps,

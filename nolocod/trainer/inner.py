@@ -40,10 +40,10 @@ def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int)
     """The learning rate of the next inner step.
 
     The position is counted in rounds, not in steps of this node, so that a newcomer inherits it with its
-    donor's round; past the boundary it stands still until the outer step.
+    donor's round; past as many boundaries as one outer step can be about it stands still.
     """
     inner, goal = manifest.inner, manifest.outer.rounds
-    position = (round_number + min(1.0, steps_since_outer / inner.steps)) * inner.steps
+    position = round_number * inner.steps + min(manifest.outer.turns * inner.steps, steps_since_outer)
     warmup = inner.warmup_rounds * inner.steps
     if position < warmup:
         return inner.learning_rate * min(1.0, (position + 1) / warmup)

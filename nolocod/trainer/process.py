@@ -23,7 +23,7 @@ import trio
 from nolocod import errors
 from nolocod.errors import LocalError, NolocodError, TrainerError
 from nolocod.observe import events
-from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing
+from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing, whose_turn
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
@@ -83,9 +83,8 @@ class TrainerProcess:
 
     @property
     def subject(self) -> int:
-        """What the next outer step that we offer is about: the fragment that has waited longest."""
-        ages = self._progress.ages
-        return ages.index(max(ages))
+        """What the next outer step that we offer is about."""
+        return whose_turn(self._progress.ages, self._phase)
 
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.

@@ -21,7 +21,7 @@ from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
-from nolocod.proto.types import Applied, Description, Inspection, Standing, describe
+from nolocod.proto.types import Applied, Description, Inspection, Standing, describe, parts_in, whose_turn
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
@@ -59,7 +59,7 @@ class Replica:
         self.layout: Layout = layout_of(config)
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
         check_memory(self.layout, config.vocab_size, manifest, 0, self.device)
-        fragments = self.layout.fragments(manifest.outer.fragments)
+        fragments = self.layout.fragments(manifest.outer.turns)
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
         check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
         self.model = build(config, manifest.seed)
@@ -138,7 +138,7 @@ class Replica:
 
     def capture(self, subject: int) -> None:
         """The first part of `prepare`, between two inner steps. TrainerError if the weights are not finite."""
-        if subject >= len(self.ages):
+        if parts_in(subject, len(self.ages)).stop > len(self.ages):
             raise RejectedTensorError(f"fragment {subject} is not one of this run's {len(self.ages)}.")
         self.discard()
         seed = int(torch.randint(0, 1 << 62, (), generator=self._rounding).item())
@@ -158,8 +158,7 @@ class Replica:
         """
         capture = self._out()
         skipped = capture.inspect(inbox)
-        fragment = capture.subject
-        capture.weight = self.clipping.weigh(fragment, capture.norms, self._capture_rate, probation=probation)
+        capture.weight = self.clipping.weigh(capture.among.start, capture.norms, self._capture_rate, probation=probation)
         return Inspection(capture.spread, skipped, capture.weight)
 
     def apply(self, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
@@ -181,24 +180,29 @@ class Replica:
         """The second part, between two inner steps. `began`: when the first one did (time.perf_counter)."""
         capture, since = self._out(), self._since_capture
         capture.merge(trained_on=since > 0)
-        subject = capture.subject
-        self.clipping.accept(subject, capture.norms, self._capture_rate)
-        applied = self._stepped(subject, since, max(self.standing.round + 1, partner_round), began)
+        self.clipping.accept(capture.among.start, capture.norms, self._capture_rate)
+        round_number = max(self.standing.round + len(capture.among), partner_round)
+        applied = self._stepped(capture.among, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
     def solo(self) -> Applied:
-        """Take the outer step alone, on the weights as they are now of the fragment that has waited longest."""
+        """Take the outer step alone, on the weights as they are now of those fragments whose turn it is."""
         began = time.perf_counter()
         self.discard()
         settings = self.manifest.outer
-        number = self.ages.index(max(self.ages))
+        among = parts_in(self.subject, len(self.ages))
         scratch = torch.empty(BLOCK)
-        for block in self.plan.fragments[number].blocks:
+        for block in (block for fragment in self.plan.fragments[among.start : among.stop] for block in fragment.blocks):
             phi = self.phi[block.span]
             own = step.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
             step.step(phi, self.delta[block.span], own, 1, settings)
             self.theta[block.span].copy_(phi)
-        return self._stepped(number, 0, self.standing.round + 1, began)
+        return self._stepped(among, 0, self.standing.round + len(among), began)
+
+    @property
+    def subject(self) -> int:
+        """What the next outer step is about."""
+        return whose_turn(self.ages, self.manifest.inner.steps)
 
     def pass_boundary(self) -> None:
         """Count a round without an outer step: only the schedule moves on (the baseline without peers)."""
@@ -216,10 +220,11 @@ class Replica:
             raise TrainerError("an outer step was asked for without a capture.")
         return self._capture
 
-    def _stepped(self, fragment: int, since: int, round_number: int, began: float) -> Applied:
-        """The outer step of `fragment` is taken, on weights of `since` inner steps ago."""
+    def _stepped(self, among: range, since: int, round_number: int, began: float) -> Applied:
+        """The outer step of the fragments `among` is taken, on weights of `since` inner steps ago."""
         inner_steps = self.steps_since_outer - since
-        self.ages[fragment] = since
+        for fragment in among:
+            self.ages[fragment] = since
         self.standing = Standing(round_number, self.standing.tokens, self.standing.loss)
         self._capture = None
         return Applied(round_number, inner_steps, None, time.perf_counter() - began)
@@ -232,7 +237,7 @@ class Replica:
     def usual_distance(self) -> float:
         """How far partners' messages are as a rule from the capture that is out."""
         change = self.manifest.outer.beta * self.captured.norm().item()
-        return self.clipping.usual(self._out().subject, change, self._capture_rate)
+        return self.clipping.usual(self._out().among.start, change, self._capture_rate)
 
     # --- files
 

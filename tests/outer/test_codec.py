@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import box_size
 from nolocod.outer.codec.base import HEADER, Noise
-from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap
+from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
@@ -30,7 +31,7 @@ class Node:
 
     def __init__(self, codec: Codec, seed: int, outer: Outer = OUTER, phi: torch.Tensor | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        fragments = fragments_of(SIZES, outer.fragments)
+        fragments = fragments_of(SIZES, outer.turns)
         self.plan = Plan(codec, outer, fragments)
         slow = torch.randn(sum(SIZES), generator=self.generator) * PHI if phi is None else phi.clone()
         self.weights = Weights.of(slow.clone(), slow, torch.zeros_like(slow), fragments)
@@ -259,10 +260,9 @@ def test_bytes_per_parameter() -> None:
 
 @pytest.mark.parametrize(("codec", "kept"), [("float32", 4), ("bfloat16", 2), ("modulo8", 2)])
 def test_what_an_exchange_takes_is_both_boxes_and_the_kept_change(codec: Codec, kept: int) -> None:
-    alice, _ = pair(codec, 1, Outer(alpha=0.5, beta=0.7, gamma=0.9, fragments=2))
+    alice, _ = pair(codec, 1, Outer(alpha=0.5, beta=0.7, gamma=0.9, turns=2))
     alice.write(0)
-    largest = max(fragment.size for fragment in alice.plan.fragments)
-    assert alice.plan.exchange_size - alice.plan.boxes_size == kept * largest
+    assert alice.plan.exchange_size - alice.plan.boxes_size == kept * sum(SIZES), "at most: all parts together"
     assert alice.capture.kept.nbytes == kept * alice.capture.fragment.size
 
 
@@ -275,7 +275,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
     alice.weights.theta[far.span] += 0.05 * PHI  # where bob does not expect it: more than known, and it did not move
     alice.weights.phi[far.span] += 0.05 * PHI
     for node in (alice, bob):
-        node.weights.distance[0][far.index] = CHANGE / 100
+        node.weights.distance[far.index] = CHANGE / 100
     expected = []
     for weights in (alice.weights, bob.weights):
         expected.append((OUTER.beta * (weights.theta - weights.phi)[far.span], weights.phi[far.span].clone()))
@@ -284,7 +284,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
     for node, (delta, phi) in zip((alice, bob), expected, strict=True):
         assert (node.weights.delta[far.span] - delta).abs().max() <= 2**-7 * delta.abs().max() + 1e-8
         assert torch.equal(node.weights.phi[far.span], phi + node.weights.delta[far.span])
-        assert node.weights.distance[0].isnan().tolist() == [index == far.index for index in range(len(node.blocks()))]
+        assert node.weights.distance.isnan().tolist() == [index == far.index for index in range(len(node.blocks()))]
         node.train()
     smaller = [node.write(4).size for node in (alice, bob)]
     assert min(smaller) > sum(SIZES) + far.size, "two bytes for each of its values"
@@ -300,7 +300,7 @@ def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> N
     for node, told in ((alice, to_bitmap([1])), (bob, b"")):
         assert node.capture.inspect(node.inbox) == b""
         node.apply(told, trained_on=False)
-    assert [node.weights.distance[0].isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
+    assert [node.weights.distance.isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
     one = alice.blocks()[1]
     assert not torch.equal(alice.weights.phi[one.span], bob.weights.phi[one.span])
 
@@ -380,23 +380,21 @@ def test_weights_that_are_not_finite_are_our_own_fault() -> None:
 
 
 @given(st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=30), st.data())
-def test_fragments_are_whole_tensors_of_about_equal_size(sizes: list[int], data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, len(sizes)))
+def test_fragments_are_of_one_size_and_together_the_model(sizes: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, min(64, sum(sizes))))
     fragments = fragments_of(sizes, count)
-    ends = {sum(sizes[: index + 1]) for index in range(len(sizes))}
-    assert len(fragments) == count
     assert [fragment.start for fragment in fragments] == [0, *(fragment.stop for fragment in fragments[:-1])]
-    assert {fragment.stop for fragment in fragments} <= ends
-    assert min(fragment.size for fragment in fragments) > 0
-    if count <= len(sizes) // 8:
-        assert max(fragment.size for fragment in fragments) <= sum(sizes) / count + 2 * max(sizes)
-    for fragment in fragments:
+    assert (len(fragments), fragments[-1].stop) == (count, sum(sizes))
+    assert {fragment.size for fragment in fragments} <= {sum(sizes) // count, -(-sum(sizes) // count)}
+    inside = set(accumulate(sizes[:-1]))
+    whole = together(fragments)
+    assert [block.span for block in whole.blocks] == [block.span for fragment in fragments for block in fragment.blocks]
+    for fragment in (*fragments, whole):
+        assert not any(block.start < end < block.stop for block in fragment.blocks[:100] for end in inside)
         assert [block.start for block in fragment.blocks] == [fragment.start, *(block.stop for block in fragment.blocks[:-1])]
         assert fragment.blocks[-1].stop == fragment.stop
         assert all(block.size <= BLOCK and block.local == block.start - fragment.start for block in fragment.blocks)
         assert [block.index for block in fragment.blocks] == list(range(len(fragment.blocks)))
-    with pytest.raises(ValueError, match="cannot make"):
-        fragments_of(sizes, len(sizes) + 1)
 
 
 @given(st.sets(st.integers(0, 200)))

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 
 from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
 from nolocod.identity import Identity
-from nolocod.run.manifest import MAX_MANIFEST_BYTES, Codec, Inner, Manifest, Sealed, read_run_file, seal, unseal, wire_name
+from nolocod.run.manifest import (
+    MAX_MANIFEST_BYTES,
+    Codec,
+    Inner,
+    Manifest,
+    Outer,
+    Sealed,
+    read_run_file,
+    seal,
+    unseal,
+    wire_name,
+)  # fmt: skip
 from nolocod.run.presets import to_toml
 
 if TYPE_CHECKING:
@@ -78,7 +89,7 @@ def test_every_codec_has_a_name_with_its_version() -> None:
         ('name = "demo"', 'name = "a b"', "line 1, key `name`"),
         ('name = "demo"', 'name = "demo"\ncodec = "int1"', "line 2, key `codec`"),
         ('name = "demo"', 'name = "demo"\nflavour = 1', "line 2, key `flavour`"),
-        ("gamma = 0.75", "fragments = 65", "line 11, key `outer.fragments`"),
+        ("gamma = 0.75", "turns = 65", "line 11, key `outer.turns`"),
         ("[inner]", "[innner]", "line 6"),
     ],
 )
@@ -162,6 +173,21 @@ def test_no_key_of_the_data_table_can_name_a_file(key: str) -> None:
         unseal(signed({**content, "data": {"source": "text", key: "/etc/passwd"}}))
 
 
+def test_a_run_in_turns_is_told_in_turns(tmp_path: Path) -> None:
+    outer, inner = Outer(rounds=40, turns=5), Inner(steps=10, warmup_rounds=2.0)
+    made = seal(Manifest(name="demo", model=MODEL, inner=inner, outer=outer), OWNER)
+    for one in (made, unseal(made.to_bytes())):
+        told = one.manifest
+        assert (told.inner.steps, told.inner.warmup_rounds, told.evaluation.every) == (2, 10.0, 50)
+        assert (told.outer.rounds, told.outer.staleness, told.outer.turns) == (200, 15, 5)
+    said = json.loads(made.body)
+    assert (said["inner"]["steps"], said["outer"]["rounds"], said["outer"]["turns"]) == (10, 40, 5), "as the owner wrote it"
+    with pytest.raises(RunFileError, match=r"turns` = 3 does not divide `inner.steps` = 10"):
+        seal(Manifest(name="demo", model=MODEL, inner=inner, outer=Outer(turns=3)), OWNER)
+    with pytest.raises(RunFileError, match=r"line 11, key `outer.turns`: .*does not divide"):
+        read_run_file(written(tmp_path, RUN_FILE.replace("gamma = 0.75", "turns = 3")))
+
+
 # --- defences that were removed --------------------------------------------------------------------
 
 
@@ -205,6 +231,7 @@ def test_what_the_release_before_does_not_know_is_said() -> None:
         ("trust", "direction", 0.2, 0, "the direction check was"),
         ("trust", "accept", 0.02, 0, "the accept test was"),
         ("outer", "blocking", True, False, "waiting for the partner was"),
+        ("outer", "fragments", 4, 1, "parts of whole tensors were"),
     ],
 )
 def test_retired_keys_switched_on_are_refused_with_a_way_out(

@@ -67,7 +67,7 @@ def test_resume_is_exact(tmp_path: Path, model: dict[str, object], optimizer: An
 
 
 def test_resume_is_exact_for_a_codec_with_a_state_and_for_fragments(tmp_path: Path) -> None:
-    sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, fragments=2))
+    sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
     alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
     boxes = [torch.zeros(alice.plan.box_size, dtype=torch.uint8) for _ in range(2)]
 

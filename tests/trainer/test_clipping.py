@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CLIP = Trust(clip=1.5)
 
 
-def seen(distance: float, change: float = 1.0) -> Norms:
-    return Norms(distance, change)
+def seen(distance: float, change: float = 1.0) -> list[Norms]:
+    return [Norms(distance, change)]
 
 
 def clipping(*accepted: float, settings: Trust = CLIP) -> Clipping:
@@ -48,6 +48,15 @@ def test_until_there_are_four_our_own_change_stands_in() -> None:
     one.accept(0, seen(9.0, change=2.0), 1.0)
     assert one.history.distances == ((100.0, 100.0, 100.0, 8.0),), "remembered at twice the stand-in"
     assert one.weigh(0, seen(1000.0), 1.0, probation=False) == 1.5 * 100.0 / 1000.0
+
+
+def test_fragments_together_have_one_weight_and_each_its_history() -> None:
+    one = Clipping(CLIP, 3)
+    one.restore(History(((1.0,) * 4, (3.0,) * 4, (4.0,) * 4)))
+    both = [Norms(30.0, 1.0), Norms(40.0, 1.0)]
+    assert one.weigh(1, both, 1.0, probation=False) == pytest.approx(1.5 * 5.0 / 50.0)
+    one.accept(1, both, 1.0)
+    assert [known[4:] for known in one.history.distances] == [(), (6.0,), (8.0,)]
 
 
 def test_nobody_widens_the_radius_by_being_far_away() -> None:
@@ -105,7 +114,7 @@ def message(replica: Replica, outer: Outer) -> torch.Tensor:
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
 def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, codec: Codec, late: bool) -> None:
     """Against float64 by hand: late or not, each partner by its own radius, the radius in its fragment alone."""
-    settings = Outer(alpha=0.5, beta=0.7, gamma=0.75, rounds=100, fragments=2)
+    settings = Outer(alpha=0.5, beta=0.7, gamma=0.75, rounds=100, turns=2)
     inner = Inner(steps=4, batch=2, sequence=32, optimizer="adamw", learning_rate=3e-3)  # far, beside the codec's rounding
     sealed = sealed_run(codec=codec, inner=inner, outer=settings, trust=Trust(clip=0.2))
     nodes = [make_replica(sealed, tmp_path, name) for name in ("alice", "bob")]

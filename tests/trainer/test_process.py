@@ -88,7 +88,7 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
 
 
 async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
-    sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, fragments=2))
+    sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
     async with loaded(sealed, tmp_path, "alice") as alice:
         assert alice.subject == 0
         await alice.train()

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, RunFileError, TrainerError
-from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE
+from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, TrainerError
+from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, parts_in
 from nolocod.run.manifest import Data, Inner, Manifest, Outer
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
@@ -113,18 +113,18 @@ def test_the_first_inner_step_after_a_capture_begins_with_its_own_part(tmp_path:
 
 
 def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path: Path) -> None:
-    alice, bob = pair(tmp_path, codec="bfloat16", outer=Outer(rounds=100, fragments=3))
+    inner = Inner(steps=12, batch=2, sequence=32)
+    alice, bob = pair(tmp_path, codec="bfloat16", inner=inner, outer=Outer(rounds=100, turns=3))
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
-    assert len(a_out) < 2 * alice.layout.size / 2, "a message is about one fragment"
     taken = []
     for number in range(4):
-        fragment = alice.ages.index(max(alice.ages))
+        fragment = alice.subject
         taken.append(fragment)
         span = alice.plan.fragments[fragment].span
         others = torch.ones(alice.layout.size, dtype=torch.bool)
         others[span] = False
         before = alice.theta.clone(), alice.phi.clone()
-        alice.prepare(a_out, fragment)
+        assert alice.prepare(a_out, fragment).size < 2 * alice.layout.size / 2, "a message is about one fragment"
         bob.prepare(b_out, fragment)
         steps = alice.steps_since_outer
         alice.inspect(b_out)
@@ -150,12 +150,36 @@ def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
     alice, _ = pair(tmp_path)
     with pytest.raises(RejectedTensorError, match="fragment 1"):
         alice.prepare(boxes(alice)[0], 1)
-    with pytest.raises(RunFileError, match=r"outer\.fragments.*64 fragments"):
-        make_replica(sealed_run(outer=Outer(fragments=64)), tmp_path)
+
+
+def test_turns_that_are_due_at_once_are_one_outer_step(tmp_path: Path) -> None:
+    alice, bob = pair(tmp_path, codec="float32", outer=Outer(rounds=100, turns=4))
+    assert alice.manifest.inner.steps == 1
+    assert parts_in(alice.subject, 4) == range(4), "four turns went by"
+    (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
+    subject = 1 + 4  # two parts from the second on
+    start, stop = alice.plan.fragments[1].start, alice.plan.fragments[2].stop
+    expected = (alice.theta + bob.theta)[start:stop].mul(0.35) + (alice.phi * 0.3)[start:stop]
+    alice.prepare(a_out, subject)
+    bob.prepare(b_out, subject)
+    before = alice.phi.clone()
+    alice.inspect(b_out)
+    applied = alice.apply(b_out, 0)
+    assert (applied.round, alice.ages) == (2, [4, 0, 0, 4])
+    torch.testing.assert_close(alice.phi[start:stop], expected)
+    assert torch.equal(alice.phi[:start], before[:start])
+    assert torch.equal(alice.phi[stop:], before[stop:])
+    assert [len(known) for known in alice.clipping.history.distances] == [0, 1, 1, 0]
+    assert parts_in(alice.subject, 4) == range(1), "the part after it was merged just now"
+    train(alice, 2)
+    assert parts_in(alice.subject, 4) == range(1), "of which one waited less than half as long"
+    assert (alice.solo().round, alice.ages) == (3, [0, 2, 2, 6])
+    with pytest.raises(RejectedTensorError, match="fragment"):
+        alice.prepare(a_out, 3 + 4)  # two parts from the last on
 
 
 def test_a_partner_that_did_not_mean_the_same_is_rejected(tmp_path: Path) -> None:
-    sealed = sealed_run(codec="modulo8", outer=Outer(fragments=2))
+    sealed = sealed_run(codec="modulo8", outer=Outer(turns=2))
     alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     alice.prepare(a_out, 0)

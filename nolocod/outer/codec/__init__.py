@@ -36,6 +36,6 @@ def coder_for(codec: Codec, shared: Shared) -> Coder:
 
 
 def box_size(codec: Codec, fragments: Sequence[Fragment]) -> int:
-    """Bytes of the largest message that any of `fragments` can make."""
+    """Bytes of the largest message that all `fragments` together can make."""
     kind = _KINDS[codec]
-    return max(HEADER + sum(kind.largest(block.size) for block in fragment.blocks) for fragment in fragments)
+    return HEADER + sum(kind.largest(block.size) for fragment in fragments for block in fragment.blocks)

@@ -1,12 +1,12 @@
 """Fragments of the flat tensor, the blocks they consist of, and small helpers on bytes.
 
-The rule: a fragment is whole tensors, a block lies within one tensor; both follow from the tensors' sizes
+The rule: fragments are of equal size, and a block lies within one tensor; both follow from the tensors' sizes
 alone, so that partners agree on them without a word.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -63,21 +63,18 @@ class Fragment:
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> tuple[Fragment, ...]:
-    """Cut tensors of `sizes` elements, in order, into `count` fragments of about equal size.
-
-    Each cut lies at the tensor's end that is nearest to its ideal place. ValueError if there are fewer
-    tensors than fragments.
-    """
-    if count > len(sizes):
-        raise ValueError(f"{len(sizes)} tensors cannot make {count} fragments")
+    """Cut tensors of `sizes` elements, one after another, into `count` fragments of equal size."""
     ends = [0, *accumulate(sizes)]
-    cuts = [0]
-    for number in range(1, count):
-        ideal = ends[-1] * number / count
-        possible = range(cuts[-1] + 1, len(sizes) - (count - number) + 1)
-        cuts.append(min(possible, key=lambda cut: abs(ends[cut] - ideal)))
-    cuts.append(len(sizes))
-    return tuple(_fragment(ends[first : last + 1]) for first, last in pairwise(cuts))
+    cuts = [ends[-1] * number // count for number in range(count + 1)]
+    return tuple(_fragment([start, *(end for end in ends if start < end < stop), stop]) for start, stop in pairwise(cuts))
+
+
+def together(fragments: Sequence[Fragment]) -> Fragment:
+    """Some that follow each other, as one."""
+    start = fragments[0].start
+    blocks = [block for fragment in fragments for block in fragment.blocks]
+    moved = tuple(replace(block, index=index, local=block.start - start) for index, block in enumerate(blocks))
+    return Fragment(start, fragments[-1].stop, moved)
 
 
 def _fragment(ends: Sequence[int]) -> Fragment:

@@ -49,7 +49,7 @@ class Context(Setting):
         """`identity` in the run of `sealed`."""
         run, outer = sealed.manifest, sealed.manifest.outer
         codec = wire_name(run.codec)
-        return cls(identity, sealed.run_id, codec, size, fragments=outer.fragments, staleness=outer.staleness)
+        return cls(identity, sealed.run_id, codec, size, fragments=outer.turns, staleness=outer.staleness)
 
 
 def redial_pauses() -> Iterator[float]:

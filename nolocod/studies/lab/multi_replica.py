@@ -51,21 +51,16 @@ class MultiReplica:
         self, manifest: Manifest, method: Method, count: int, cache: Path, watch: int = 0, device: str = "cpu"
     ) -> None:
         """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it."""
-        # As many inner steps from merge to merge of a fragment, and in all, whatever the number of fragments.
-        change, fragments = msgspec.structs.replace, method.fragments
-        inner, outer = manifest.inner, manifest.outer
+        change = msgspec.structs.replace
         self._method = method
-        inner = change(inner, steps=inner.steps // fragments, warmup_rounds=inner.warmup_rounds * fragments)
-        outer = change(outer, rounds=outer.rounds * fragments, fragments=fragments)
-        self.manifest = change(manifest, codec=method.codec, inner=inner, outer=outer)
+        manifest = change(manifest, codec=method.codec, outer=change(manifest.outer, turns=method.fragments))
         tokenizer = make_tokenizer(manifest.data)
-        sources: list[Source] = [
-            open_source(self.manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)
-        ]
+        sources: list[Source] = [open_source(manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)]
         if method.scheme == "gradients":
             sources = [_Together(sources)]
-            self.manifest = change(self.manifest, inner=change(inner, batch=count * inner.batch))
-        sealed = seal(self.manifest, Identity.generate())
+            manifest = change(manifest, inner=change(manifest.inner, batch=count * manifest.inner.batch))
+        sealed = seal(manifest, Identity.generate())
+        self.manifest = sealed.manifest
         self._replicas = []
         for index, source in enumerate(sources):
             replica = Replica(sealed, tokenizer.vocabulary, source, device)
@@ -128,10 +123,9 @@ class MultiReplica:
 
     def _snapshot(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:
-            ages = self._replicas[pair[0]].ages
-            fragment = ages.index(max(ages))
+            subject = self._replicas[pair[0]].subject
             for index in pair:
-                self._replicas[index].prepare(self._boxes[index], fragment)
+                self._replicas[index].prepare(self._boxes[index], subject)
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         for pair in pairs:

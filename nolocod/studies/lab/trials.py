@@ -1,28 +1,20 @@
-"""Single training runs of replicas in one process, by whatever method.
+"""Single training runs of replicas in one process, by whatever method: their settings. tools/trials.py performs them.
 
 The rule: the outer step, the codecs and the model are the product's own; a trial differs from a run by its settings only.
 """
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from nolocod.run import presets
 from nolocod.studies.lab.methods import BY_NAME, Method
-from nolocod.studies.lab.results import Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from nolocod.run.manifest import Manifest
-    from nolocod.studies.lab.multi_replica import Point
-
-    Book = Results["Trial", list[Point]]
 
 MODELS: dict[str, dict[str, Any]] = {
     "micro": presets.llama(48, 2, 2, 128),
@@ -31,11 +23,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "small": presets.MODELS["small"],
     "10m": presets.MODELS["10m"],
 }
-
-
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
-TUNING_SEED = 100
-"""Not among those that are compared."""
 
 
 @dataclass(frozen=True)
@@ -92,34 +79,3 @@ class Trial:
         # what trust costs is measured elsewhere (`nolocod lab attacks`)
         trust = change(run.trust, clip=0.0)
         return change(run, inner=inner, outer=outer, trust=trust, evaluation=change(run.evaluation, batches=self.held_out))
-
-
-def perform(trial: Trial) -> list[Point]:
-    """Train. Every replica, and the processes beside this one, has one thread."""
-    import torch  # the package is imported without it
-
-    from nolocod.studies.lab.multi_replica import MultiReplica
-
-    torch.set_num_threads(1)
-    manifest = trial.manifest()
-    watch = max(1, manifest.outer.rounds // trial.points)
-    with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-        return MultiReplica(manifest, trial.settings, trial.replicas, Path(cache), watch, trial.device).run()
-
-
-def book(kept: Path) -> Book:
-    """The trials in the file `kept`; the last point of each is its end."""
-    from nolocod.studies.lab.multi_replica import Point  # as above
-
-    return Results(kept, (Trial, list[Point]))
-
-
-def perform_all(trials: Iterable[Trial], found: Book, workers: int, tell: Callable[[str], None]) -> None:
-    """Do those that were not done yet, the longest first."""
-
-    def done(number: int, count: int, trial: Trial, points: list[Point]) -> None:
-        what = f"{trial.method}, {trial.replicas} replicas, seed {trial.seed}, learning rate {trial.learning_rate:g}"
-        tell(f"{number} of {count}: {what}: {points[-1].mean:.4f}")
-
-    longest_first = sorted(set(trials), key=lambda trial: (-trial.replicas * trial.steps, repr(trial)))
-    found.perform(longest_first, perform, workers, done)

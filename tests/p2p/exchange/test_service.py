@@ -35,7 +35,7 @@ from nolocod.proto.exchange import Exchange
 from nolocod.proto.exchange_states import State
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, describe
-from nolocod.run.manifest import Manifest, Outer, seal
+from nolocod.run.manifest import Inner, Manifest, Outer, seal
 from tests.support.sim_net import Cut, Net
 
 if TYPE_CHECKING:
@@ -228,9 +228,10 @@ async def test_a_partner_that_runs_ahead_is_dropped(tmp_path: Path, virtual_cloc
 
 
 def test_a_node_speaks_of_its_runs_fragments_in_its_codecs_version() -> None:
-    manifest = Manifest(name="run", model={"model_type": "llama"}, codec="modulo8", outer=Outer(fragments=3, staleness=7))
+    model, outer = {"model_type": "llama"}, Outer(turns=3, staleness=7)
+    manifest = Manifest(name="run", model=model, codec="modulo8", inner=Inner(steps=3), outer=outer)
     context = Context.of(LOW, seal(manifest, HIGH), SIZE)
-    assert (context.codec, context.fragments, context.staleness) == ("modulo8/1", 3, 7)
+    assert (context.codec, context.fragments, context.staleness) == ("modulo8/1", 3, 21)
     assert (context.identity, context.run_id, context.size) == (LOW, seal(manifest, HIGH).run_id, SIZE)
 
 
