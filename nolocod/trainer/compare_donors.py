@@ -1,8 +1,8 @@
 """Whether the weights that one donor gave are near those of other donors, by samples of theirs.
 
-The rule: replicas of an honest swarm differ, but in no matrix by two thirds of its norm. A donor is far off where one of
-its matrices is farther than that from every sample. How far two samples are apart is no measure for less: two donors that
-have just exchanged differ by a hundredth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
+The rule: replicas of an honest swarm differ, but seldom in any matrix by two thirds of its norm. A donor is far off where
+one of its matrices is farther than that from every sample. How far two samples are apart is no measure for less: two donors
+that have just exchanged differ by a hundredth. Vectors (biases, gains) are left to the loss: they begin alike everywhere, at
 zero or one, and may have little in common later. Being far off is no proof of a lie, as the two halves of a swarm that
 was parted are far apart too: loss has the last word (node/weights.py).
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nolocod.proto.types import SnapshotParts
 
 FAR = 2 / 3
-"""Of a tensor's norm. Honest replicas of the lab's tiny model were up to 0.62 apart (`python -m tools.nearness`), and one whose
-matrix is zeroed is 1 from all, one that is half noise 0.7."""
+"""Of a tensor's norm. One whose matrix is zeroed is 1 from all, one that is half noise 0.7. How far honest replicas are apart:
+`python -m tools.nearness`, told in docs/security.md."""
 _WIDTH = 4
 """Bytes of a value: slow weights are float32."""
 
