@@ -89,8 +89,8 @@ class Mesh(Protocol):
         """An exchange with `peer` was committed, that it `offered`."""
         ...
 
-    def believed(self, peer: PeerId, told: int) -> int:
-        """The round to which `peer`, who says that it is at `told`, may take us along."""
+    def believed(self, peer: PeerId, told: int, phase: float) -> int:
+        """The round to which `peer`, who says that it is at `told`, may take us along, if a round takes `phase` seconds."""
         ...
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
@@ -346,7 +346,8 @@ class OuterLoop:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
         self._tries = 0
-        number = self._mesh.believed(ended.partner, ended.partner_standing.round)
+        phase = self._settings.inner_steps * self._step_seconds
+        number = self._mesh.believed(ended.partner, ended.partner_standing.round, phase)
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
                 applied = await self._trainer.apply(number, ended.skipped)

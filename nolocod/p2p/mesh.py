@@ -303,9 +303,9 @@ class Mesh:
         """An exchange with `peer` was committed, that it `offered`."""
         self._selection.met(peer, self.live(), offered=offered)
 
-    def believed(self, peer: PeerId, told: int) -> int:
-        """The round to which `peer`, who says that it is at `told`, may take us along."""
-        return believed_round(self.live(), peer, told)
+    def believed(self, peer: PeerId, told: int, phase: float) -> int:
+        """The round to which `peer`, who says that it is at `told`, may take us along, if a round takes `phase` seconds."""
+        return believed_round(self.live(), phase, peer, told)
 
     def expect(self, size: int) -> None:
         """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""

@@ -131,7 +131,7 @@ class Node:
     def met(self, peer: PeerId, *, offered: bool) -> None:
         self.partners.append((peer, offered))
 
-    def believed(self, peer: PeerId, told: int) -> int:
+    def believed(self, peer: PeerId, told: int, phase: float) -> int:
         return min(told, self.believes)
 
     def suspect(self, peer: PeerId) -> None:

@@ -186,7 +186,7 @@ class StandInSwarm:
 
     def met(self, peer: PeerId, *, offered: bool) -> None: ...
 
-    def believed(self, peer: PeerId, told: int) -> int:
+    def believed(self, peer: PeerId, told: int, phase: float) -> int:
         return told
 
     def suspect(self, peer: PeerId) -> None: ...

@@ -16,7 +16,6 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import blake3
@@ -25,7 +24,7 @@ from nolocod.p2p.membership.table import PER_GROUP, share
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.peer_scoring import Reputation
@@ -137,19 +136,22 @@ class PeerSelection:
         return {peer for peer, _ in list(self._met)[-steps:]} if steps else set()
 
 
-def median_round(members: Iterable[Member], told: Mapping[PeerId, int] = MappingProxyType({})) -> int:
-    """Of the verified of `members` that train, the lower one of two, 0 without any; `told` is newer than their heartbeats."""
-    counted = [member for member in members if member.verified and member.state == "training"]
-    return statistics.median_low(told.get(one.peer_id, one.standing.round) for one in counted) if counted else 0
+def median_round(members: Iterable[Member]) -> int:
+    """Of the verified of `members` that train, the lower one of two; 0 without any."""
+    rounds = [member.standing.round for member in members if member.verified and member.state == "training"]
+    return statistics.median_low(rounds) if rounds else 0
 
 
-def believed_round(members: Iterable[Member], peer: PeerId, told: int) -> int:
+def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: int) -> int:
     """The round to which the partner `peer`, who says that it is at `told`, may take us along.
 
-    Rounds are the run's clock, so one who is ahead takes us along; but no further than the median of the verified: a few who
-    lie would run down everybody's schedule, and part those whom they took along from the others.
+    Rounds are the run's clock, so one who is ahead takes us along; but no further than the median of the verified, who took a
+    step in each `phase` seconds since their heartbeats: a few who lie would run down everybody's schedule, and part those whom
+    they took along from the others.
     """
-    return min(told, median_round(members, {peer: told}))
+    counted = [member for member in members if member.verified and member.state == "training"]
+    rounds = [told if one.peer_id == peer else one.standing.round + int(one.age / max(phase, 1.0)) for one in counted]
+    return min(told, statistics.median_low(rounds)) if rounds else 0
 
 
 def near(members: Sequence[Member], own: Standing, staleness: int) -> list[Member]:

@@ -134,8 +134,8 @@ class SimNode(SimMember):
     def met(self, peer: PeerId, *, offered: bool) -> None:
         self.selection.met(peer, self.members(), offered=offered)
 
-    def believed(self, peer: PeerId, told: int) -> int:
-        return believed_round(self.members(), peer, told)
+    def believed(self, peer: PeerId, told: int, phase: float) -> int:
+        return believed_round(self.members(), phase, peer, told)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         ended = await self.exchange_service.offer(partner, standing, subject, local_side)

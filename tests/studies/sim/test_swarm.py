@@ -97,7 +97,7 @@ def test_who_floods_captures_and_lies_has_little_more_than_its_share() -> None:
     assert 0.2 < report.hostile / steps < 0.6
     assert report.solo < 0.35 * steps
     assert steps >= 0.9 * 42 * 10
-    assert report.seconds < 1.2 * 10 * 20
+    assert report.seconds < 1.4 * 10 * 20, "also of who has bad luck, and is taken along by nobody's word"
 
 
 def test_hours_cost_honest_nodes_next_to_nothing() -> None:
