@@ -113,8 +113,7 @@ def full() -> tuple[Table, ...]:
             "outer step, with Muon and wsd (the first: on time; the others: a line that is busy all the time)",
             "late, turns",
             {
-                (f"{late}, {turns}", f"0.12 M, seed {seed}"): replace(_LATE_LIKE, seed=seed, late=late, fragments=turns)
-                for seed in (101, 102)
+                (f"{late}, {turns}", "0.12 M parameters, seed 101"): replace(_LATE_LIKE, late=late, fragments=turns)
                 for late, turns in _LATE
             },
         ),

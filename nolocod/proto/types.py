@@ -115,12 +115,12 @@ def parts_in(subject: int, parts: int) -> range:
 
 def whose_turn(ages: Sequence[int], phase: int) -> int:
     """The subject of the next outer step: the part that has waited longest, and with it those after it, as many as turns of
-    `phase` inner steps went by since the last one; but none that waited less than half as long.
+    `phase` inner steps went by since the last one, or are behind; but none that waited less than half as long.
 
     `ages`: of each part, the inner steps since its last outer step.
     """
     first, longest, parts = ages.index(max(ages)), max(ages), len(ages)
-    due = min(max(1, min(ages) // phase), parts - first)
+    due = min(max(1, (min(ages) + max(0, longest - parts * phase)) // phase), parts - first)
     return first + parts * (next((n for n in range(1, due) if 2 * ages[first + n] < longest), due) - 1)
 
 

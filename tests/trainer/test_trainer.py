@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, TrainerError
-from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, parts_in
+from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, parts_in, whose_turn
 from nolocod.run.manifest import Data, Inner, Manifest, Outer
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
@@ -144,6 +144,18 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
     assert alice.ages == [4, 14, 8]
     assert alice.solo().inner_steps == 4
     assert alice.ages == [4, 0, 8], "the solo step is about the one that has waited longest"
+
+
+def test_whose_turn_it_is() -> None:
+    def told(*ages: int) -> range:
+        return parts_in(whose_turn(ages, 5), len(ages))
+
+    assert told(20, 15, 10, 5) == range(1)
+    assert told(10, 5, 20, 15) == range(2, 3), "the one that has waited longest"
+    assert told(20, 18, 16, 14) == range(2), "fourteen inner steps are two turns"
+    assert told(26, 21, 16, 11) == range(3), "two turns, and one that is behind: twenty steps would be all"
+    assert told(26, 12, 16, 11) == range(1), "one that was merged by a partner's turn is left out"
+    assert told(14, 16, 18, 20) == range(3, 4), "the end of the model"
 
 
 def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
