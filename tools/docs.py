@@ -287,7 +287,7 @@ def bounds() -> list[Bound]:
         ),
         Bound(
             "time",
-            "exchanges with one partner that come to nothing",
+            "exchanges that come to nothing",
             "a sixteenth of ours",
             "`outer/wasted.py`",
             "who_takes_our_time_for_nothing_gets_a_sixteenth_of_it",

@@ -77,11 +77,11 @@ class Trainer(Protocol):
 class Mesh(Protocol):
     """The peers, as the loop sees them."""
 
-    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
-        """Draw a live training member within the staleness limit, or None."""
+    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
+        """Draw a live training member within the staleness limit, or None; as if those `apart` were not there."""
         ...
 
-    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
         """Whether an offer of `peer` may be taken; `late`: our own draws have failed."""
         ...
 
@@ -120,10 +120,11 @@ class TrainerSide:
     """The trainer, engaged for one outer step (proto.types.LocalSide); a solo step has no partner."""
 
     def __init__(
-        self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf
-    ) -> None:
+        self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf,
+        *, wary: bool = False,
+    ) -> None:  # fmt: skip
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
-        self._trainer, self.phase = trainer, phase
+        self._trainer, self.phase, self.wary = trainer, phase, wary
         self.outbox, self.inbox = trainer.outbox, trainer.inbox
         self._begun = begun
         self._probation = probation
@@ -162,7 +163,10 @@ class OuterLoop:
         self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
         self._wasted = WastedTime()
         self._step_seconds = 1.0
+        self._pause = 0.0  # after a partner that is busy
         self._tries = 0  # our own draws in this step
+        self._none_better = False  # the last one found nobody but those who are set apart
+        self._failed = False  # in this step an exchange failed while we were wary
 
     # --- the offering side ------------------------------------------------------------------------
 
@@ -179,13 +183,17 @@ class OuterLoop:
         with trio.move_on_after(grace):
             await self._idle.wait()
 
+    @property
+    def _phase(self) -> float:
+        return self._settings.inner_steps * self._step_seconds
+
     def _due(self) -> bool:
         return self._trainer.steps_since_outer >= self._settings.inner_steps
 
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
         deadline, began = trio.current_time() + self._settings.patience, self._trainer.standing.round
-        pause = _FIRST_PAUSE
+        self._pause = _FIRST_PAUSE * self._phase
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
@@ -193,23 +201,28 @@ class OuterLoop:
             if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
                 return  # it was taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
             late = trio.current_time() >= deadline
-            partner = None if late else self._mesh.partner(own, self._avoided())
+            partner = None if late else self._draw(own)
             self._tries = self._tries + 1 if partner is not None else _OWN_TRIES
             if partner is not None:
                 if await self._attempt(partner) == "busy":
-                    seconds = pause * self._settings.inner_steps * self._step_seconds
-                    await trio.sleep_until(min(deadline, trio.current_time() + seconds))
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    await trio.sleep_until(min(deadline, trio.current_time() + self._pause))
+                    longest = _LONGEST_PAUSE / 2 if self._wasted.wary(trio.current_time()) else _LONGEST_PAUSE
+                    self._pause = min(2 * self._pause, longest * self._phase)
             elif late or not self._busy:
                 await self._solo()
             else:
                 await self._look_again(deadline)
 
-    def _avoided(self) -> set[PeerId]:
+    def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()
         self._busy = {peer: until for peer, until in self._busy.items() if until > now}
         self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
-        return {*self._busy, *self._shunned, *self._wasted.peers(now)}
+        shunned = {*self._shunned, *(peer for peer in self._wasted.peers if self._wasted.by(peer, now))}
+        avoided, apart = {*self._busy, *shunned}, self._wasted.apart(now)
+        partner, self._none_better = self._mesh.partner(own, avoided, apart), False
+        if partner is None and apart and not self._failed:
+            self._none_better = self._mesh.partner(own, shunned, apart) is None
+        return self._mesh.partner(own, avoided, ()) if self._none_better else partner
 
     async def _look_again(self, deadline: float) -> None:
         names = ", ".join(short(peer) for peer in self._busy)
@@ -246,10 +259,12 @@ class OuterLoop:
         if ended.outcome == "committed":
             self._busy.clear()
         elif ended.outcome == "busy":
-            self._busy[ended.partner] = now + max(ended.retry_after, 0.05)
+            least = 2 * self._pause if self._wasted.wary(now) else 0.05  # others are asked before
+            self._busy[ended.partner] = now + max(ended.retry_after, least)
         else:
-            until = now + min(_AVOID_SECONDS, self._settings.inner_steps * self._step_seconds)
-            kept = self._busy if ended.outcome in ("aborted", "in_doubt") else self._shunned
+            until = now + min(_AVOID_SECONDS, self._phase)
+            again = ended.outcome in ("aborted", "in_doubt") and not self._wasted.wary(now)
+            kept = self._busy if again else self._shunned
             kept[ended.partner] = until  # what broke once may well work the next time; a refusal stands
             if ended.outcome == "unreachable":
                 self._mesh.suspect(ended.partner)
@@ -260,7 +275,7 @@ class OuterLoop:
             applied = await self._trainer.solo()
         finally:
             self._release(local_side)
-        self._tries = 0
+        self._tries, self._failed = 0, False
         self._tell("solo", None, applied)
 
     # --- the answering side (proto.types.Answerer) -----------------------------------------------------
@@ -284,7 +299,8 @@ class OuterLoop:
         if missing > 0:
             return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
         late = self._tries >= _OWN_TRIES
-        if not glare and not self._mesh.admits(offer.partner, own, late=late):
+        others = set() if late and self._none_better else self._wasted.apart(trio.current_time())
+        if not glare and (offer.partner in others or not self._mesh.admits(offer.partner, own, others, late=late)):
             missing = self._settings.inner_steps - self._trainer.steps_since_outer
             return Busy(max(missing, 1) * self._step_seconds, "others come first")
         self._engage(offer.partner, initiator=False)
@@ -313,9 +329,13 @@ class OuterLoop:
             if partner is not None:
                 self._emit(ExchangeStarted(partner, initiator))
 
-        phase = self._settings.inner_steps * self._step_seconds
-        self._local_side = TrainerSide(self._trainer, begun, lambda: partner is not None and self._probation(partner), phase)
-        self._started = trio.current_time()
+        def probation() -> bool:
+            return partner is not None and self._probation(partner)
+
+        now = trio.current_time()
+        wary = partner in self._wasted.apart(now) or (probation() and self._wasted.wary(now))
+        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase, wary=wary)
+        self._started = now
         if self._idle.is_set():
             self._idle = trio.Event()
         return self._local_side
@@ -336,6 +356,7 @@ class OuterLoop:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
         if ended.outcome != "committed":
             now = trio.current_time()
+            self._failed |= self._wasted.wary(now)
             self._wasted.charge(ended.partner, now - self._started, now)
             try:
                 await self._abandon(local_side)
@@ -345,9 +366,8 @@ class OuterLoop:
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
-        self._tries = 0
-        phase = self._settings.inner_steps * self._step_seconds
-        number = self._mesh.believed(ended.partner, ended.partner_standing.round, phase)
+        self._tries, self._failed = 0, False
+        number = self._mesh.believed(ended.partner, ended.partner_standing.round, self._phase)
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
                 applied = await self._trainer.apply(number, ended.skipped)
@@ -361,16 +381,6 @@ class OuterLoop:
         self._emit(OuterStep(done.round, kind, partner, done.inner_steps, done.spread, done.seconds, done.weight))
 
     def _report(self, ended: Ended, *, initiator: bool) -> None:
-        self._emit(
-            ExchangeEnded(
-                partner=ended.partner,
-                session=ended.session.hex(),
-                initiator=initiator,
-                outcome=ended.outcome,
-                sent=ended.sent,
-                received=ended.received,
-                seconds=trio.current_time() - self._started,
-                error=ended.error,
-                reason=ended.reason,
-            )
-        )
+        seconds = trio.current_time() - self._started
+        told = ended.partner, ended.session.hex(), initiator, ended.outcome, ended.sent, ended.received, seconds
+        self._emit(ExchangeEnded(*told, error=ended.error, reason=ended.reason))

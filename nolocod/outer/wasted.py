@@ -1,8 +1,9 @@
 """What partners cost a node: the time of exchanges that came to nothing.
 
-The rule: who takes our time for nothing may have a sixteenth of it, and two minutes besides. After that its offers are
-refused, and nothing is offered to it, until 15 times as much time has gone by. Nobody is blamed for it: an honest partner
-on a bad line, or one that was suspended, comes to the same.
+The rule: all partners together may have a sixteenth of our time for nothing, and twenty seconds besides. While they had more we
+are wary: a partner has less time for its part (`Limits.paced`), and whoever took some of ours is set apart, until all is
+paid: partners are drawn, and their offers taken, as if it were not there, as long as there are others. Who takes a sixteenth
+and two minutes alone gets nothing more. Nobody is blamed for it: an honest partner on a bad line comes to the same.
 """
 
 from __future__ import annotations
@@ -12,24 +13,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
-_SHARE, _FORGIVEN = 15.0, 120.0
+_SHARE, _FORGIVEN, _FORGIVEN_ONE = 15.0, 20.0, 120.0
+_SLIGHT = 1.0
+"""So many seconds set nobody apart."""
+_KEPT = 1024
 
 
 class WastedTime:
     """By partner. Times in seconds of one clock."""
 
     def __init__(self) -> None:
-        self._until: dict[PeerId, float] = {}  # when it has paid for all, _FORGIVEN aside
+        self.peers: dict[PeerId, float] = {}
+        """When it has paid for all, what is forgiven aside."""
+        self._paid = 0.0  # when all have
 
     def charge(self, peer: PeerId, seconds: float, now: float) -> None:
         """An exchange with `peer` took `seconds`, and came to nothing."""
-        before = max(now, self._until.get(peer, now))
-        self._until = {other: until for other, until in self._until.items() if until > now}
-        self._until[peer] = before + _SHARE * seconds
+        if now >= self._paid:
+            self.peers = {other: until for other, until in self.peers.items() if until > now}
+        self._paid = max(now, self._paid) + _SHARE * seconds
+        if seconds > _SLIGHT or peer in self.peers:
+            self.peers[peer] = max(now, self.peers.pop(peer, now)) + _SHARE * seconds
+            if len(self.peers) > _KEPT:
+                del self.peers[next(iter(self.peers))]
 
     def by(self, peer: PeerId, now: float) -> bool:
-        """Whether `peer` took too much of it."""
-        return self._until.get(peer, now) > now + _SHARE * _FORGIVEN
+        """Whether `peer` took too much of it alone."""
+        return self.peers.get(peer, now) > now + _SHARE * _FORGIVEN_ONE
 
-    def peers(self, now: float) -> list[PeerId]:
-        return [peer for peer in self._until if self.by(peer, now)]
+    def wary(self, now: float) -> bool:
+        """Whether all partners together took too much."""
+        return self._paid > now + _SHARE * _FORGIVEN
+
+    def apart(self, now: float) -> set[PeerId]:
+        """Who had a part in too much."""
+        return {*self.peers} if self.wary(now) else set()

@@ -286,18 +286,18 @@ class Mesh:
         """All live members but ourselves."""
         return self._table.live(trio.current_time(), self._host.peers())
 
-    def partner(self, own: Standing, avoid: Collection[PeerId] = ()) -> PeerId | None:
+    def partner(self, own: Standing, avoid: Collection[PeerId] = (), apart: Collection[PeerId] = ()) -> PeerId | None:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
         shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
         carried = self._parts.connectivity.behind_relays(members)
-        return self._selection.draw(members, own, self._staleness, shunned, carried)
+        return self._selection.draw(members, own, self._staleness, shunned, carried, apart)
 
-    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
         """Whether an offer of `peer` may be taken: of members only, in its hour or after our own draws have failed (`late`)."""
         if not self._table.known(peer, trio.current_time()):
             return False
-        return self._selection.admits(peer, self.live(), own, self._staleness, late=late)
+        return self._selection.admits(peer, self.live(), own, self._staleness, apart, late=late)
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         """An exchange with `peer` was committed, that it `offered`."""

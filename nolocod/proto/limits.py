@@ -83,11 +83,14 @@ class Limits:
     bytes_per_second: float = float(1 << 20)
     """The slowest rate at which a whole exchange may go."""
 
-    def paced(self, phase: float, size: int) -> Limits:
+    def paced(self, phase: float, size: int, *, wary: bool = False) -> Limits:
         """For a partner where an inner phase takes `phase` seconds: in half of that, or 20 s and as long as
-        10 MB/s take, any trainer ends its inner step and writes or inspects `size` bytes, also one ten times as slow."""
-        most = max(20.0 + size / 10e6, phase / 2)
-        return replace(self, snapshot_seconds=min(self.snapshot_seconds, most), settle_seconds=min(self.settle_seconds, most))
+        10 MB/s take, any trainer ends its inner step and writes or inspects `size` bytes, also one ten times as slow.
+        Where we are `wary` each part has a quarter: enough for a trainer like ours, and for a line that stands still."""
+        most, share = max(20.0 + size / 10e6, phase / 2), 0.25 if wary else 1.0
+        snapshot, settle = share * min(self.snapshot_seconds, most), share * min(self.settle_seconds, most)
+        stall, accept = share * self.stall_seconds, share * self.accept_seconds
+        return replace(self, snapshot_seconds=snapshot, settle_seconds=settle, stall_seconds=stall, accept_seconds=accept)
 
     def whole(self, size: int) -> float:
         """The deadline of an exchange of `size` bytes each way."""

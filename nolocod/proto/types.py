@@ -206,6 +206,8 @@ class LocalSide(Protocol):
 
     phase: float
     """Seconds of its inner phase: half of that is what a partner's trainer may take (Limits.paced)."""
+    wary: bool
+    """Too much time was lost with partners already: this one has less of it."""
 
     @property
     def outbox(self) -> Box: ...

@@ -74,10 +74,10 @@ class StandInMesh:
     def live(self) -> list[Member]:
         return []
 
-    def partner(self, own: Standing, avoid: Collection[PeerId]) -> None:
+    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> None:
         return None
 
-    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
         return True
 
     def met(self, peer: PeerId, *, offered: bool) -> None: ...

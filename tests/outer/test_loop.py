@@ -120,11 +120,12 @@ class Node:
         pace = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
         self.loop = OuterLoop(name, self.trainer, self, pace, self.events.append, trusted)
 
-    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
+        avoid = {*avoid, *apart}
         live = [n for n in self.table.nodes if n != self.name and n not in avoid and not self.table.suspected[n]]
         return self.table.rng.choice(live) if live else None
 
-    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
         self.asked.append((peer, late))
         return peer not in self.turned_away or late
 
@@ -357,13 +358,62 @@ async def test_who_takes_our_time_for_nothing_gets_a_sixteenth_of_it(autojump_cl
             wasted += 100.0
             await node.loop.ended(Ended("aborted" if accepted % 2 else "in_doubt", other, b"s"))
         else:
-            assert isinstance(answer, Refuse)
-            assert other in node.loop._avoided(), "nothing is offered to it either"
+            assert not isinstance(answer, Accept)
+            node.table.nodes = {node.name: node, other: node}
+            assert node.loop._draw(Standing(0, 0, 1.0)) is None or not node.loop._wasted.by(other, trio.current_time())
             assert isinstance(node.loop.decide(Offer(PeerId("third"), b"s", Standing(0, 0, 1.0))), Accept)
             await node.loop.ended(Ended("aborted", PeerId("third"), b"s"))
             await trio.sleep(INNER_STEPS)
     assert 0.05 < wasted / 40_000 < 0.075
-    assert len(node.loop._wasted._until) <= 2
+    assert len(node.loop._wasted.peers) <= 2
+
+
+async def test_partners_that_take_turns_have_no_more_of_our_time_than_one(autojump_clock: object) -> None:
+    """Each is in its allowance alone. They are free to come again and again, and come first."""
+    node, began, wasted = Table().add("node"), trio.current_time(), 0.0
+    await trio.sleep(INNER_STEPS)
+    while trio.current_time() < began + 10_000:
+        for number in range(8):
+            if isinstance(node.loop.decide(Offer(PeerId(f"p{number}"), b"s", Standing(0, 0, 1.0))), Accept):
+                await trio.sleep(30.0)
+                wasted += 30.0
+                await node.loop.ended(Ended("aborted", PeerId(f"p{number}"), b"s"))
+        await trio.sleep(5.0)
+    assert wasted <= 8 * 30.0 + 10_000 / 16
+
+
+async def test_who_took_our_time_is_the_partner_where_there_is_no_better_one(autojump_clock: object) -> None:
+    """A partner on a bad line in a run of two or three: once in a step, after all others."""
+    table = Table()
+    node, other, third = table.add("node"), table.add("other"), table.add("third")
+    node.loop._wasted.charge(other.name, 100.0, trio.current_time())
+    drawn = {node.loop._draw(Standing(0, 0, 1.0)) for _ in range(50)}
+    assert drawn == {third.name}
+    node.loop._busy[third.name] = 10.0
+    assert node.loop._draw(Standing(0, 0, 1.0)) is None, "the better one is waited for"
+    node.loop._busy.clear()
+    del table.nodes[third.name]
+    assert node.loop._draw(Standing(0, 0, 1.0)) == other.name
+    await trio.sleep(INNER_STEPS)
+    offer = Offer(other.name, b"s", Standing(0, 0, 1.0))
+    assert isinstance(node.loop.decide(offer), Busy)
+    node.loop._tries = 3
+    assert isinstance(node.loop.decide(offer), Accept), "our own draws failed, and it is all that is left"
+    await node.loop.ended(Ended("aborted", other.name, b"s"))
+    assert node.loop._draw(Standing(0, 0, 1.0)) is None, "not again in this step"
+    assert isinstance(node.loop.decide(offer), Busy)
+
+
+async def test_a_stranger_has_less_time_while_too_much_was_lost_and_a_partner_of_old_has_not(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("node")
+    await trio.sleep(INNER_STEPS)
+    for wasted, newcomers, expected in ((0.0, True, False), (100.0, True, True), (0.0, False, False)):
+        node.loop._wasted.charge(PeerId("x"), wasted, trio.current_time())
+        node.loop._probation = lambda _, new=newcomers: new  # type: ignore[misc]
+        assert isinstance(node.loop.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Accept)
+        assert node.loop.local_side.wary == expected
+        await node.loop.ended(Ended("aborted", PeerId("y"), b"s"))
 
 
 async def test_an_exchange_that_broke_is_forgiven(autojump_clock: object) -> None:
@@ -374,7 +424,8 @@ async def test_an_exchange_that_broke_is_forgiven(autojump_clock: object) -> Non
         assert isinstance(node.loop.decide(Offer(other, b"s", Standing(0, 0, 1.0))), Accept)
         await trio.sleep(20)
         await node.loop.ended(Ended("aborted", other, b"s"))
-    assert other not in node.loop._avoided()
+    node.table.nodes[other] = node
+    assert node.loop._draw(Standing(0, 0, 1.0)) == other
 
 
 async def test_an_offer_accepted_in_the_moment_another_ends_keeps_the_desk(autojump_clock: object) -> None:

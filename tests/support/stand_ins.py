@@ -178,10 +178,10 @@ class StandInSwarm:
     def live(self) -> list[Member]:
         return self.members
 
-    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
         return PeerId("partner") if self.offered else None
 
-    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
         return True
 
     def met(self, peer: PeerId, *, offered: bool) -> None: ...

@@ -53,7 +53,10 @@ class Session:
         self._aside = context.aside
         self._description: Description | None = None
         self._skipped = b""
-        self._paced = context.limits.paced(local_side.phase, context.size)  # what the partner's trainer may take
+        self.wary = local_side.wary
+        self._paced = context.limits.paced(
+            local_side.phase, context.size, wary=self.wary
+        )  # what the partner's trainer may take
         self._pace = Pace(self._paced, context.size, lambda: machine.next_chunk is not None or not self._received.is_set())
         self._came = trio.Event()
         self._prepared = trio.Event()

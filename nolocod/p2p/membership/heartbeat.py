@@ -83,20 +83,12 @@ def read(raw: bytes, run_id: str) -> Heartbeat:
     if len(heartbeat.addresses) > _MAX_ADDRESSES or len(heartbeat.version) > 32:
         raise ProtocolError("a heartbeat has too many addresses or too long a version.")
     return Heartbeat(
-        raw=raw,
-        peer=PeerId(body.sender),
-        count=heartbeat.count,
-        standing=standing,
-        state=heartbeat.state,
+        raw=raw, peer=PeerId(body.sender), count=heartbeat.count, standing=standing, state=heartbeat.state,
         addresses=_usable(tuple(address[: MAX_ADDRESS + 1] for address in heartbeat.addresses)),
-        version=readable(heartbeat.version),
-        time=heartbeat.time_ms / 1000,
-        nat=cast("NatClass", heartbeat.reach) if heartbeat.reach in get_args(NatClass) else None,
-        relays=heartbeat.relays,
-        admission=heartbeat.admission,
-        life=heartbeat.life,
-        other=heartbeat.other,
-    )
+        version=readable(heartbeat.version), time=heartbeat.time_ms / 1000,
+        nat=cast("NatClass", heartbeat.reach) if heartbeat.reach in get_args(NatClass) else None, relays=heartbeat.relays,
+        admission=heartbeat.admission, life=heartbeat.life, other=heartbeat.other,
+    )  # fmt: skip
 
 
 def glance(raw: bytes) -> tuple[PeerId, int] | None:
@@ -143,18 +135,11 @@ class OwnHeartbeat:
         now_ms = int(self.clock() * 1000)
         self._count = max(now_ms, self._count + 1)
         heartbeat = pb.Heartbeat(
-            count=self._count,
-            standing=standing_to_wire(standing),
-            state="leaving" if self.leaving else state,
-            addresses=list(self.addresses())[:_MAX_ADDRESSES],
-            version=__version__,
-            time_ms=now_ms,
-            reach=self.reach() or "",
-            relays=self.relays(),
-            admission=self.admission,
-            life=self.life,
+            count=self._count, standing=standing_to_wire(standing), state="leaving" if self.leaving else state,
+            addresses=list(self.addresses())[:_MAX_ADDRESSES], version=__version__, time_ms=now_ms,
+            reach=self.reach() or "", relays=self.relays(), admission=self.admission, life=self.life,
             other=self._other[1],
-        )
+        )  # fmt: skip
         return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
 
     def hear(self, heartbeat: Heartbeat) -> None:

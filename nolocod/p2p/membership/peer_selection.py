@@ -76,19 +76,23 @@ class PeerSelection:
 
     def draw(
         self, members: Sequence[Member], own: Standing, staleness: int, avoid: Collection[PeerId],
-        carried: Collection[PeerId] = (),
+        carried: Collection[PeerId] = (), apart: Collection[PeerId] = (),
     ) -> PeerId | None:  # fmt: skip
         """Draw one training member whose round is at most `staleness` outer steps from ours, or None.
 
         Its round counts as of now or of the time of its heartbeat, whichever speaks for it: it says itself when it answers.
-        `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches.
+        `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches;
+        those `apart` are no members here.
         """
-        fit = near(members, own, staleness)
-        told, sure = self.count(members, fit)
+        kept = [member for member in members if member.peer_id not in apart]
+        fit, gone = near(kept, own, staleness), len(members) - len(kept)
+        told, sure = self.count(kept, fit, gone)
         resting = self._resting(fit, sure)
         free = [member for member in fit if member.peer_id not in avoid]
         rested = [member for member in free if member.peer_id not in resting] or (free if sure <= FEW else [])
-        chosen = [one for one in rested if one.group and meet(self.own, one.peer_id, own.round, sure)]
+        known, all_of_them = [one for one in rested if one.group], sure + gone
+        chosen = [one for one in known if meet(self.own, one.peer_id, own.round, all_of_them)]  # others may not know of `apart`
+        chosen = chosen or (known if apart else [])
         heard = [one for one in rested if not one.group and meet(self.own, one.peer_id, own.round, told)]
         trust = share(self.answers()) * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
         chosen = heard if heard and self.rng.random() < trust else chosen
@@ -101,14 +105,18 @@ class PeerSelection:
         ]
         return self.rng.choices(chosen, weights)[0].peer_id if chosen else None
 
-    def admits(self, peer: PeerId, members: Sequence[Member], own: Standing, staleness: int, *, late: bool) -> bool:
-        """Whether an offer of the member `peer` may be taken; `late`: our own draws have failed."""
-        fit = near(members, own, staleness)
-        told, sure = self.count(members, fit)
+    def admits(
+        self, peer: PeerId, members: Sequence[Member], own: Standing, staleness: int, apart: Collection[PeerId] = (),
+        *, late: bool,
+    ) -> bool:  # fmt: skip
+        """Whether an offer of the member `peer`, that is not `apart`, may be taken; `late`: our own draws have failed."""
+        kept = [member for member in members if member.peer_id not in apart]
+        fit, gone = near(kept, own, staleness), len(members) - len(kept)
+        told, sure = self.count(kept, fit, gone)
         if peer in self._resting(fit, sure):
             return False
         count = sure if any(member.peer_id == peer and member.group for member in members) else told
-        if count <= (FEW if late else 2):
+        if count <= (FEW if late else 2) or (late and apart):
             return True
         group, groups = _group(peer, members), [member.group for member in fit if member.group]
         of_group = sum(one == group for _, one in list(self._met)[-4 * PER_GROUP :])
@@ -121,10 +129,10 @@ class PeerSelection:
         self._met.append((peer, _group(peer, members)))
         self._answered.append(offered)
 
-    def count(self, members: Sequence[Member], fit: Collection[Member]) -> tuple[int, int]:
+    def count(self, members: Sequence[Member], fit: Collection[Member], without: int = 0) -> tuple[int, int]:
         """How many may be partners as we are told, and as we believe: of those that are only heard of as many as answer."""
         verified, heard_of = self.size()
-        idle = sum(member.state != "training" for member in members)
+        idle = sum(member.state != "training" for member in members) + without
         met = {peer for peer, _ in self._met}.union(member.peer_id for member in fit if member.group)
         sure = max(verified - idle, len(met))
         believed = round(share(self.answers()) * heard_of) if 2 * sure > FEW else 0

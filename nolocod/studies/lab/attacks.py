@@ -56,21 +56,14 @@ class AttackTrial:
 
     def manifest(self) -> Manifest:
         run = presets.local_run(
-            presets.llama(self.hidden, 2, 2, self.hidden * 11 // 4),
-            rounds=self.head_start + self.rounds,
-            inner_steps=self.phase,
-            seed=self.seed,
-            own_text=False,
-        )
+            presets.llama(self.hidden, 2, 2, self.hidden * 11 // 4), rounds=self.head_start + self.rounds,
+            inner_steps=self.phase, seed=self.seed, own_text=False,
+        )  # fmt: skip
         change = msgspec.structs.replace
         inner = change(  # the optimizer of the runs on the page
-            run.inner,
-            optimizer="adamw",
-            schedule="cosine",
-            learning_rate=4e-3,
-            sequence=32,
+            run.inner, optimizer="adamw", schedule="cosine", learning_rate=4e-3, sequence=32,
             warmup_rounds=0.06 * run.outer.rounds,
-        )
+        )  # fmt: skip
         return change(run, inner=inner, trust=self.trust, evaluation=change(run.evaluation, batches=64))
 
     @property

@@ -134,10 +134,12 @@ class Forger(Attacker):
         return await super().inspect()
 
     async def _stall(self) -> bool:
-        """Nearly as long as any part of an exchange may take."""
-        outer, stalls = self.world.scenario.outer, self.tactic == "stall"
-        most = self.world.limits.paced(outer.inner_steps * outer.step_seconds, self.outbox.size).snapshot_seconds
-        await clock.sleep(0.9 * most if stalls else 0.0)
+        """Nearly as long as any part of this exchange may take."""
+        stalls, victim, size = self.tactic == "stall", self.victim, self.outbox.size
+        assert victim is not None  # it is engaged
+        side = victim.loop.local_side
+        limits = self.world.limits.paced(side.phase, size, wary=side.wary)
+        await clock.sleep(0.9 * (limits.snapshot_seconds + limits.accept_seconds) if stalls else 0.0)
         return stalls
 
 

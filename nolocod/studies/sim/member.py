@@ -76,14 +76,9 @@ class SimMember:
         """Where it is reached: in a private network, so each is an address group of its own."""
         self._rng = random.Random(f"{world.plan.seed} node {number}" + (f" life {life}" if life else ""))
         own_heartbeat = OwnHeartbeat(
-            self.identity,
-            world.run_id,
-            lambda: (self.standing, self.state),
-            lambda: (f"/ip4/{self.host}/tcp/4001",),
-            self.wall,
-            reach=lambda: port.nat,
-            life=new_life(self.wall(), self._rng),
-        )
+            self.identity, world.run_id, lambda: (self.standing, self.state), lambda: (f"/ip4/{self.host}/tcp/4001",),
+            self.wall, reach=lambda: port.nat, life=new_life(self.wall(), self._rng),
+        )  # fmt: skip
         self.gossip = Gossip(self.table, own_heartbeat, self._rng)
         self._nursery: trio.Nursery | None = None  # all that runs for this node
         world.by_peer[self.peer_id] = self

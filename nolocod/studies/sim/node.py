@@ -121,15 +121,15 @@ class SimNode(SimMember):
 
     # --- outer.loop.Mesh ------------------------------------------------------------------------------------
 
-    def partner(self, own: Standing, avoid: Collection[PeerId]) -> PeerId | None:
+    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
         now, members = trio.current_time(), self.members()
         shunned = {*avoid, *self.table.suspected(now), *self.reputation.shunned(self.wall())}
         carried = {member.peer_id for member in members if needs_relay(member, self.port.nat, ())}
-        return self.selection.draw(members, own, self.world.scenario.staleness, shunned, carried)
+        return self.selection.draw(members, own, self.world.scenario.staleness, shunned, carried, apart)
 
-    def admits(self, peer: PeerId, own: Standing, *, late: bool) -> bool:
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
         known, staleness = self.table.known(peer, trio.current_time()), self.world.scenario.staleness
-        return known and self.selection.admits(peer, self.members(), own, staleness, late=late)
+        return known and self.selection.admits(peer, self.members(), own, staleness, apart, late=late)
 
     def met(self, peer: PeerId, *, offered: bool) -> None:
         self.selection.met(peer, self.members(), offered=offered)

@@ -183,25 +183,14 @@ class Swarm(World):
         kept = [node.replica.state.phi for node in self.live()]
         variances = [statistics.pvariance(weights) for weights in zip(*kept, strict=True)] or [0.0]
         return Report(
-            plan=self.plan,
-            digest=self.journal.digest,
-            events=self.journal.lines,
-            seconds=trio.current_time(),
-            paired=self.steps["paired"],
-            solo=self.steps["solo"],
-            hostile=self.steps["hostile"],
+            plan=self.plan, digest=self.journal.digest, events=self.journal.lines, seconds=trio.current_time(),
+            paired=self.steps["paired"], solo=self.steps["solo"], hostile=self.steps["hostile"],
             outcomes=dict(sorted(self.outcomes.items())),
-            exchange_seconds=statistics.median(self.durations) if self.durations else None,
-            checked=self.oracle.checked,
-            half_applied=self.oracle.half,
-            spread=math.sqrt(statistics.fmean(variances)),
-            healed=self.others[PartitionHealed],
-            bans=self.others[PeerBanned],
-            took=took,
-            busy=busy,
-            violations=tuple(self.oracle.violations),
-            broken=self.oracle.broken,
-        )
+            exchange_seconds=statistics.median(self.durations) if self.durations else None, checked=self.oracle.checked,
+            half_applied=self.oracle.half, spread=math.sqrt(statistics.fmean(variances)),
+            healed=self.others[PartitionHealed], bans=self.others[PeerBanned], took=took, busy=busy,
+            violations=tuple(self.oracle.violations), broken=self.oracle.broken,
+        )  # fmt: skip
 
 
 def simulate(plan: Plan, scenario: Scenario, log: IO[bytes] | None = None, made: Callable[..., Swarm] = Swarm) -> Report:

@@ -85,7 +85,7 @@ class FakeBox:
 class FakeTrainer:
     """Stands for the trainer."""
 
-    phase = math.inf
+    phase, wary = math.inf, False
 
     def __init__(self, seed: int, size: int = SIZE) -> None:
         self.outbox = FakeBox(random.Random(seed).randbytes(size))

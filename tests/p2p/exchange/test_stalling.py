@@ -95,18 +95,21 @@ class Watched(Swarm):
             self.blamed += isinstance(event, PeerJudged) and event.why == Conduct.WITHHELD.words
 
 
-def outer_steps(tactic: str, hours: float = HOURS) -> Watched:
-    """A swarm of three nodes, and one that stalls where it has a `tactic`, and never offers itself."""
+def outer_steps(tactic: str, hours: float = HOURS, *, wary: bool = False) -> Watched:
+    """A swarm of three nodes, and one that stalls where it has a `tactic`, and never offers itself; `wary`: the first lost much
+    time before."""
 
     async def main() -> Watched:
         async with trio.open_nursery() as nursery:
-            swarm = Watched(Plan("stalling", nodes=3, rounds=0, seed=5, cheap=True), SCENARIO, nursery, Journal())
+            plan = Plan("stalling", nodes=3, rounds=0, seed=5, probation=3 * wary, cheap=True)
+            swarm = Watched(plan, SCENARIO, nursery, Journal())
             swarm.limits = LIMITS
             with swarm.signing.checked():
                 nodes = [swarm.add() for _ in range(3)]
                 port = swarm.network.add(swarm.signing.identity(3).peer_id)
                 staller = Staller(swarm, 3, port, SimReplica(SCENARIO.outer, 1.0, random.Random(3), chunk=16), 0)
                 staller.tactic = tactic
+                nodes[0].loop._wasted.charge(nodes[0].peer_id, wary * 1e5, 0.0)
                 for node in (*nodes, staller):
                     swarm.begin(node)
                 await trio.sleep(hours * 3600)
@@ -128,6 +131,13 @@ def test_a_node_that_is_stalled_again_and_again_keeps_nine_tenths_of_its_outer_s
     assert attacked.taken >= 0.9 * calm
     assert attacked.blamed > 0, "who stalls is blamed"
     assert 0 < attacked.longest < WAITS[tactic]
+
+
+def test_where_too_much_time_was_lost_a_staller_has_a_quarter_and_the_slow_no_blame(calm: int) -> None:
+    attacked = outer_steps("never describes", wary=True)
+    assert attacked.taken >= 0.9 * calm
+    assert 0 < attacked.longest < WAITS["never describes"] / 4 + 1
+    assert attacked.blamed == 0, "an honest one may need more than it had"
 
 
 # --- what is too slow, and what is not -----------------------------------------------------------------
@@ -208,6 +218,8 @@ async def test_a_partner_s_trainer_has_half_of_our_inner_phase(virtual_clock: ob
     limits, began = Limits(), trio.current_time()
     waits = [(limits.paced(phase, size).snapshot_seconds, limits.paced(phase, size).settle_seconds) for phase, size in PACED]
     assert waits == [(30.0, 30.0), (20.0, 20.0), (30.0, 30.0), (120.0, 120.0)]
+    wary = limits.paced(60.0, 0, wary=True)
+    assert (wary.snapshot_seconds, wary.settle_seconds, wary.stall_seconds, wary.accept_seconds) == (7.5, 7.5, 15.0, 2.5)
     with pytest.raises(StalledError):
         await Pace(limits.paced(60.0, 0), SIZE, lambda: True).watch(trio.Event())
     assert trio.current_time() - began == pytest.approx(30.0 + limits.accept_seconds)

@@ -352,6 +352,23 @@ def test_an_address_group_weighs_as_much_as_four_and_has_four_of_sixteen_answere
     assert drawing.admits(crowd[4].peer_id, crowd, OWN, 3, late=False), "where all are of one group it is nobody's share"
 
 
+def test_who_is_set_apart_is_as_if_it_were_not_there() -> None:
+    """Rests follow those that are left, and hours where nobody else is free: or in a run full of such nobody would be met."""
+    members, apart = [spoken_to(f"p{number}") for number in range(40)], {PeerId(f"p{number}") for number in range(30)}
+    drawing, left = selection(0, members), {PeerId(f"p{number}") for number in range(30, 40)}
+    avoided: set[PeerId] = set()
+    while (peer := drawing.draw(members, OWN, 3, avoided, apart=apart)) is not None:
+        avoided.add(peer)
+    assert avoided == left
+    assert all(drawing.admits(peer, members, OWN, 3, apart, late=True) for peer in left)
+    for number in range(30, 38):
+        drawing.met(PeerId(f"p{number}"), members, offered=False)
+    rested = {drawing.draw(members, OWN, 3, set(), apart=apart) for _ in range(300)}
+    assert rested
+    assert rested <= left
+    assert PeerId("p37") not in rested
+
+
 def test_influence_grows_with_committed_exchanges_and_falls_with_faults() -> None:
     drawing = selection(probation=3)
     friend, stranger, liar = (PeerId(name) for name in ("friend", "stranger", "liar"))
