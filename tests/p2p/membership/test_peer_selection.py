@@ -361,6 +361,11 @@ def test_who_is_set_apart_is_as_if_it_were_not_there() -> None:
         avoided.add(peer)
     assert avoided == left
     assert all(drawing.admits(peer, members, OWN, 3, apart, late=True) for peer in left)
+    many = [spoken_to(f"p{number}") for number in range(80)]
+    drawing, others = selection(0, many), [PeerId(f"p{number}") for number in range(30, 80)]
+    assert all(drawing.admits(peer, many, OWN, 3, apart, late=True) for peer in others), "own draws failed: whoever is left"
+    assert not all(drawing.admits(peer, many, OWN, 3, apart, late=False) for peer in others)
+    drawing = selection(0, members)
     for number in range(30, 38):
         drawing.met(PeerId(f"p{number}"), members, offered=False)
     rested = {drawing.draw(members, OWN, 3, set(), apart=apart) for _ in range(300)}
