@@ -312,8 +312,8 @@ async def test_streams_by_peer_id_alone(tmp_path: Path) -> None:
             await stream.write(b"hey")
             assert await stream.read_exactly(3) == b"HEY"
             assert ann.connections()[second.peer_id] == "inbound"
-            assert ann.admits(second.peer_id, Standing(5, 0, 0.0), late=False)
-            assert not ann.admits(Identity.generate().peer_id, Standing(5, 0, 0.0), late=True), "members only"
+            assert ann.admits(second.peer_id, Standing(5, 0, 0.0), (), late=False)
+            assert not ann.admits(Identity.generate().peer_id, Standing(5, 0, 0.0), (), late=True), "members only"
             assert ann.partner(Standing(5, 0, 0.0)) == second.peer_id
             first.standing = Standing(9, 0, 0.0)
             await until(lambda: ann.partner(first.standing) is None)  # too many rounds away, by its next heartbeat
