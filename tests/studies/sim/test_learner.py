@@ -48,8 +48,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def run(cache: Path, attack: str = attacks.NONE, trust: Trust | None = None, kind: type[Kept] = Kept) -> tuple[Kept, Report]:
-    trial = replace(SMALL, attack=attack, trust=trust or Trust())
+def run(
+    cache: Path, attack: str = attacks.NONE, trust: Trust | None = None, kind: type[Kept] = Kept, rounds: int = SMALL.rounds
+) -> tuple[Kept, Report]:
+    trial = replace(SMALL, attack=attack, trust=trust or Trust(), rounds=rounds)
     given = trial.manifest(), trial.head_start, trial.attacks, cache
     report = simulate(trial.plan, trial.scenario, made=partial(kind, *given))
     assert report.violations == ()
@@ -84,7 +86,7 @@ def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: 
 
 
 def test_who_sends_what_is_not_finite_is_refused_and_banned(cache: Path) -> None:
-    (swarm, report), (_, trusting) = run(cache, "not finite"), run(cache, "not finite", attacks.OFF)
+    (swarm, report), (_, trusting) = run(cache, "not finite"), run(cache, "not finite", attacks.OFF, rounds=3)
     assert report.hostile == trusting.hostile == 0
     assert max(swarm.losses()) < 5.0
     assert report.bans > 0
@@ -97,7 +99,7 @@ def test_who_gives_nothing_starves_others_and_that_is_counted(cache: Path) -> No
     assert swarm.starved()
 
 
-@pytest.mark.parametrize("attack", ["stale", "clock", attacks.MIXED])
+@pytest.mark.parametrize("attack", ["clock", attacks.MIXED])
 def test_every_attack_is_committed_where_nothing_is_wrong_with_its_form(cache: Path, attack: str) -> None:
     swarm, report = run(cache, attack)
     assert report.hostile > 0
