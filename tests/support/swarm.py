@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
-NICE = ("--nice", "15")
+NICE = ("--nice", "10")
 BACKGROUND = ("--threads", "1", *NICE)
 """How trainers of tests run: what a daemon, a browser or a command beside a dozen of them does goes first, as on machines
 that they have for themselves. It works among processes of one session: Linux shares the processor among sessions first.
-The release before has no `--nice`: all of its daemon runs so."""
+The release before has no `NICE`."""
 RUN_FILE = """
 name = "e2e"
 codec = "modulo8"
@@ -64,8 +64,6 @@ class Daemon(daemons.Daemon):
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
         self.start(*arguments, *(() if self.source else NICE))
-        if self.source:
-            psutil.Process(self.running.pid).nice(int(NICE[1]))  # before it has a trainer, which inherits it
         return self
 
     @property
