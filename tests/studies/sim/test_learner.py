@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.member import SimMember
     from nolocod.studies.sim.swarm import Report
 
-SMALL = attacks.AttackTrial(attacks.NONE, Trust(), 6, 2, hidden=16, phase=4, step_seconds=15.0, head_start=2, rounds=8)
+SMALL = attacks.AttackTrial(attacks.NONE, Trust(), 6, 2, hidden=16, phase=4, step_seconds=15.0, head_start=2, rounds=5)
 
 
 class Kept(LearningSwarm):
@@ -86,7 +86,7 @@ def test_a_huge_message_is_scaled_to_the_radius_and_ruins_the_undefended(cache: 
 
 
 def test_who_sends_what_is_not_finite_is_refused_and_banned(cache: Path) -> None:
-    (swarm, report), (_, trusting) = run(cache, "not finite"), run(cache, "not finite", attacks.OFF, rounds=3)
+    (swarm, report), (_, trusting) = run(cache, "not finite"), run(cache, "not finite", attacks.OFF, rounds=2)
     assert report.hostile == trusting.hostile == 0
     assert max(swarm.losses()) < 5.0
     assert report.bans > 0
@@ -132,5 +132,5 @@ class OneSlow(Kept):
 
 
 def test_a_node_that_falls_behind_is_counted(cache: Path, calm: tuple[Kept, Report]) -> None:
-    swarm, _ = run(cache, kind=OneSlow)
+    swarm, _ = run(cache, kind=OneSlow, rounds=8)
     assert swarm.behind == {3}
