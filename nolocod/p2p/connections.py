@@ -343,8 +343,7 @@ class _Watch(INotifee):  # type: ignore[misc]  # libp2p has no types that mypy f
     """libp2p's connection events, as two calls."""
 
     def __init__(self, connected: Callable[[INetConn], None], disconnected: Callable[[INetConn], None]) -> None:
-        self._connected = connected
-        self._disconnected = disconnected
+        self._connected, self._disconnected = connected, disconnected
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         self._connected(conn)

@@ -273,12 +273,10 @@ class Host(Connections):
         limiter = StreamLimiter(rate)
 
         async def accept(raw: INetStream) -> None:
-            stream = await self._admitted(protocol, limiter, raw)
-            if stream is None:
-                return
-            done = trio.Event()
-            self._nursery.start_soon(self._handle, handler, stream, done)
-            await done.wait()  # libp2p forgets the stream when this returns
+            if (stream := await self._admitted(protocol, limiter, raw)) is not None:
+                done = trio.Event()
+                self._nursery.start_soon(self._handle, handler, stream, done)
+                await done.wait()  # libp2p forgets the stream when this returns
 
         self.basic.set_stream_handler(TProtocol(protocol), accept)
 
@@ -287,8 +285,7 @@ class Host(Connections):
         limiter = StreamLimiter(rate)
 
         async def accept(raw: INetStream) -> None:
-            stream = await self._admitted(protocol, limiter, raw)
-            if stream is None:
+            if (stream := await self._admitted(protocol, limiter, raw)) is None:
                 return
             with self._counted(stream.remote), trio.move_on_after(self.limits.served) as scope:
                 await handle(raw)

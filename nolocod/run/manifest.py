@@ -139,17 +139,15 @@ class Outer(Section, frozen=True):
     """The run's goal; 0 means without end (constant learning rate)."""
     staleness: Positive = 3
     """A partner more rounds away than this is refused."""
-    blocking: bool = False
-    """Retired, see RETIRED: training goes on while a node waits for its partner."""
+    blocking: bool = False  # retired, see RETIRED
     patience: Seconds = 60.0
     """How long to look for a partner before a solo step."""
-    fragments: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Retired, see RETIRED: `turns` does it better."""
+    fragments: Annotated[int, Meta(ge=1, le=64)] = 1  # retired, see RETIRED
     turns: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parts of the model, all of one size, that are exchanged one after another within `inner.steps` inner steps, of which this
     must be a divisor; as many at once as are due. Every turn is a round in what nodes tell, but `rounds`, `staleness`,
     `inner.warmup_rounds` and `evaluation.every` count those of the whole model."""
-    refresh: Positive = 8
+    refresh: Positive = 8  # retired, see RETIRED
 
     def __post_init__(self) -> None:
         bound = 2 * (1 - self.alpha**2)
@@ -192,16 +190,13 @@ class Trust(Section, frozen=True):
     clip: Annotated[float, Meta(ge=0, le=100)] = 1.5
     """The partner's difference from us counts up to this times the median of the last 16 that were accepted
     (ClippedGossip, arXiv 2202.01545)."""
-    direction: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Retired, see RETIRED."""
-    accept: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """Retired, see RETIRED."""
+    direction: Annotated[float, Meta(ge=0, le=1)] = 0.0  # retired, see RETIRED
+    accept: Annotated[float, Meta(ge=0, le=10)] = 0.0  # retired, see RETIRED
     reputation: bool = True
     """Peers whose messages were refused or broken too often are avoided and turned away for a growing while."""
     probation: Count = 3
     """Accepted exchanges with a peer before its difference counts as much as that of others; half as much until then."""
-    draws: Count = 0
-    """Retired, see RETIRED."""
+    draws: Count = 0  # retired, see RETIRED
     donors: Annotated[int, Meta(ge=1, le=8)] = 2
     """Members whose weights a newcomer tries on its own held-out text, as long as they are much worse than members tell, or
     far from samples of as many other donors' weights, before it takes the best of them; 1 switches both looks off."""

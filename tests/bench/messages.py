@@ -63,8 +63,6 @@ WALL = 1_700_000_000.0
 LARGE_RUN = 8 << 30
 """Bytes of the largest message of a run with as many parameters, for what grows with it."""
 MOST_SECONDS = 0.005
-_SAME_WORK = 0.010
-"""Seconds of the processor that the work of `slowness` took where that bound was set."""
 
 
 @dataclass(frozen=True)
@@ -347,18 +345,6 @@ def pages() -> Iterator[Case]:
 def cases(folder: Path) -> list[Case]:
     found = [*gossips(folder), *exchanges(), snapshot(), *infos(), *of_libp2p(), *records(), *pages()]
     return found
-
-
-def slowness() -> float:
-    """How many times longer this machine takes just now for the same work than the one on which the bound was set, at least
-    once: some share a core with strangers, and are half as fast from one minute to the next."""
-    taken = []
-    for _ in range(5):
-        began, total = thread_time(), 0
-        for number in range(200_000):
-            total += number
-        taken.append(thread_time() - began)
-    return max(1.0, min(taken) / _SAME_WORK)
 
 
 def cost(case: Case, rounds: int) -> Cost:

@@ -417,6 +417,16 @@ async def test_who_sends_on_and_on_after_its_request_is_not_read(nursery: trio.N
     assert taken * 37_000 < 32 << 20, "the kernel's buffers, and no more"
 
 
+async def test_a_request_of_very_many_lines_is_refused_before_they_are_parsed(nursery: trio.Nursery, node: Node) -> None:
+    where = Address.parse(await nursery.start(serve_http, LOCAL, Pages(node.state, Metrics())), "")
+    for lines, status in ((90, b"200"), (500, b"431")):
+        with trio.fail_after(ENOUGH):
+            stream = await trio.open_tcp_stream(where.host, where.port)
+            await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * lines + b"\r\n")
+            assert (await stream.receive_some(64)).split()[1] == status
+            await stream.aclose()
+
+
 async def test_another_host_name_is_refused_on_loopback(nursery: trio.Nursery, node: Node) -> None:
     where = await nursery.start(serve_http, LOCAL, Pages(node.state, Metrics()))
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:80", ":80", "[::2]:80"):

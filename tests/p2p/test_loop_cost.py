@@ -26,9 +26,8 @@ def test_no_message_costs_the_loop_more_than_five_milliseconds(tmp_path: Path) -
     assert len(cases) > 15
     # the least of several: other tests have the processor's caches meanwhile
     near = [case for case in cases if messages.cost(case, 3).longest > messages.MOST_SECONDS / 2]
-    costs = [messages.cost(case, 10) for case in near]
-    most = messages.MOST_SECONDS * messages.slowness()
-    assert not {one.message: f"{one.longest * 1e3:.1f} ms" for one in costs if one.longest > most}
+    costs = [messages.cost(case, 30) for case in near]
+    assert not {one.message: f"{one.longest * 1e3:.1f} ms" for one in costs if one.longest > messages.MOST_SECONDS}
 
 
 def test_more_heartbeats_than_anybody_tells_are_refused_before_one_is_read() -> None:

@@ -26,6 +26,7 @@ PER_ADDRESS = 48
 _REQUEST_SECONDS = 10.0
 _WRITE_SECONDS = 10.0
 _REQUEST_BYTES = 8 << 10
+_REQUEST_LINES = 100  # to parse 2000 takes several milliseconds of the loop
 _PIECE = 1 << 10
 
 
@@ -82,7 +83,7 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
 
 class _Connection:
     def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
+        self._stream, self._lines = stream, 0
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_REQUEST_BYTES)
 
     async def run(self, answer: Callable[[Request], Reply]) -> None:
@@ -99,7 +100,11 @@ class _Connection:
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
-                self._http.receive_data(bytes(await self._stream.receive_some(_PIECE)))
+                piece = bytes(await self._stream.receive_some(_PIECE))
+                self._lines += piece.count(b"\n")
+                if self._lines > _REQUEST_LINES:
+                    raise h11.RemoteProtocolError("too many lines", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                self._http.receive_data(piece)
             elif isinstance(event, h11.Request):
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
                 path, _, query = event.target.decode("latin-1").partition("?")
@@ -117,8 +122,7 @@ class _Connection:
         ]
         if reply.feed is None:
             headers.append(("content-length", str(len(reply.body))))
-        reason = HTTPStatus(reply.status).phrase
-        await self._write(h11.Response(status_code=reply.status, headers=headers, reason=reason))
+        await self._write(h11.Response(status_code=reply.status, headers=headers, reason=HTTPStatus(reply.status).phrase))
         if with_body:
             await self._data(reply.body)
             if reply.feed is not None:

@@ -54,9 +54,8 @@ class Session:
         self._description: Description | None = None
         self._skipped = b""
         self.wary = local_side.wary
-        self._paced = context.limits.paced(
-            local_side.phase, context.size, wary=self.wary
-        )  # what the partner's trainer may take
+        # what the partner's trainer may take
+        self._paced = context.limits.paced(local_side.phase, context.size, wary=self.wary)
         self._pace = Pace(self._paced, context.size, lambda: machine.next_chunk is not None or not self._received.is_set())
         self._came = trio.Event()
         self._prepared = trio.Event()

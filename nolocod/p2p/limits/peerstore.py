@@ -37,8 +37,7 @@ class BoundedStore(PeerStore):  # type: ignore[misc]  # libp2p has no types that
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
         """Note these addresses before those that are known, MOST_ADDRESSES in all: of a peer that moves about the oldest go."""
-        noted = self.peer_data_map.pop(peer_id, None)
-        if noted is not None:
+        if (noted := self.peer_data_map.pop(peer_id, None)) is not None:
             self.peer_data_map[peer_id] = noted  # told of last
         latest = list(dict.fromkeys(addrs))[:MOST_ADDRESSES]
         super().add_addrs(peer_id, latest, ttl)

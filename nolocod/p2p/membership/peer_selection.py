@@ -84,13 +84,11 @@ class PeerSelection:
         `members` are the live ones, `avoid` those suspected or that refused lately, `carried` those that only a relay reaches;
         those `apart` are no members here.
         """
-        kept = [member for member in members if member.peer_id not in apart]
-        fit, gone = near(kept, own, staleness), len(members) - len(kept)
-        told, sure = self.count(kept, fit, gone)
+        fit, told, sure = self._field(members, own, staleness, apart)
         resting = self._resting(fit, sure)
         free = [member for member in fit if member.peer_id not in avoid]
         rested = [member for member in free if member.peer_id not in resting] or (free if sure <= FEW else [])
-        known, all_of_them = [one for one in rested if one.group], sure + gone
+        known, all_of_them = [one for one in rested if one.group], sure + sum(one.peer_id in apart for one in members)
         chosen = [one for one in known if meet(self.own, one.peer_id, own.round, all_of_them)]  # others may not know of `apart`
         chosen = chosen or (known if apart else [])
         heard = [one for one in rested if not one.group and meet(self.own, one.peer_id, own.round, told)]
@@ -110,9 +108,7 @@ class PeerSelection:
         *, late: bool,
     ) -> bool:  # fmt: skip
         """Whether an offer of the member `peer`, that is not `apart`, may be taken; `late`: our own draws have failed."""
-        kept = [member for member in members if member.peer_id not in apart]
-        fit, gone = near(kept, own, staleness), len(members) - len(kept)
-        told, sure = self.count(kept, fit, gone)
+        fit, told, sure = self._field(members, own, staleness, apart)
         if peer in self._resting(fit, sure):
             return False
         count = sure if any(member.peer_id == peer and member.group for member in members) else told
@@ -128,6 +124,14 @@ class PeerSelection:
         """An exchange with `peer` was committed, that it `offered`."""
         self._met.append((peer, _group(peer, members)))
         self._answered.append(offered)
+
+    def _field(
+        self, members: Sequence[Member], own: Standing, staleness: int, apart: Collection[PeerId]
+    ) -> tuple[list[Member], int, int]:
+        """Who may be a partner by its round, and how many may (`count`), as if those `apart` were not there."""
+        kept = [member for member in members if member.peer_id not in apart]
+        fit = near(kept, own, staleness)
+        return fit, *self.count(kept, fit, len(members) - len(kept))
 
     def count(self, members: Sequence[Member], fit: Collection[Member], without: int = 0) -> tuple[int, int]:
         """How many may be partners as we are told, and as we believe: of those that are only heard of as many as answer."""
@@ -146,7 +150,7 @@ class PeerSelection:
 
 def median_round(members: Iterable[Member]) -> int:
     """Of the verified of `members` that train, the lower one of two; 0 without any."""
-    rounds = [member.standing.round for member in members if member.verified and member.state == "training"]
+    rounds = [member.standing.round for member in _counted(members)]
     return statistics.median_low(rounds) if rounds else 0
 
 
@@ -157,9 +161,14 @@ def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: 
     step in each `phase` seconds since their heartbeats: a few who lie would run down everybody's schedule, and part those whom
     they took along from the others.
     """
-    counted = [member for member in members if member.verified and member.state == "training"]
-    rounds = [told if one.peer_id == peer else one.standing.round + int(one.age / max(phase, 1.0)) for one in counted]
+    aged = ((one.peer_id, one.standing.round + int(one.age / max(phase, 1.0))) for one in _counted(members))
+    rounds = [told if other == peer else number for other, number in aged]
     return min(told, statistics.median_low(rounds)) if rounds else 0
+
+
+def _counted(members: Iterable[Member]) -> Iterable[Member]:
+    """Those whose rounds decide anything."""
+    return (member for member in members if member.verified and member.state == "training")
 
 
 def near(members: Sequence[Member], own: Standing, staleness: int) -> list[Member]:

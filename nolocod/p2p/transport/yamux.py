@@ -34,7 +34,7 @@ from nolocod.p2p.transport.yamux_frames import (
     Kind,
     pack,
 )
-from nolocod.p2p.transport.yamux_limits import MuxLimits, Overhead
+from nolocod.p2p.transport.yamux_limits import TURN, MuxLimits, Overhead
 from nolocod.p2p.transport.yamux_stream import YamuxStream
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 PROTOCOL = TProtocol("/yamux/1.0.0")
 _MOST_CONTROL = 32 << 10
 """Bytes of control frames that wait to be sent; a peer that makes us owe more does not read."""
-_TURN = 256  # headers, and pieces of bodies, that are handled at once: a record may hold 5461, which take 20 ms
 _GOODBYE = 0.5
 """Seconds to get a last frame out."""
 A_STREAM = 8 << 10
@@ -297,7 +296,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]  # libp2p has no types that mypy 
     async def _handle(self, plain: memoryview) -> None:
         """Follow all frames in `plain`; others have their turn after so many."""
         while self._cause is None:
-            for item in islice(self._deframer.feed(plain), _TURN):
+            for item in islice(self._deframer.feed(plain), TURN):
                 if isinstance(item, Frame):
                     self._overhead.charge()
                     self._handle_frame(item)
