@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from nolocod.identity import verify
 from nolocod.observe.events import PartitionHealed
+from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.timing import Timing
-from nolocod.proto import envelope
 from nolocod.proto.types import Standing
 from nolocod.studies.sim.member import SimMember, World
 from nolocod.studies.sim.scenarios import Plan, Scenario
@@ -34,18 +34,18 @@ class Patch(Protocol):
 
 
 class Checks:
-    """The product's check of a signature; each envelope's is computed once for the whole swarm, and counted each time."""
+    """The product's reader of heartbeats, which checks one signature each; each is read once for the whole swarm, and
+    counted each time."""
 
     def __init__(self, patch: Patch) -> None:
         self.count = 0
-        self._good: set[tuple[str, bytes]] = set()
-        patch.setattr(envelope, "verify", self.verify)
+        self._read = lru_cache(maxsize=1 << 16)(heartbeat.read)
+        patch.setattr(heartbeat, "read", self.read)
+        patch.setattr(heartbeat, "glance", lru_cache(maxsize=1 << 16)(heartbeat.glance))
 
-    def verify(self, peer: str, message: bytes, signature: bytes) -> None:
+    def read(self, raw: bytes, run_id: str) -> heartbeat.Heartbeat:
         self.count += 1
-        if (peer, signature) not in self._good:
-            verify(peer, message, signature)
-            self._good.add((peer, signature))
+        return self._read(raw, run_id)
 
 
 class Member(SimMember):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Event
     from nolocod.studies.sim.member import SimMember
 
-HOURS = 1
+HOURS = 0.5
 LIMITS = Limits(chunk_bytes=16)
 SCENARIO = slowed(Scenario(staleness=1000))
 CHUNKS = {"never describes": -1, "one chunk": 1, "all but a verdict": 4}
