@@ -35,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except NolocodError as error:
         _fail(error)
     except BaseExceptionGroup as group:
-        leaf = _find(group)
-        if leaf is None:
+        if (leaf := _find(group)) is None:
             raise
         _fail(leaf)
     except KeyboardInterrupt:

@@ -66,11 +66,11 @@ class Trainer(Protocol):
         """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
         ...
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        """Our round becomes the next one, or `partner_round` if that is further."""
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
+        """Our round becomes the next one, or `run_round` if that is further."""
         ...
 
-    async def solo(self) -> Applied: ...
+    async def solo(self, run_round: int) -> Applied: ...
     async def discard(self) -> None: ...
 
 
@@ -90,7 +90,7 @@ class Mesh(Protocol):
         ...
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
-        """The round to which `peer`, who says that it is at `told`, may take us along, if a round takes `phase` seconds."""
+        """The round to which a step with `peer`, who says that it is at `told`, takes us; a round takes `phase` seconds."""
         ...
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
@@ -272,7 +272,7 @@ class OuterLoop:
     async def _solo(self) -> None:
         local_side = self._engage(None, initiator=True)
         try:
-            applied = await self._trainer.solo()
+            applied = await self._trainer.solo(self._run_round(self._own, self._trainer.standing.round))
         finally:
             self._release(local_side)
         self._tries, self._failed = 0, False
@@ -367,7 +367,7 @@ class OuterLoop:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
         self._tries, self._failed = 0, False
-        number = self._mesh.believed(ended.partner, ended.partner_standing.round, self._phase)
+        number = self._run_round(ended.partner, ended.partner_standing.round)
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
                 applied = await self._trainer.apply(number, ended.skipped)
@@ -375,6 +375,10 @@ class OuterLoop:
             self._release(local_side)
             self._report(ended, initiator=initiator)
         self._tell("paired", ended.partner, applied)
+
+    def _run_round(self, peer: PeerId, told: int) -> int:
+        most = self._trainer.standing.round + self._settings.staleness
+        return min(most, self._mesh.believed(peer, told, self._phase))
 
     def _tell(self, kind: Literal["paired", "solo"], partner: PeerId | None, done: Applied) -> None:
         self._emit(StateChanged("training"))

@@ -304,7 +304,7 @@ class Mesh:
         self._selection.met(peer, self.live(), offered=offered)
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
-        """The round to which `peer`, who says that it is at `told`, may take us along, if a round takes `phase` seconds."""
+        """The round to which a step with `peer`, who says that it is at `told`, takes us; a round takes `phase` seconds."""
         return believed_round(self.live(), phase, peer, told)
 
     def expect(self, size: int) -> None:
@@ -386,8 +386,7 @@ class Mesh:
         stream."""
 
         async def to_members(stream: Stream) -> None:
-            objection = self._table.objection(stream.remote)
-            if objection is None:
+            if (objection := self._table.objection(stream.remote)) is None:
                 await handler(stream)
             else:
                 terms = Terms(self._identity, self._table.run_id, self._parts.timing.request)

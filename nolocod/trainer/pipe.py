@@ -77,13 +77,15 @@ class Inspect(Message, frozen=True):
 class Apply(Message, frozen=True):
     """Take the paired outer step. Answered with Applied."""
 
-    partner_round: int
+    run_round: int
     skipped: bytes
     """Blocks of our message that the partner could not decode (proto.types.Inspection)."""
 
 
 class Solo(Message, frozen=True):
     """Take the outer step alone. Answered with Applied."""
+
+    run_round: int
 
 
 class Discard(Message, frozen=True):

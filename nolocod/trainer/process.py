@@ -122,11 +122,11 @@ class TrainerProcess:
     async def inspect(self, *, probation: bool) -> Inspection:
         return await self._ask(pipe.Inspect(probation), Inspection)
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
-        return await self._ask(pipe.Apply(partner_round, skipped), Applied)
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
+        return await self._ask(pipe.Apply(run_round, skipped), Applied)
 
-    async def solo(self) -> Applied:
-        return await self._ask(pipe.Solo(), Applied)
+    async def solo(self, run_round: int = 0) -> Applied:
+        return await self._ask(pipe.Solo(run_round), Applied)
 
     async def discard(self) -> None:
         await self._ask(pipe.Discard(), NoneType)

@@ -161,14 +161,14 @@ class Replica:
         capture.weight = self.clipping.weigh(capture.among.start, capture.norms, self._capture_rate, probation=probation)
         return Inspection(capture.spread, skipped, capture.weight)
 
-    def apply(self, inbox: Tensor, partner_round: int, skipped: bytes = b"") -> Applied:
+    def apply(self, inbox: Tensor, run_round: int, skipped: bytes = b"") -> Applied:
         """Take the paired outer step with the message in `inbox`; merge what was trained meanwhile.
 
         `skipped`: the blocks of our message that the partner could not decode.
         """
         began = time.perf_counter()
         self.take_step(inbox, skipped)
-        return self.merge(partner_round, began)
+        return self.merge(run_round, began)
 
     def take_step(self, inbox: Tensor, skipped: bytes) -> None:
         """The first part of `apply`, on phi and delta alone; beside training."""
@@ -176,16 +176,16 @@ class Replica:
             self.train_on()  # a checkpoint may have taken it back
         self._out().step(inbox, skipped)
 
-    def merge(self, partner_round: int, began: float) -> Applied:
+    def merge(self, run_round: int, began: float) -> Applied:
         """The second part, between two inner steps. `began`: when the first one did (time.perf_counter)."""
         capture, since = self._out(), self._since_capture
         capture.merge(trained_on=since > 0)
         self.clipping.accept(capture.among.start, capture.norms, self._capture_rate)
-        round_number = max(self.standing.round + len(capture.among), partner_round)
+        round_number = max(self.standing.round + len(capture.among), run_round)
         applied = self._stepped(capture.among, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
-    def solo(self) -> Applied:
+    def solo(self, run_round: int = 0) -> Applied:
         """Take the outer step alone, on the weights as they are now of those fragments whose turn it is."""
         began = time.perf_counter()
         self.discard()
@@ -197,7 +197,7 @@ class Replica:
             own = step.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
             step.step(phi, self.delta[block.span], own, 1, settings)
             self.theta[block.span].copy_(phi)
-        return self._stepped(among, 0, self.standing.round + len(among), began)
+        return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
     @property
     def subject(self) -> int:

@@ -203,10 +203,10 @@ class Worker:
                 return self._beside(request, lambda: replica.write(outbox))
             case pipe.Inspect(probation):
                 return replica.inspect(inbox, probation=probation)
-            case pipe.Apply(partner_round, skipped):
-                return self._apply(request, lambda: replica.take_step(inbox, skipped), partner_round)
-            case pipe.Solo():
-                return replica.solo()
+            case pipe.Apply(run_round, skipped):
+                return self._apply(request, lambda: replica.take_step(inbox, skipped), run_round)
+            case pipe.Solo(run_round):
+                return replica.solo(run_round)
             case pipe.Discard():
                 replica.discard()
             case pipe.Checkpoint():
@@ -219,18 +219,18 @@ class Worker:
                 return self._evaluate() if told else replica.evaluate()
         return None
 
-    def _apply(self, request: pipe.Request, take_step: Callable[[], None], partner_round: int) -> object:
+    def _apply(self, request: pipe.Request, take_step: Callable[[], None], run_round: int) -> object:
         """Take the outer step beside training, and merge it between two inner steps: now, if it takes no time to speak of."""
         replica, began = self._loaded(), time.perf_counter()
         if not self._training:
             take_step()
-            return replica.merge(partner_round, began)
+            return replica.merge(run_round, began)
         replica.train_on()  # here: it reads what the outer step changes
         work = self._work = self._thread.submit(_told, take_step)
 
         def end() -> None:
             failed = work.result()
-            result = failed if isinstance(failed, pipe.Failed) else _told(replica.merge, partner_round, began)
+            result = failed if isinstance(failed, pipe.Failed) else _told(replica.merge, run_round, began)
             self._answer(request.id, result)
 
         self._end = end

@@ -79,9 +79,9 @@ class RejectingReplica(SimReplica):
         await past(self.unheard_until)
         return description
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
         await past(self.unheard_until)
-        return await super().apply(partner_round, skipped)
+        return await super().apply(run_round, skipped)
 
     async def inspect(self, *, probation: bool) -> Inspection:
         inspection = await super().inspect(probation=probation)

@@ -63,17 +63,17 @@ class ClockTrainer:
         self.weight = 0.5 if probation else 1.0
         return Inspection(1.0, weight=self.weight)
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
         assert self.captured_at is not None, "applied without a capture"
         steps = int((self.captured_at - self.began) / self.step_seconds)
         self.calls["apply"] += 1
-        self.round = max(self.round + 1, partner_round)
+        self.round = max(self.round + 1, run_round)
         self.began, self.captured_at = self.captured_at, None
         return Applied(self.round, steps, 1.0, 0.0, self.weight)
 
-    async def solo(self) -> Applied:
+    async def solo(self, run_round: int) -> Applied:
         self.calls["solo"] += 1
-        self.round += 1
+        self.round = max(self.round + 1, run_round)
         self.began = trio.current_time()
         return Applied(self.round, INNER_STEPS, None, 0.0)
 
@@ -115,7 +115,7 @@ class Node:
         self.events: list[Event] = []
         self.asked: list[tuple[PeerId, bool]] = []
         self.turned_away: set[PeerId] = set()
-        self.believes = 1 << 30
+        self.believes, self.median = 1 << 30, 0
         self.partners: list[tuple[PeerId, bool]] = []
         pace = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
         self.loop = OuterLoop(name, self.trainer, self, pace, self.events.append, trusted)
@@ -133,7 +133,7 @@ class Node:
         self.partners.append((peer, offered))
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
-        return min(told, self.believes)
+        return max(self.median, min(told, self.believes))
 
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
@@ -318,10 +318,10 @@ async def test_a_stop_does_not_come_between_a_commitment_and_its_step(autojump_c
     node = Table().add("node")
     apply, handed = node.trainer.apply, []
 
-    async def slow(partner_round: int, skipped: bytes) -> Applied:
+    async def slow(run_round: int, skipped: bytes) -> Applied:
         await trio.sleep(5)
         handed.append(skipped)
-        return await apply(partner_round, skipped)
+        return await apply(run_round, skipped)
 
     node.trainer.apply = slow  # type: ignore[method-assign]
     await trio.sleep(INNER_STEPS)
@@ -344,6 +344,23 @@ async def test_a_partners_round_counts_as_far_as_it_is_believed(autojump_clock: 
         await node.loop.local_side.capture(0)
         await node.loop.ended(Ended("committed", other, b"s", partner_standing=Standing(own + 3, 0, 1.0)))
         assert node.trainer.round == expected
+
+
+async def test_a_step_takes_a_node_to_the_runs_round_alone_too_within_the_limit_of_staleness(autojump_clock: object) -> None:
+    """The others' rounds are the clock: one that steps alone, or with those who tell its own round, would fall behind."""
+    node, other = Table().add("node"), PeerId("other")
+    node.median = 2
+    await node.loop._outer_step()
+    assert node.trainer.calls["solo"] == 0, "no step is due"
+    await trio.sleep(INNER_STEPS)
+    await node.loop._outer_step()
+    assert (node.trainer.calls["solo"], node.trainer.round) == (1, 2)
+    node.median = 1000
+    await trio.sleep(INNER_STEPS)
+    assert isinstance(node.loop.decide(Offer(other, b"s", Standing(2, 0, 1.0))), Accept)
+    await node.loop.local_side.capture(0)
+    await node.loop.ended(Ended("committed", other, b"s", partner_standing=Standing(2, 0, 1.0)))
+    assert node.trainer.round == 2 + 3
 
 
 async def test_who_takes_our_time_for_nothing_gets_a_sixteenth_of_it(autojump_clock: object) -> None:

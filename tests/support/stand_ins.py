@@ -134,13 +134,13 @@ class StandInTrainer:
     async def discard(self) -> None:
         self.note("discard")
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
         self.note("apply")
-        return self._stepped(max(self.round + 1, partner_round))
+        return self._stepped(max(self.round + 1, run_round))
 
-    async def solo(self) -> Applied:
+    async def solo(self, run_round: int) -> Applied:
         self.note("solo")
-        return self._stepped(self.round + 1)
+        return self._stepped(max(self.round + 1, run_round))
 
     def _stepped(self, round_number: int) -> Applied:
         self.round, self.began = round_number, trio.current_time()

@@ -61,8 +61,8 @@ def test_partners_leave_an_exchange_with_equal_weights(tmp_path: Path, codec: st
     spread = alice.inspect(b_out).spread
     assert spread == bob.inspect(a_out).spread == pytest.approx(distance, rel=1e-4 if codec == "float32" else 0.2)
     assert spread > 0
-    applied = alice.apply(b_out, partner_round=5)
-    bob.apply(a_out, partner_round=0)
+    applied = alice.apply(b_out, run_round=5)
+    bob.apply(a_out, run_round=0)
     assert (applied.round, applied.inner_steps, bob.standing.round) == (5, 4, 1)
     assert torch.equal(alice.phi, bob.phi)
     assert torch.equal(alice.delta, bob.delta)

@@ -139,9 +139,9 @@ def test_what_leaves_the_weights_as_they_are_waits_for_no_inner_step(
             assert go.wait(DEADLINE)
         step(replica)
 
-    def noted(replica: Replica, partner_round: int, began: float) -> Applied:
+    def noted(replica: Replica, run_round: int, began: float) -> Applied:
         done.append(replica.inner_steps)
-        return merge(replica, partner_round, began)
+        return merge(replica, run_round, began)
 
     monkeypatch.setattr(Replica, "step", held)
     monkeypatch.setattr(Replica, "merge", noted)

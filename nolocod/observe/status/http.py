@@ -138,7 +138,6 @@ class _Connection:
             await self._write(h11.Data(data=data))
 
     async def _write(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if data:
+        if data := self._http.send(event):
             with trio.fail_after(_WRITE_SECONDS):
                 await self._stream.send_all(data)

@@ -100,8 +100,7 @@ class ReceiptStore:
     def all(self) -> Iterator[Receipt]:
         """Every kept receipt whose signatures fit, oldest first."""
         for line in self._lines():
-            receipt = _from_line(line)
-            if receipt is not None:
+            if (receipt := _from_line(line)) is not None:
                 yield receipt
 
     def since(self, own: PeerId, round_number: int) -> list[bytes]:

@@ -145,8 +145,7 @@ class ExchangeService:
         async with reset_unless_done(channel.reset):
             with deadline(limits.accept_seconds, "the first message"):
                 raw = await channel.receive_envelope()
-            body = await self._opened(channel, raw)
-            if body is None:
+            if (body := await self._opened(channel, raw)) is None:
                 return
             match body.WhichOneof("content"):
                 case "offer":

@@ -243,8 +243,7 @@ class Session:
         machine, description, outbox = self.machine, self._description, self._local_side.outbox
         if description is None:
             raise AssertionError("sending before the snapshot")
-        envelope = machine.describe(description)
-        if envelope is not None:
+        if (envelope := machine.describe(description)) is not None:
             await self._channel.send_envelope(envelope)
         while (index := machine.next_chunk) is not None:
             if not machine.may_send:

@@ -125,8 +125,7 @@ class InvitedAdmission(Admission):
     def objection(self, peer: PeerId) -> RefusedError | None:
         if peer == self._owner:
             return None
-        known = self._admitted.get(peer)
-        if known is not None:
+        if (known := self._admitted.get(peer)) is not None:
             return self._revoked.over(known[1], peer, self._clock())
         kind, cause = self._refused.get(peer, (PeerNotInvitedError, f"{short(peer)} has shown no invitation to this node."))
         return kind(cause)

@@ -129,8 +129,7 @@ class GossipService:
                 raise objection
             return pb.Body(gossip=gossip)
 
-        refused = await answer(stream, self._terms, "gossip", reply)
-        if refused is not None:
+        if (refused := await answer(stream, self._terms, "gossip", reply)) is not None:
             if not isinstance(refused, _THEIRS):
                 self.trouble(refused)
             return

@@ -155,15 +155,21 @@ def median_round(members: Iterable[Member]) -> int:
 
 
 def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: int) -> int:
-    """The round to which the partner `peer`, who says that it is at `told`, may take us along.
+    """The round to which a step with `peer`, who says that it is at `told`, takes us.
 
     Rounds are the run's clock, so one who is ahead takes us along; but no further than the median of the verified, who took a
     step in each `phase` seconds since their heartbeats: a few who lie would run down everybody's schedule, and part those whom
-    they took along from the others.
+    they took along from the others. And each step takes us to the median that they told, or who steps with the slow, with
+    liars or alone would fall behind.
     """
-    aged = ((one.peer_id, one.standing.round + int(one.age / max(phase, 1.0))) for one in _counted(members))
-    rounds = [told if other == peer else number for other, number in aged]
-    return min(told, statistics.median_low(rounds)) if rounds else 0
+    aged = [(one.peer_id, one.standing.round, int(one.age / max(phase, 1.0))) for one in _counted(members)]
+    if not aged:
+        return 0
+    least, most = (
+        statistics.median_low(told if other == peer else number + since * counts for other, number, since in aged)
+        for counts in (0, 1)
+    )
+    return max(least, min(told, most))
 
 
 def _counted(members: Iterable[Member]) -> Iterable[Member]:

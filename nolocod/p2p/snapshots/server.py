@@ -136,8 +136,7 @@ class Donor:
         body = await self._first(channel)
         dialogue = Dialogue(self._context.identity, self._context.run_id, channel.remote, body.session)
         dialogue.admit(body)
-        before = self._uploads.pop(channel.remote, None)
-        if before is not None:
+        if (before := self._uploads.pop(channel.remote, None)) is not None:
             before.scope.cancel()  # a newcomer has one slot: where it comes again, its stream was broken
         service = Service("donor", channel.remote)
         if len(self._uploads) >= self._max_uploads and not self._make_room(channel.remote):
@@ -286,8 +285,7 @@ class Donor:
 
     def _keep(self, snapshot: ServedSnapshot) -> _Open:
         """Hold the file open, and let go of those that nobody reads, the oldest first."""
-        kept = self._open.get(snapshot.description.root)
-        if kept is None:
+        if (kept := self._open.get(snapshot.description.root)) is None:
             kept = _Open(snapshot)
             self._open[kept.id] = kept
         idle = [known for known in self._open.values() if not known.readers and known is not kept]
@@ -297,8 +295,7 @@ class Donor:
 
     def _bind(self, upload: _Upload, name: bytes) -> bool:
         """Have `upload` read snapshot `name`; False if it is not kept."""
-        snapshot = self._open.get(name)
-        if snapshot is None:
+        if (snapshot := self._open.get(name)) is None:
             return False
         if upload.open is not snapshot:
             self._let_go(upload)

@@ -151,8 +151,7 @@ class Dialer:
 
     async def _connect(self, target: Endpoint) -> tuple[trio.socket.SocketType, bool]:
         """A socket, and whether it is bound to the listening port."""
-        source = self._source(target)
-        if source is not None:
+        if (source := self._source(target)) is not None:
             try:
                 return await _open(target, source), True
             except OSError as error:
@@ -202,8 +201,7 @@ class Dialer:
 
         OSError where there is no such port for `target`.
         """
-        source = self._source(target)
-        if source is None:
+        if (source := self._source(target)) is None:
             raise OSError(errno.EADDRNOTAVAIL, "no listening port of this address family")
         while True:
             if self._punches.may(target[0], trio.current_time()):

@@ -91,8 +91,7 @@ def host_of(text: str) -> str:
 
 def tcp_parts(text: str) -> tuple[str, str, int]:
     """("ip4" | "ip6" | "dns" | "dns4" | "dns6", host, port) of a straight address; ValueError for anything else."""
-    parts = _parts(text)
-    if parts is None:
+    if (parts := _parts(text)) is None:
         raise ValueError(f"{text!r} is not a TCP multiaddr.")
     return parts
 

@@ -86,11 +86,11 @@ class Learner(SimReplica):
     def _look(self, state: State, *, probation: bool) -> Inspection:
         return self.own.inspect(_tensor(self.inbox), probation=probation)
 
-    def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
-        return self.own.apply(_tensor(self.inbox), partner_round, skipped)
+    def _pair(self, before: State, run_round: int, skipped: bytes) -> Applied:
+        return self.own.apply(_tensor(self.inbox), run_round, skipped)
 
-    def _alone(self, before: State) -> Applied:
-        return self.own.solo()
+    def _alone(self, before: State, run_round: int) -> Applied:
+        return self.own.solo(run_round)
 
     async def discard(self) -> None:
         if self.captured is not None:  # training went on with it

@@ -169,31 +169,31 @@ class SimReplica:
         self._inspected = found
         return Inspection(math.dist(self._message(state), found) / self.outer.gamma)
 
-    async def apply(self, partner_round: int, skipped: bytes) -> Applied:
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
         before = self.captured
         if before is None:
             raise AssertionError("applied without a capture")
         self._train()
-        return self._stepped(before, self._pair(before, partner_round, skipped), paired=True)
+        return self._stepped(before, self._pair(before, run_round, skipped), paired=True)
 
-    async def solo(self) -> Applied:
+    async def solo(self, run_round: int) -> Applied:
         await trio.lowlevel.checkpoint()
         self._train()
         before = self.state
         self._captured_steps = self._trained
-        return self._stepped(before, self._alone(before), paired=False)
+        return self._stepped(before, self._alone(before, run_round), paired=False)
 
-    def _pair(self, before: State, partner_round: int, skipped: bytes) -> Applied:
+    def _pair(self, before: State, run_round: int, skipped: bytes) -> Applied:
         """The outer step with the message in the inbox."""
         own, message = self._message(before), self._inspected
         if message is None:
             raise AssertionError("applied without an inspected message")
         self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
-        return Applied(max(self.round + 1, partner_round), 0, math.dist(own, message) / self.outer.gamma, 0.0)
+        return Applied(max(self.round + 1, run_round), 0, math.dist(own, message) / self.outer.gamma, 0.0)
 
-    def _alone(self, before: State) -> Applied:
+    def _alone(self, before: State, run_round: int) -> Applied:
         self._step(before, list(self._message(before)))
-        return Applied(self.round + 1, 0, None, 0.0)
+        return Applied(max(self.round + 1, run_round), 0, None, 0.0)
 
     def _step(self, before: State, mean: list[float]) -> None:
         outer = self.outer

@@ -513,9 +513,10 @@ def test_a_liar_takes_nobody_further_than_the_verified_are() -> None:
     invented = [member(f"invented {number}", round=1000) for number in range(20)]
     told = {name: believed_round([*invented, *ahead], 60.0, PeerId(name), 1000) for name in ("p0", "p4", "stranger")}
     assert told == {"p0": 12, "p4": 11, "stranger": 11}
-    assert believed_round(ahead, 60.0, PeerId("p1"), 9) == 9, "who is behind is believed"
+    assert believed_round(ahead, 60.0, PeerId("p1"), 9) == 11, "who is behind, or says so, holds nobody back"
     since = [replace(one, age=130.0) for one in ahead]
     assert believed_round(since, 60.0, PeerId("p4"), 1000) == 13, "they went on since they said so"
+    assert believed_round(since, 60.0, PeerId("p0"), 11) == 11, "which is no reason to go further than who is there"
     assert believed_round([replace(member("liar", round=13), verified=True), ahead[0]], 60.0, PeerId("liar"), 13) == 10
     assert believed_round([ahead[0]], 60.0, PeerId("p0"), 13) == 13, "of two nodes one takes the other along"
     assert believed_round(invented, 60.0, PeerId("stranger"), 13) == 0

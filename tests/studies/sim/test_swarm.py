@@ -150,9 +150,9 @@ def test_a_mesh_that_fell_in_two_finds_together() -> None:
 def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = SimReplica.apply
 
-    async def bent(self: SimReplica, partner_round: int, skipped: bytes) -> Applied:
+    async def bent(self: SimReplica, run_round: int, skipped: bytes) -> Applied:
         self.outer = replace(self.outer, alpha=0.6)
-        return await honest(self, partner_round, skipped)
+        return await honest(self, run_round, skipped)
 
     monkeypatch.setattr(SimReplica, "apply", bent)
     report = simulate(SMALL, SCENARIOS["calm"])
