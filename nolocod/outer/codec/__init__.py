@@ -1,6 +1,6 @@
 """How a fragment of the weights becomes a message for a partner, and back.
 
-`modulo` and `plain` are the codecs, `base` what they share; `blocks` divides the weights.
+`modulo` (a byte per parameter) and `plain` are the codecs, `base` what they share; `blocks` divides the weights.
 
 Not here: when (outer.loop).
 
