@@ -58,8 +58,7 @@ def parse_size(text: str, flag: str) -> int:
 def _amount(text: str, flag: str, *, bits: bool) -> int:
     """Bytes. The unit is never guessed: "Mb" means one thing to a network and another to a disk."""
     units = "20Mbit or 2.5MB (bits and bytes per second)" if bits else "200GB or 1.5TB"
-    found = _AMOUNT.fullmatch(text)
-    if found is None:
+    if (found := _AMOUNT.fullmatch(text)) is None:
         raise UsageError(f"{flag} {text!r} is not a number and a unit.", remedy=f"Write it like {units}.")
     number, unit = found.groups()
     for ending, per_byte in (("bit", 8), ("bps", 8), ("B", 1)):

@@ -56,7 +56,6 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _run_of(options: argparse.Namespace) -> Sealed:
     """The run of the data directory whose checkpoint a command wants to use."""
-    sealed = stored_manifest(DataDir(options.data_dir))
-    if sealed is None:
+    if (sealed := stored_manifest(DataDir(options.data_dir))) is None:
         raise NothingToUseError(f"{options.data_dir} belongs to no run.")
     return sealed

@@ -118,8 +118,7 @@ def _owned(options: argparse.Namespace) -> tuple[Sealed, Identity]:
     """The run of the data directory, and the identity that may have founded it."""
     from nolocod.identity import load_or_create
 
-    sealed = stored_manifest(DataDir(options.data_dir))
-    if sealed is None:
+    if (sealed := stored_manifest(DataDir(options.data_dir))) is None:
         raise UsageError(f"{options.data_dir} belongs to no run.", remedy="Create one with `nolocod create RUN.toml`.")
     return sealed, load_or_create(DataDir(options.data_dir).identity)
 

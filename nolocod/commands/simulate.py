@@ -41,8 +41,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from nolocod.studies.sim.scenarios import SCENARIOS, Plan, paced
     from nolocod.studies.sim.swarm import simulate
 
-    settings = SCENARIOS.get(options.scenario)
-    if settings is None:
+    if (settings := SCENARIOS.get(options.scenario)) is None:
         raise UsageError(f"there is no scenario {options.scenario!r}.", remedy=f"There are {', '.join(SCENARIOS)}.")
     if options.nodes < 2 or options.rounds < 1:
         raise UsageError("--nodes must be at least 2, and --rounds at least 1.")

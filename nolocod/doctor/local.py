@@ -125,8 +125,7 @@ def identity_file(paths: DataDir) -> tuple[Finding, Identity | None]:
 
 def node_here(paths: DataDir) -> tuple[Finding, Here]:
     """D08: by the lock, which a node holds while it lives, and by its status page."""
-    pid = _holder(paths.lock)
-    if not pid:
+    if not (pid := _holder(paths.lock)):
         return ok("D08", "no node runs here."), Here()
     try:
         running = find_running(paths)
@@ -160,8 +159,7 @@ def _holder(lock: Path) -> str:
 
 def stored_run(paths: DataDir) -> tuple[Finding, Sealed | None]:
     """D09, and the run. Raises ManifestError or VersionError."""
-    sealed = stored_manifest(paths)
-    if sealed is None:
+    if (sealed := stored_manifest(paths)) is None:
         return ok("D09", "no run yet; a bootstrap address decides which one."), None
     if sealed.manifest.protocol != MAJOR:
         cause = f"the run needs protocol version {sealed.manifest.protocol}, this release speaks {MAJOR}."

@@ -50,8 +50,7 @@ def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
     """Make all checks: D02 before `job` is asked for, and D10 before those that need torch to compute."""
     has_torch = _make("D02", tell, torch_works)
     asked = job()
-    manifest = unseal(asked.manifest).manifest if asked.manifest else None
-    if manifest is None:
+    if (manifest := unseal(asked.manifest).manifest if asked.manifest else None) is None:
         tell(Line(skipped("D10", "no run is known, so no source of text is.")))
     else:
         _make("D10", tell, lambda: training_data(manifest, asked))

@@ -229,8 +229,7 @@ class Node:
     async def _join(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> tuple[SessionSettings, Peers]:
         """Find the run's manifest and its members, and open this node's services to them."""
         paths = self._config.paths
-        sealed = stored_manifest(paths)
-        if sealed is None:
+        if (sealed := stored_manifest(paths)) is None:
             self.emit(StateChanged("discovering", "a peer that knows the run"))
             sealed = await mesh.find_run()
             write_whole(paths.manifest, sealed.to_bytes())
@@ -296,8 +295,7 @@ def _token_file(config: NodeConfig) -> Path | None:
 
 
 def _page_access(config: NodeConfig) -> PageAccess:
-    token = _token_file(config)
-    if token is None:
+    if (token := _token_file(config)) is None:
         return PageAccess(None, config.http_open_metrics)
     return PageAccess(read_token(token) if config.http_token else make_token(token), config.http_open_metrics)
 

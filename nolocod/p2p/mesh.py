@@ -149,8 +149,9 @@ class Mesh:
         self._admission = Admission()
         self._reputation = Reputation(parts.emit, group_of=lambda peer: address_group(host.way(peer)[1]))
         self._selection = PeerSelection(
-            identity.peer_id, parts.rng, self._reputation, lambda: self._table.size(), lambda: self._table.answers
-        )
+            identity.peer_id, parts.rng, self._reputation, lambda: self._table.size(), lambda: self._table.answers,
+            lambda: self._reputation.shunned(time.time()),
+        )  # fmt: skip
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
         self._staleness = 0
         self._work = trio.CancelScope()
@@ -289,7 +290,7 @@ class Mesh:
     def partner(self, own: Standing, avoid: Collection[PeerId] = (), apart: Collection[PeerId] = ()) -> PeerId | None:
         """Draw a live training member within the run's staleness limit, or None; those that only a relay reaches less often."""
         members = self.live()
-        shunned = {*avoid, *self._table.suspected(trio.current_time()), *self._reputation.shunned(time.time())}
+        shunned = {*avoid, *self._table.suspected(trio.current_time())}
         carried = self._parts.connectivity.behind_relays(members)
         return self._selection.draw(members, own, self._staleness, shunned, carried, apart)
 

@@ -69,6 +69,8 @@ class PeerSelection:
     size: Callable[[], tuple[int, int]] = lambda: (0, 0)
     answers: Callable[[], Collection[bool]] = tuple
     """How many members are verified, and heard of (table.py); whether those answered that were dialled last, only heard of."""
+    banned: Callable[[], Collection[PeerId]] = tuple
+    """Who counts for nothing: with them there would be fewer hours, and no more partners."""
     _met: deque[tuple[PeerId, str]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     """The partners of the last steps and their address groups, the latest at the end."""
     _answered: deque[bool] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -128,8 +130,9 @@ class PeerSelection:
     def _field(
         self, members: Sequence[Member], own: Standing, staleness: int, apart: Collection[PeerId]
     ) -> tuple[list[Member], int, int]:
-        """Who may be a partner by its round, and how many may (`count`), as if those `apart` were not there."""
-        kept = [member for member in members if member.peer_id not in apart]
+        """Who may be a partner by its round, and how many may (`count`), as if those `apart` and the banned were not there."""
+        out = {*apart, *self.banned()}
+        kept = [member for member in members if member.peer_id not in out]
         fit = near(kept, own, staleness)
         return fit, *self.count(kept, fit, len(members) - len(kept))
 

@@ -128,8 +128,7 @@ async def ask(host: Host, helper: PeerId, addresses: Sequence[str]) -> DialBack 
     None if it would not, or is connected through a relay only. Raises RemoteError (RefusedError if it knows no AutoNAT).
     """
     stream = await host.open_stream(helper, AUTONAT)
-    observer = host_of(stream.remote_address or "")
-    if not observer:
+    if not (observer := host_of(stream.remote_address or "")):
         await stream.reset()
         return None
     async with reset_unless_done(stream.reset):

@@ -206,8 +206,7 @@ class Relay:
             return
         self._circuits.add(circuit)
         try:
-            onward = await self._reach(circuit)
-            if onward is None:
+            if (onward := await self._reach(circuit)) is None:
                 await self._refuse(stream, pb.CONNECTION_FAILED)
                 return
             try:

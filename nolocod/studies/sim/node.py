@@ -74,7 +74,8 @@ class SimNode(SimMember):
         self.reputation = Reputation(self.emit, plan.probation, plan.judging)
         self.table.committed = self.reputation.committed
         self.table.ban = lambda peer: self.reputation.objection(peer, self.wall())
-        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, self.table.size, lambda: self.table.answers)
+        facts = self.table.size, lambda: self.table.answers, lambda: self.reputation.shunned(self.wall())
+        self.selection = PeerSelection(self.peer_id, self._rng, self.reputation, *facts)
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
@@ -123,7 +124,7 @@ class SimNode(SimMember):
 
     def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
         now, members = trio.current_time(), self.members()
-        shunned = {*avoid, *self.table.suspected(now), *self.reputation.shunned(self.wall())}
+        shunned = {*avoid, *self.table.suspected(now)}
         carried = {member.peer_id for member in members if needs_relay(member, self.port.nat, ())}
         return self.selection.draw(members, own, self.world.scenario.staleness, shunned, carried, apart)
 

@@ -337,6 +337,19 @@ def test_in_a_large_run_an_hour_that_is_not_theirs_is_not_taken_though_nobody_el
     assert drawing.draw(few, OWN, 3, ()) is not None
 
 
+def test_those_that_are_banned_take_up_no_hours() -> None:
+    """Beside 8 banned of 32 a fifth of the steps found nobody."""
+    members, drawing = [spoken_to(f"p{number}") for number in range(32)], selection()
+    drawing.size, banned = lambda: (32, 0), {PeerId(f"p{number}") for number in range(16)}
+    outside = [one for one in members[16:] if not meet(US, one.peer_id, OWN.round, 32)]
+    assert outside
+    assert drawing.draw(outside, OWN, 3, ()) is None, "it is not their hour"
+    drawing.banned = lambda: banned
+    drawn = {drawing.draw(members, OWN, 3, ()) for _ in range(500)}
+    assert drawn == {one.peer_id for one in members[16:]}, "nobody else, and all of these"
+    assert all(drawing.admits(one.peer_id, members, OWN, 3, late=False) for one in outside)
+
+
 def test_an_address_group_weighs_as_much_as_four_and_has_four_of_sixteen_answered_steps() -> None:
     crowd = [replace(member(f"c{number}"), group="203.0.113.0/24") for number in range(6)]
     others = [replace(member(f"o{number}"), group=f"o{number}") for number in range(6)]
