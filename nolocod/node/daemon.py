@@ -8,6 +8,7 @@ period, a checkpoint is written, peers are told, exit status 0. Twice: the node 
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -65,6 +66,8 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
     supervisor = Supervisor(os.environ)
     with data_directory.hold(config.paths):
         node = Node(config, may_seed=may_seed, followers=[supervisor.follow, *followers])
+        gc.collect()
+        gc.freeze()  # what is there stays: full collections of it, that peers can bring about, held the loop for 70 ms each
         async with trio.open_nursery() as nursery:
             await nursery.start(node.watch_signals, nursery.cancel_scope)
             await nursery.start(node.keep_allowance)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -470,3 +472,22 @@ async def test_the_month_is_looked_at_before_another_exchange_begins(scene: Scen
         scene.node.emit(ExchangeEnded(PEER, "s", True, "committed", 1, 1, 1.0))
         assert [event.reason for event in scene.told(Paused)] == ["budget"]
         nursery.cancel_scope.cancel()
+
+
+async def test_what_a_node_begins_with_is_collected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full collections, that a flood brings about, took 70 ms each: three in half a minute of offers."""
+    kept: list[int] = []
+
+    async def run(self: Node, _: str) -> None:
+        kept.append(gc.get_freeze_count())
+        began = time.thread_time()
+        gc.collect()
+        assert time.thread_time() - began < 0.02
+
+    monkeypatch.setattr(Node, "run", run)
+    before = gc.get_freeze_count()
+    try:
+        await daemon.run_node(NodeConfig(MeshSettings(tmp_path)), may_seed=True)
+    finally:
+        gc.unfreeze()
+    assert kept[0] > before + 100_000
