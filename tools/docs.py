@@ -23,6 +23,7 @@ from nolocod.identity import PeerId
 from nolocod.node.config import NodeConfig
 from nolocod.observe.events import ExchangeEnded, Started, Troubled
 from nolocod.observe.metrics import Metrics
+from nolocod.observe.status.http import REQUEST_LINES
 from nolocod.p2p.discovery.address_book import CAPACITY
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.host import HostLimits
@@ -412,6 +413,13 @@ def bounds() -> list[Bound]:
             f"{CAPACITY}",
             "`address_book.CAPACITY`",
             "it_keeps_those_seen_last_and_some_of_those_before",
+        ),
+        Bound(
+            "messages",
+            "lines of a request to the status page",
+            f"{REQUEST_LINES}",
+            "`http.py`",
+            "a_request_of_very_many_lines_is_refused_before_they_are_parsed",
         ),
         Bound("logs", "the same line a minute, then a count", "", "`logs.py`", "repeats_are_folded_into_a_count"),
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -16,6 +15,7 @@ from nolocod.p2p.timing import Timing
 from nolocod.proto.types import Standing
 from nolocod.studies.sim.member import SimMember, World
 from nolocod.studies.sim.scenarios import Plan, Scenario
+from nolocod.studies.sim.signing import read_once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -39,13 +39,15 @@ class Checks:
 
     def __init__(self, patch: Patch) -> None:
         self.count = 0
-        self._read = lru_cache(maxsize=1 << 16)(heartbeat.read)
+        readers = read_once()
+        self._read = readers["read"]
         patch.setattr(heartbeat, "read", self.read)
-        patch.setattr(heartbeat, "glance", lru_cache(maxsize=1 << 16)(heartbeat.glance))
+        patch.setattr(heartbeat, "glance", readers["glance"])
 
     def read(self, raw: bytes, run_id: str) -> heartbeat.Heartbeat:
         self.count += 1
-        return self._read(raw, run_id)
+        found: heartbeat.Heartbeat = self._read(raw, run_id)
+        return found
 
 
 class Member(SimMember):

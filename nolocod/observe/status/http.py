@@ -26,7 +26,7 @@ PER_ADDRESS = 48
 _REQUEST_SECONDS = 10.0
 _WRITE_SECONDS = 10.0
 _REQUEST_BYTES = 8 << 10
-_REQUEST_LINES = 100  # to parse 2000 takes several milliseconds of the loop
+REQUEST_LINES = 100  # to parse 2000 takes several milliseconds of the loop
 _PIECE = 1 << 10
 
 
@@ -102,7 +102,7 @@ class _Connection:
             if event is h11.NEED_DATA:
                 piece = bytes(await self._stream.receive_some(_PIECE))
                 self._lines += piece.count(b"\n")
-                if self._lines > _REQUEST_LINES:
+                if self._lines > REQUEST_LINES:
                     raise h11.RemoteProtocolError("too many lines", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
                 self._http.receive_data(piece)
             elif isinstance(event, h11.Request):

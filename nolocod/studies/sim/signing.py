@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 
@@ -20,12 +20,17 @@ from nolocod.p2p.membership import heartbeat
 from nolocod.proto import envelope, receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 REAL_UP_TO = 64
 """Nodes; with more, signatures are cheap unless asked otherwise."""
 _READ = 1 << 16
 """Heartbeats that are kept as read: more than are about among 4,096 nodes."""
+
+
+def read_once() -> dict[str, Callable[..., Any]]:
+    """The readers of heartbeats, by name, each of which reads a heartbeat once for all who hear it."""
+    return {name: lru_cache(maxsize=_READ)(getattr(heartbeat, name)) for name in ("read", "glance")}
 
 
 class CheapIdentity(Identity):
@@ -56,9 +61,7 @@ class Signing:
     def checked(self) -> Iterator[None]:
         """Until the end of the block envelopes and receipts are checked as they were signed, and a heartbeat is read once
         for all who hear it."""
-        stand_ins: list[tuple[object, str, object]] = [
-            (heartbeat, name, lru_cache(maxsize=_READ)(getattr(heartbeat, name))) for name in ("read", "glance")
-        ]
+        stand_ins: list[tuple[object, str, object]] = [(heartbeat, name, reader) for name, reader in read_once().items()]
         if self.cheap:
             stand_ins += [(module, "verify", self._verify) for module in (envelope, receipt)]
         with ExitStack() as stack:
