@@ -54,7 +54,7 @@ def meet(one: PeerId, other: PeerId, number: int, count: int) -> bool:
         return True
     pair = _pair(min(one, other), max(one, other))
     hour = (number + pair[0] % _HOUR) // _HOUR
-    whole = _HOUR if hour else _HOUR - pair[0] % _HOUR  # the run began within the first: it counts for what was left
+    whole = _HOUR if hour else (_HOUR - pair[0] % _HOUR) // 5  # the run began within it, and attackers use each hour at once
     drawn = int.from_bytes(blake3.blake3(pair + hour.to_bytes(8, "big")).digest(8), "big")
     return drawn * count * _HOUR < _AT_ONCE * whole << 64
 

@@ -292,6 +292,20 @@ def test_members_that_were_dialled_in_vain_are_not_believed_whatever_round_they_
     assert (believed(0), believed(60)) == (24, 84)
 
 
+def test_a_runs_first_rounds_are_no_more_the_attackers_than_later_ones() -> None:
+    def used(node: PeerId, hostile: PeerId, rounds: int) -> int:
+        """The exchanges of one that is always first: one an hour."""
+        number, count = 0, 0
+        while number < rounds:
+            due = meet(node, hostile, number, 199)
+            count, number = count + due, number + (16 if due else 1)
+        return count
+
+    nodes = [PeerId(f"honest {number}") for number in range(50)]
+    for rounds in (16, 32, 160):
+        assert 0.25 < sum(used(node, one, rounds) for node in nodes for one in HOSTILE) / len(nodes) / rounds < 0.37
+
+
 def test_hours_are_the_same_for_both_and_come_to_every_pair() -> None:
     one, other = PeerId("one"), PeerId("other")
     hours = [meet(one, other, number, 199) for number in range(8000)]
