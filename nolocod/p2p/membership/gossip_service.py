@@ -65,7 +65,9 @@ class GossipService:
         self._nursery = nursery
         while True:
             now, connected = trio.current_time(), set(self._host.peers())
-            self._tell(self._gossip.beat(now))
+            for gone in self._gossip.beat(now):  # hundreds at once, where somebody invented them
+                self._tell((gone,))
+                await trio.lowlevel.checkpoint()
             # whoever asked us once, and is neither member nor connected any more, is not kept in mind
             kept = connected | self._table.among(self.heard_directly)
             self.heard_directly = {peer: when for peer, when in self.heard_directly.items() if peer in kept}
