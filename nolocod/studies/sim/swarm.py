@@ -114,7 +114,8 @@ class Swarm(World):
         self.nursery.start_soon(self._live, node)
 
     async def _live(self, node: SimNode) -> None:
-        others = [other for other in self.nodes[: node.number] if other.port.up]  # who came after may know nobody but us
+        up = [other for other in self.nodes if other.port.up and other is not node]
+        others = [other for other in up if other.number < node.number] or up  # who came after may know nobody but us
         known = None
         if others:
             known = (self.nodes[0] if self.nodes[0].port.up and node.number % 2 else self.rng.choice(others)).peer_id

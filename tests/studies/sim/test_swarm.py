@@ -51,7 +51,8 @@ def test_every_scenario_ends_and_holds(name: str) -> None:
     assert report.violations == ()
     assert report.checked >= 8
     assert report.paired > 3 * report.solo
-    assert report.outcomes["committed"] * 2 == report.paired or report.hostile, "attackers tell nothing"
+    killed = round(SCENARIOS[name].churn * SMALL.nodes)  # perhaps between the commit and the step
+    assert abs(report.outcomes["committed"] * 2 - report.paired) <= killed or report.hostile, "attackers tell nothing"
 
 
 def test_one_seed_gives_one_log_and_another_another() -> None:
