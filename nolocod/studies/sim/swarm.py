@@ -116,10 +116,8 @@ class Swarm(World):
     async def _live(self, node: SimNode) -> None:
         up = [other for other in self.nodes if other.port.up and other is not node]
         others = [other for other in up if other.number < node.number] or up  # who came after may know nobody but us
-        known = None
-        if others:
-            known = (self.nodes[0] if self.nodes[0].port.up and node.number % 2 else self.rng.choice(others)).peer_id
-        await node.run(known)
+        via = others[0] if others and node.number % 2 else self.rng.choice(others) if others else None
+        await node.run(via and via.peer_id)
 
     def live(self) -> list[SimNode]:
         return [node for node in self.nodes if node.port.up]
