@@ -117,7 +117,7 @@ class Swarm(World):
         up = [other for other in self.nodes if other.port.up and other is not node]
         others = [other for other in up if other.number < node.number] or up  # who came after may know nobody but us
         via = others[0] if others and node.number % 2 else self.rng.choice(others) if others else None
-        await node.run(via and via.peer_id)
+        await node.run(via.peer_id if via else None)
 
     def live(self) -> list[SimNode]:
         return [node for node in self.nodes if node.port.up]
