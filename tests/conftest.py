@@ -17,12 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     import trio.testing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)  # the same on any machine, however busy it is
+hypothesis.settings.load_profile("suite")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs this in the background has children ignore it
 
 SYSTEM = {

@@ -23,7 +23,7 @@ SIZES = (1500, 3, BLOCK + 4000, 130)
 PHI = 0.02
 CHANGE = 1e-3
 OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9)
-many = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Node:

@@ -79,7 +79,7 @@ def test_one_tensor_form_is_the_paper_s(replicas: int, dtype: torch.dtype, toler
     assert (deltas.double() - torch.tensor(reference.delta, dtype=torch.float64)).abs().max() <= tolerance
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), replicas=st.integers(1, 9), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=5))
 def test_mean_momentum_is_kept_by_any_grouping(seed: int, replicas: int, sizes: list[int]) -> None:
     rng = random.Random(seed)

@@ -401,7 +401,7 @@ def test_a_session_has_a_name_of_sixteen_bytes() -> None:
 MOVES = ["offer", "accept", "describe", "working", "confirm", "commit", "acknowledge", "abort", "resume"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from([*MOVES, "chunk"]), st.binary(max_size=80), st.integers(0, 2**32 - 1)), max_size=12))
 def test_a_hostile_partner_never_gets_more_than_our_errors(steps: list[tuple[str, bytes, int]]) -> None:
     pair = Pair().accept()

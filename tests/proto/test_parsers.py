@@ -37,7 +37,7 @@ def test_whole_inputs_and_what_fuzzing_found_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_any_bytes_cost_no_more_than_an_error_of_ours(name: str) -> None:
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=25, database=None)
     @given(st.binary(max_size=200) | near(TARGETS[name].seeds))
     def check(raw: bytes) -> None:
         TARGETS[name].run(raw)

@@ -60,7 +60,7 @@ class Scene:
     rate=st.integers(32_000, 10**9),
     needs=st.lists(st.tuples(st.integers(1, 70_000), st.floats(0, 0.5)), min_size=1, max_size=50),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_span_of_time_holds_more_than_the_rate_and_what_was_saved_up(rate: int, needs: list[tuple[int, float]]) -> None:
     bucket, now = Bucket(rate, 0.0), 0.0
     sent: list[tuple[float, int]] = []

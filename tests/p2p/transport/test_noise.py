@@ -298,7 +298,7 @@ async def test_another_peer_than_the_dialled_one_is_refused() -> None:
         await left.aclose()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=120), max_size=4), st.booleans(), st.booleans())
 def test_garbage_instead_of_a_handshake_is_a_failure_of_the_other_side(parts: list[bytes], dial: bool, framed: bool) -> None:
     async def main() -> None:

@@ -882,7 +882,7 @@ def test_the_parser_takes_any_bytes_in_any_pieces(parts: list[bytes], rng: rando
     assert len(whole[0]) * HEADER_SIZE + len(whole[1]) <= len(content)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(FRAMES | st.binary(max_size=60), min_size=1, max_size=20))
 def test_any_frames_end_in_order(parts: list[bytes]) -> None:
     """Whatever a peer sends, the connection works or is closed, holds little, and nothing else happens."""
