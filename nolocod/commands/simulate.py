@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nolocod.commands import Commands
     from nolocod.studies.sim.swarm import Report
 
-NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "rough", "hostile")
+NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "two-speeds", "rough", "hostile")
 """Of the scenarios: their module is loaded when one is run."""
 
 

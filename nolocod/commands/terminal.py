@@ -120,7 +120,7 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
     rows = {
         "model": f"{needs.parameters:,} parameters",
         "inner step": f"{batch:,} tokens, about {_short(step)} on this {device} ({speed / 1e12:.2f} TFLOP/s)",
-        "outer step": f"every {manifest.inner.steps} inner steps, about {_short(phase)}",
+        "outer step": f"every {manifest.inner.steps} inner steps of the median machine, about {_short(phase)} on this one",
         "an exchange": f"{amount(needs.message)} each way at most ({manifest.codec}), {_short(exchange)} at {amount(rate)}/s",
         "the line is busy": _share(exchange, phase),
         "inner steps": f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer learn better",

@@ -48,6 +48,7 @@ class Peers:
         self.admits = mesh.admits
         self.met = mesh.met
         self.believed = mesh.believed
+        self.pace = mesh.pace
         self.suspect = mesh.suspect
         self.probation = mesh.probation
 

@@ -21,7 +21,7 @@ import trio
 from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError, NoDonorError, RejectedTensorError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
-from nolocod.p2p.membership.peer_selection import median_round
+from nolocod.p2p.membership.run_clock import median_round
 from nolocod.proto.types import Standing
 
 if TYPE_CHECKING:

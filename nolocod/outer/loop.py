@@ -18,6 +18,7 @@ import trio
 from nolocod.errors import RefusedError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
+from nolocod.outer.phase import Phase
 from nolocod.outer.wasted import WastedTime
 from nolocod.proto.types import Accept, Answer, Applied, Box, Busy, Description, Ended, Inspection, Offer, Refuse, Standing
 
@@ -52,13 +53,12 @@ class Trainer(Protocol):
     def standing(self) -> Standing: ...
     @property
     def steps_since_outer(self) -> int: ...
-    @property
-    def subject(self) -> int:
-        """What the next outer step that we offer should be about."""
+    def subject(self, turn: float) -> int:
+        """What our next outer step should be about, where a turn has `turn` inner steps."""
         ...
 
-    async def wait_boundary(self) -> None:
-        """Return once enough inner steps were done since the last outer step."""
+    async def wait_steps(self, count: int) -> None:
+        """Return once `count` inner steps were done since the last outer step."""
         ...
 
     async def capture(self, subject: int) -> Description: ...
@@ -70,7 +70,7 @@ class Trainer(Protocol):
         """Our round becomes the next one, or `run_round` if that is further."""
         ...
 
-    async def solo(self, run_round: int) -> Applied: ...
+    async def solo(self, run_round: int, subject: int) -> Applied: ...
     async def discard(self) -> None: ...
 
 
@@ -91,6 +91,11 @@ class Mesh(Protocol):
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
         """The round to which a step with `peer`, who says that it is at `told`, takes us; a round takes `phase` seconds."""
+        ...
+
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        """Tell others that our phases take `phase` seconds; return what the run's take, and by how many rounds one at round
+        `number` is before the others. 0 seconds: not known."""
         ...
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
@@ -162,7 +167,7 @@ class OuterLoop:
         self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
         self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
         self._wasted = WastedTime()
-        self._step_seconds = 1.0
+        self._phase = Phase(settings.inner_steps)
         self._pause = 0.0  # after a partner that is busy
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
@@ -174,7 +179,8 @@ class OuterLoop:
         """Take outer steps until the run's goal is reached, or `close` is called."""
         self._closing = False
         while not (self._closing or self._settings.reached(self._trainer.standing)):
-            await self._trainer.wait_boundary()
+            self._fit_phase()
+            await self._trainer.wait_steps(self._phase.steps)
             await self._outer_step()
 
     async def close(self, grace: float) -> None:
@@ -183,17 +189,16 @@ class OuterLoop:
         with trio.move_on_after(grace):
             await self._idle.wait()
 
-    @property
-    def _phase(self) -> float:
-        return self._settings.inner_steps * self._step_seconds
+    def _fit_phase(self) -> None:
+        self._phase.fit(*self._mesh.pace(self._trainer.standing.round, self._phase.own))
 
     def _due(self) -> bool:
-        return self._trainer.steps_since_outer >= self._settings.inner_steps
+        return self._trainer.steps_since_outer >= self._phase.steps
 
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
         deadline, began = trio.current_time() + self._settings.patience, self._trainer.standing.round
-        self._pause = _FIRST_PAUSE * self._phase
+        self._pause = _FIRST_PAUSE * self._phase.seconds
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
@@ -207,7 +212,7 @@ class OuterLoop:
                 if await self._attempt(partner) == "busy":
                     await trio.sleep_until(min(deadline, trio.current_time() + self._pause))
                     longest = _LONGEST_PAUSE / 2 if self._wasted.wary(trio.current_time()) else _LONGEST_PAUSE
-                    self._pause = min(2 * self._pause, longest * self._phase)
+                    self._pause = min(2 * self._pause, longest * self._phase.seconds)
             elif late or not self._busy:
                 await self._solo()
             else:
@@ -235,7 +240,8 @@ class OuterLoop:
         self._offering_to = partner
         local_side = self._engage(partner, initiator=True)
         try:
-            ended = await self._mesh.offer(partner, self._trainer.standing, self._trainer.subject, local_side)
+            subject = self._trainer.subject(self._phase.turn)
+            ended = await self._mesh.offer(partner, self._trainer.standing, subject, local_side)
         except BaseException:
             try:
                 with trio.CancelScope(shield=True):
@@ -262,7 +268,7 @@ class OuterLoop:
             least = 2 * self._pause if self._wasted.wary(now) else 0.05  # others are asked before
             self._busy[ended.partner] = now + max(ended.retry_after, least)
         else:
-            until = now + min(_AVOID_SECONDS, self._phase)
+            until = now + min(_AVOID_SECONDS, self._phase.seconds)
             again = ended.outcome in ("aborted", "in_doubt") and not self._wasted.wary(now)
             kept = self._busy if again else self._shunned
             kept[ended.partner] = until  # what broke once may well work the next time; a refusal stands
@@ -272,7 +278,8 @@ class OuterLoop:
     async def _solo(self) -> None:
         local_side = self._engage(None, initiator=True)
         try:
-            applied = await self._trainer.solo(self._run_round(self._own, self._trainer.standing.round))
+            subject = self._trainer.subject(self._phase.turn)
+            applied = await self._trainer.solo(self._run_round(self._own, self._trainer.standing.round), subject)
         finally:
             self._release(local_side)
         self._tries, self._failed = 0, False
@@ -295,14 +302,14 @@ class OuterLoop:
             return Busy(_CLOSED_SECONDS, "not training now")
         if self._local_side is not None and not glare:
             return Busy(_BUSY_SECONDS, "in another exchange")
-        missing = math.ceil(self._settings.inner_steps / 2) - self._trainer.steps_since_outer
+        missing = math.ceil(self._phase.steps / 2) - self._trainer.steps_since_outer
         if missing > 0:
-            return Busy(missing * self._step_seconds, f"{missing} inner steps before the next exchange")
+            return Busy(self._phase.after(missing), f"{missing} inner steps before the next exchange")
         late = self._tries >= _OWN_TRIES
         others = set() if late and self._none_better else self._wasted.apart(trio.current_time())
         if not glare and (offer.partner in others or not self._mesh.admits(offer.partner, own, others, late=late)):
-            missing = self._settings.inner_steps - self._trainer.steps_since_outer
-            return Busy(max(missing, 1) * self._step_seconds, "others come first")
+            missing = self._phase.steps - self._trainer.steps_since_outer
+            return Busy(self._phase.after(max(missing, 1)), "others come first")
         self._engage(offer.partner, initiator=False)
         return Accept(own)
 
@@ -317,9 +324,9 @@ class OuterLoop:
         await self._conclude(ended, self.local_side, initiator=False)
 
     def follow(self, event: Event) -> None:
-        """Learn how long an inner step takes, for the time to retry that a busy node gives."""
+        """Learn how long an inner step takes."""
         if isinstance(event, InnerSteps) and event.steps > 0:
-            self._step_seconds = event.seconds / event.steps
+            self._phase.follow(event.steps, event.seconds)
 
     # --- both sides -------------------------------------------------------------------------------
 
@@ -334,7 +341,7 @@ class OuterLoop:
 
         now = trio.current_time()
         wary = partner in self._wasted.apart(now) or (probation() and self._wasted.wary(now))
-        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase, wary=wary)
+        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary)
         self._started = now
         if self._idle.is_set():
             self._idle = trio.Event()
@@ -378,9 +385,10 @@ class OuterLoop:
 
     def _run_round(self, peer: PeerId, told: int) -> int:
         most = self._trainer.standing.round + self._settings.staleness
-        return min(most, self._mesh.believed(peer, told, self._phase))
+        return min(most, self._mesh.believed(peer, told, self._phase.seconds))
 
     def _tell(self, kind: Literal["paired", "solo"], partner: PeerId | None, done: Applied) -> None:
+        self._fit_phase()
         self._emit(StateChanged("training"))
         self._emit(OuterStep(done.round, kind, partner, done.inner_steps, done.spread, done.seconds, done.weight))
 

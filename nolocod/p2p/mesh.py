@@ -29,7 +29,8 @@ from nolocod.p2p.membership.admission import Admission, InvitedAdmission
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
-from nolocod.p2p.membership.peer_selection import PeerSelection, believed_round
+from nolocod.p2p.membership.peer_selection import PeerSelection
+from nolocod.p2p.membership.run_clock import believed_round, pace
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
@@ -37,7 +38,7 @@ from nolocod.p2p.transport.multiaddrs import split, via
 from nolocod.p2p.transport.requests import Terms, turn_away
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
-from nolocod.run.credentials import accept, keep_network_key, prologue, read_allow_list, read_network_key, stored_network_key
+from nolocod.run.credentials import accept, network_key, prologue, read_allow_list
 from nolocod.run.invitations import unchecked
 from nolocod.run.manifest import RunId
 
@@ -85,7 +86,8 @@ async def open_mesh(
     bootstrap += [(found[0], (found[1],)) for _, (address,) in bootstrap if token and (found := via(address))]
     book = AddressBook(config.paths.peers, emit)
     raised: NolocodError | None = None
-    gater = ConnectionGater.reading(prologue(_network_key(config)), config.access.allow, read_allow_list)
+    key = network_key(config.paths, access.network_key)
+    gater = ConnectionGater.reading(prologue(key), access.allow, read_allow_list)
     limits = HostLimits(connections=config.connections, inbound=ConnectionLimits(per_source=config.connections_per_address))
     host_of = open_host(identity, config.listen, config.announce, emit, limits, meter, gater)
     async with host_of as host, trio.open_nursery() as nursery:
@@ -103,16 +105,6 @@ async def open_mesh(
         nursery.cancel_scope.cancel()
     if raised is not None:
         raise raised
-
-
-def _network_key(config: MeshSettings) -> bytes | None:
-    """The one that was named, and is then kept, else the one that was kept or came with the invitation.
-
-    UsageError for a file that holds none.
-    """
-    if config.access.network_key is not None:
-        keep_network_key(config.paths, read_network_key(config.access.network_key))
-    return stored_network_key(config.paths)
 
 
 def contact(text: str) -> Contact:
@@ -153,7 +145,7 @@ class Mesh:
             lambda: self._reputation.shunned(time.time()),
         )  # fmt: skip
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
-        self._staleness = 0
+        self._staleness, self._phase = 0, 0.0
         self._work = trio.CancelScope()
         self.cloned = trio.Event()
         """Set once another node, that began before this one, is known to speak with our key."""
@@ -207,6 +199,7 @@ class Mesh:
             relays=lambda: connectivity.relays,
             admission=self._admission.shown,
             life=new_life(time.time(), parts.rng),
+            phase=lambda: self._phase,
         )
         gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit)
         gossip.cloned, gossip.judge = self.cloned, self.judge
@@ -307,6 +300,12 @@ class Mesh:
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
         """The round to which a step with `peer`, who says that it is at `told`, takes us; a round takes `phase` seconds."""
         return believed_round(self.live(), phase, peer, told)
+
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        """Tell others that our phases take `phase` seconds (0: not known); return how long the run's are, as soon as we know
+        the run, and by how many rounds one at round `number` is before the others."""
+        self._phase = phase
+        return pace(self.live() if self._table.settled(trio.current_time()) else (), number, phase)
 
     def expect(self, size: int) -> None:
         """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""

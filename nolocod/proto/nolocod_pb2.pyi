@@ -575,6 +575,7 @@ class Heartbeat(_message.Message):
     ADMISSION_FIELD_NUMBER: _builtins.int
     LIFE_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
+    PHASE_MS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """grows with every heartbeat of this peer, over restarts too (milliseconds of wall time at least)"""
     state: _builtins.str
@@ -593,6 +594,8 @@ class Heartbeat(_message.Message):
     """when the sender's process began, in seconds, and 32 random bits below; 0: not told"""
     other: _builtins.int
     """another life that speaks in the sender's name: who finds its own here knows that it is not alone"""
+    phase_ms: _builtins.int
+    """what `inner.steps` inner steps take the sender; 0: not told"""
     @_builtins.property
     def standing(self) -> Global___Standing: ...
     @_builtins.property
@@ -611,10 +614,11 @@ class Heartbeat(_message.Message):
         admission: _builtins.bytes = ...,
         life: _builtins.int = ...,
         other: _builtins.int = ...,
+        phase_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "life", b"life", "other", b"other", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "life", b"life", "other", b"other", "phase_ms", b"phase_ms", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,8 @@ class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for 
     where it has none; empty for one that is only heard of."""
     verified: bool = False
     """It is, and within its group's share: what it tells may decide something, after others' words and our own measure."""
+    phase: float = 0.0
+    """Seconds that a phase's inner steps take it, by its own word; 0: not told."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,14 @@ def parts_in(subject: int, parts: int) -> range:
     return range(subject % parts, subject % parts + subject // parts + 1)
 
 
-def whose_turn(ages: Sequence[int], phase: int) -> int:
+def whose_turn(ages: Sequence[int], turn: float) -> int:
     """The subject of the next outer step: the part that has waited longest, and with it those after it, as many as turns of
-    `phase` inner steps went by since the last one, or are behind; but none that waited less than half as long.
+    `turn` inner steps went by since the last one, or are behind; but none that waited less than half as long.
 
     `ages`: of each part, the inner steps since its last outer step.
     """
     first, longest, parts = ages.index(max(ages)), max(ages), len(ages)
-    due = min(max(1, (min(ages) + max(0, longest - parts * phase)) // phase), parts - first)
+    due = min(max(1, int((min(ages) + max(0.0, longest - parts * turn)) / turn)), parts - first)
     return first + parts * (next((n for n in range(1, due) if 2 * ages[first + n] < longest), due) - 1)
 
 

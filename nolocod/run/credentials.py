@@ -257,6 +257,16 @@ def keep_network_key(paths: DataDir, key: bytes) -> None:
     write_private(paths.network_key, key.hex().encode() + b"\n")
 
 
+def network_key(paths: DataDir, named: Path | None) -> bytes | None:
+    """The one in the file `named`, which is then kept, else the one that was kept or came with the invitation.
+
+    UsageError for a file that holds none.
+    """
+    if named is not None:
+        keep_network_key(paths, read_network_key(named))
+    return stored_network_key(paths)
+
+
 def stored_network_key(paths: DataDir) -> bytes | None:
     return read_network_key(paths.network_key) if paths.network_key.exists() else None
 

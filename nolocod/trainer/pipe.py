@@ -83,9 +83,10 @@ class Apply(Message, frozen=True):
 
 
 class Solo(Message, frozen=True):
-    """Take the outer step alone. Answered with Applied."""
+    """Take the outer step alone, about `subject`. Answered with Applied."""
 
     run_round: int
+    subject: int
 
 
 class Discard(Message, frozen=True):
@@ -179,7 +180,8 @@ def answer(number: int, result: object, progress: Progress | None) -> Answer:
 
 
 class Trained(Message, frozen=True):
-    event: InnerSteps
+    event: InnerSteps | None
+    """What was not told yet, from time to time."""
     progress: Progress
 
 

@@ -81,10 +81,9 @@ class TrainerProcess:
     def steps_since_outer(self) -> int:
         return min(self._progress.ages)
 
-    @property
-    def subject(self) -> int:
-        """What the next outer step that we offer is about."""
-        return whose_turn(self._progress.ages, self._phase)
+    def subject(self, turn: float) -> int:
+        """What our next outer step is about, where a turn has `turn` inner steps."""
+        return whose_turn(self._progress.ages, turn)
 
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.
@@ -125,8 +124,8 @@ class TrainerProcess:
     async def apply(self, run_round: int, skipped: bytes) -> Applied:
         return await self._ask(pipe.Apply(run_round, skipped), Applied)
 
-    async def solo(self, run_round: int = 0) -> Applied:
-        return await self._ask(pipe.Solo(run_round), Applied)
+    async def solo(self, run_round: int, subject: int) -> Applied:
+        return await self._ask(pipe.Solo(run_round, subject), Applied)
 
     async def discard(self) -> None:
         await self._ask(pipe.Discard(), NoneType)
@@ -144,9 +143,9 @@ class TrainerProcess:
         """Mean held-out loss of the fast weights, nats per token; emitted too if it is to be `told`."""
         return await self._ask(pipe.Evaluate(told), float, _FILE_SECONDS)
 
-    async def wait_boundary(self) -> None:
-        """Return once the inner steps of one phase were done since the last outer step."""
-        while self.steps_since_outer < self._phase or not self._phase:
+    async def wait_steps(self, count: int) -> None:
+        """Return once `count` inner steps were done since the last outer step."""
+        while self.steps_since_outer < count or not self._phase:
             self._check_alive()
             await self._heard.wait()
         await trio.lowlevel.checkpoint()
@@ -212,7 +211,8 @@ class TrainerProcess:
                     self._answer = message
             case pipe.Trained():
                 self._progress = message.progress
-                self._emit(message.event)
+                if message.event is not None:
+                    self._emit(message.event)
             case pipe.EvaluatedReport():
                 self._emit(message.event)
         self._heard, was = trio.Event(), self._heard

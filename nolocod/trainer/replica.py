@@ -185,12 +185,12 @@ class Replica:
         applied = self._stepped(capture.among, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
-    def solo(self, run_round: int = 0) -> Applied:
-        """Take the outer step alone, on the weights as they are now of those fragments whose turn it is."""
+    def solo(self, run_round: int = 0, subject: int | None = None) -> Applied:
+        """Take the outer step about `subject` alone, on the weights as they are now; None: about the parts whose turn it is."""
         began = time.perf_counter()
         self.discard()
         settings = self.manifest.outer
-        among = parts_in(self.subject, len(self.ages))
+        among = parts_in(self.subject if subject is None else subject, len(self.ages))
         scratch = torch.empty(BLOCK)
         for block in (block for fragment in self.plan.fragments[among.start : among.stop] for block in fragment.blocks):
             phi = self.phi[block.span]

@@ -12,7 +12,6 @@ Started as `python -m nolocod.trainer.worker SOCKET MEMORY` with two inherited d
 from __future__ import annotations
 
 import logging
-import math
 import mmap
 import os
 import signal
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
 from nolocod.observe.events import Checkpointed, Evaluated, InnerSteps
+from nolocod.outer.phase import is_part
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
 
@@ -149,11 +149,11 @@ class Worker:
         self._step_seconds = now - began
         self._computing += now - began
         self._reported_steps += 1
-        phase = replica.manifest.inner.steps
-        marks = (phase, math.ceil(phase / 2))  # the outer loop waits for exactly these
-        if self._first or now - self._reported >= _REPORT_SECONDS or replica.steps_since_outer in marks:
+        if self._first or now - self._reported >= _REPORT_SECONDS:
             self._first = False
             self._report(now)
+        elif is_part(replica.steps_since_outer, replica.manifest.inner.steps):
+            self._parent.send(lambda: pipe.Trained(None, self._progress()))  # the outer loop waits for exactly these
 
     def _report(self, now: float) -> None:
         replica = self._loaded()
@@ -205,8 +205,8 @@ class Worker:
                 return replica.inspect(inbox, probation=probation)
             case pipe.Apply(run_round, skipped):
                 return self._apply(request, lambda: replica.take_step(inbox, skipped), run_round)
-            case pipe.Solo(run_round):
-                return replica.solo(run_round)
+            case pipe.Solo(run_round, subject):
+                return replica.solo(run_round, subject)
             case pipe.Discard():
                 replica.discard()
             case pipe.Checkpoint():

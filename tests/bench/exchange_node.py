@@ -110,7 +110,7 @@ class Node:
 
     async def _one_phase(self) -> None:
         await self._trainer.train()
-        await self._trainer.wait_boundary()
+        await self._trainer.wait_steps(self._sealed.manifest.inner.steps)
         await self._trainer.pause()
 
     async def listen(self) -> dict[str, Any]:
@@ -139,7 +139,8 @@ class Node:
         local_side, began = reception.local_side, time.monotonic()
         with trio.move_on_after(_OFFER_SECONDS):
             if self._rank == 0:
-                reception.how = await self._exchange_service.offer(self._partner, trainer.standing, trainer.subject, local_side)
+                subject = trainer.subject(self._sealed.manifest.inner.steps)
+                reception.how = await self._exchange_service.offer(self._partner, trainer.standing, subject, local_side)
             else:
                 await reception.over.wait()
         ended, committed = reception.how, time.monotonic()

@@ -142,7 +142,9 @@ def test_the_doctor_beside_a_running_node(pair: Pair) -> None:
 
 def test_the_doctor_before_a_node_and_without_a_peer(pair: Pair) -> None:
     newcomer = pair.root / "newcomer"
-    pair.wait("the first node is public, and serves the DHT", lambda: bool((r := pair.first.report) and r.reach.kind == "public"))
+    pair.wait(
+        "the first node is public, and serves the DHT", lambda: bool((r := pair.first.report) and r.reach.kind == "public")
+    )
     assert pair.first.report is not None
     _, found = doctor("--data-dir", str(newcomer), "--data", str(pair.data), "--bootstrap", pair.first.address)
     assert pair.first.report.run_id[:12] in found["D23"]["found"]

@@ -87,6 +87,9 @@ class StandInMesh:
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
         return told
 
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        return phase, 0
+
     def suspect(self, peer: PeerId) -> None: ...
 
     async def leave(self) -> None:

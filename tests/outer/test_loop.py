@@ -11,7 +11,7 @@ import trio
 
 from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
-from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, OuterStep
+from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep
 from nolocod.outer.loop import LoopSettings, OuterLoop, TrainerSide
 from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing
 
@@ -44,12 +44,11 @@ class ClockTrainer:
     def steps_since_outer(self) -> int:
         return int((trio.current_time() - self.began) / self.step_seconds + 1e-9)
 
-    async def wait_boundary(self) -> None:
-        while self.steps_since_outer < INNER_STEPS:  # noqa: ASYNC110 - the step count is a function of the clock
-            await trio.sleep_until(self.began + INNER_STEPS * self.step_seconds)
+    async def wait_steps(self, count: int) -> None:
+        while self.steps_since_outer < count:  # noqa: ASYNC110 - the step count is a function of the clock
+            await trio.sleep_until(self.began + count * self.step_seconds)
 
-    @property
-    def subject(self) -> int:
+    def subject(self, turn: float) -> int:
         return 0
 
     async def capture(self, subject: int) -> Description:
@@ -71,7 +70,7 @@ class ClockTrainer:
         self.began, self.captured_at = self.captured_at, None
         return Applied(self.round, steps, 1.0, 0.0, self.weight)
 
-    async def solo(self, run_round: int) -> Applied:
+    async def solo(self, run_round: int, subject: int) -> Applied:
         self.calls["solo"] += 1
         self.round = max(self.round + 1, run_round)
         self.began = trio.current_time()
@@ -116,9 +115,11 @@ class Node:
         self.asked: list[tuple[PeerId, bool]] = []
         self.turned_away: set[PeerId] = set()
         self.believes, self.median = 1 << 30, 0
+        self.run_phase, self.lead = 0.0, 0
+        self.told_phase = 0.0
         self.partners: list[tuple[PeerId, bool]] = []
-        pace = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
-        self.loop = OuterLoop(name, self.trainer, self, pace, self.events.append, trusted)
+        settings = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
+        self.loop = OuterLoop(name, self.trainer, self, settings, self.events.append, trusted)
 
     def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
         avoid = {*avoid, *apart}
@@ -134,6 +135,10 @@ class Node:
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
         return max(self.median, min(told, self.believes))
+
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        self.told_phase = phase
+        return self.run_phase or phase, self.lead
 
     def suspect(self, peer: PeerId) -> None:
         self.table.suspected[peer] += 1
@@ -194,6 +199,23 @@ async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object
     # the fast one took a step at least about every phase: it never waited for the slow one
     assert len(fast.steps("paired") + fast.steps("solo")) >= 1000 / (1.6 * INNER_STEPS)
     assert max(n.trainer.round for n in table.nodes.values()) - min(n.trainer.round for n in table.nodes.values()) <= 3
+
+
+async def test_the_outer_step_is_due_when_the_median_machines_is(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("fast", goal=2)
+    node.run_phase = 2.0 * INNER_STEPS
+    node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
+    began = trio.current_time()
+    await node.loop.run()
+    assert trio.current_time() - began == 2 * node.run_phase
+    assert node.told_phase == INNER_STEPS, "what the run's inner steps take, however many we take"
+    answer = node.loop.decide(Offer(PeerId("other"), b"s", node.trainer.standing, 0))
+    assert isinstance(answer, Refuse)
+    node.trainer.round = 0
+    assert node.loop.decide(Offer(PeerId("other"), b"s", node.trainer.standing, 0)) == Busy(
+        1.0 * INNER_STEPS, f"{INNER_STEPS} inner steps before the next exchange"
+    )
 
 
 async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:

@@ -117,11 +117,10 @@ class StandInTrainer:
     async def pause(self) -> None:
         self.note("pause")
 
-    async def wait_boundary(self) -> None:
+    async def wait_steps(self, count: int) -> None:
         await trio.sleep_until(self.began + PHASE)
 
-    @property
-    def subject(self) -> int:
+    def subject(self, turn: float) -> int:
         return 0
 
     async def capture(self, subject: int) -> Description:
@@ -138,7 +137,7 @@ class StandInTrainer:
         self.note("apply")
         return self._stepped(max(self.round + 1, run_round))
 
-    async def solo(self, run_round: int) -> Applied:
+    async def solo(self, run_round: int, subject: int) -> Applied:
         self.note("solo")
         return self._stepped(max(self.round + 1, run_round))
 
@@ -188,6 +187,9 @@ class StandInSwarm:
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
         return told
+
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        return phase, 0
 
     def suspect(self, peer: PeerId) -> None: ...
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
-from itertools import accumulate
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -63,7 +63,7 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         await alice.evaluate()
         for trainer in (alice, bob):
             await trainer.train()
-            await trainer.wait_boundary()
+            await trainer.wait_steps(sealed.manifest.inner.steps)
             await trainer.pause()
         taken = alice.steps_since_outer
         descriptions = [await alice.capture(0), await bob.capture(0)]
@@ -83,25 +83,26 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
             weights.append(load_file(tmp_path / "weights"))
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
         steps = [event for event in events if isinstance(event, InnerSteps)]
-        assert {1, 2, 4} <= set(accumulate(event.steps for event in steps)), "the first, half of the phase, and its end"
+        assert steps[0].steps == 1, "the first is told at once"
         assert all(event.tokens == 64 * event.steps for event in steps)
 
 
 async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
     sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
+    phase = sealed.manifest.inner.steps
     async with loaded(sealed, tmp_path, "alice") as alice:
-        assert alice.subject == 0
+        assert alice.subject(phase) == 0
         await alice.train()
-        await alice.wait_boundary()
+        await alice.wait_steps(phase)
         await alice.pause()
         taken = alice.steps_since_outer
-        await alice.capture(alice.subject)
+        await alice.capture(alice.subject(phase))
         copy_box(alice)
         await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == taken
-        assert (alice.steps_since_outer, alice.subject) == (0, 1)
-        await alice.solo()
-        assert alice.subject == 0
+        assert (alice.steps_since_outer, alice.subject(phase)) == (0, 1)
+        await alice.solo(0, 1)
+        assert alice.subject(phase) == 0
 
 
 def copy_box(trainer: TrainerProcess) -> None:
@@ -115,9 +116,9 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
     events: list[Event] = []
     async with loaded(sealed, tmp_path, "alice", events) as trainer:
         await trainer.train()
-        await trainer.wait_boundary()
+        await trainer.wait_steps(sealed.manifest.inner.steps)
         await trainer.pause()
-        solo = await trainer.solo()
+        solo = await trainer.solo(0, 0)
         assert (solo.round, solo.spread) == (1, None)
         done = trainer.inner_steps
         saved = await trainer.checkpoint()
@@ -173,8 +174,8 @@ async def test_one_trainer_through_faults(tmp_path: Path) -> None:
             await drops_the_answer_to_a_cancelled_command(trainer, child)
             for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's business
                 child.send_signal(number)
-            assert (await trainer.solo()).round == 3
-            await trainer.solo()
+            assert (await trainer.solo(0, 0)).round == 3
+            await trainer.solo(0, 0)
             await trainer.pause()  # answered after the evaluations, which come every second round by themselves
             assert [event.round for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
             await is_noticed_when_killed(trainer, child)
@@ -185,7 +186,7 @@ async def reports_what_the_user_did_wrong(trainer: TrainerProcess, folder: Path)
         await trainer.load(setup_for(sealed_run(), folder, data=folder / "nowhere"))
     assert caught.value.code == "NLC-120"
     with pytest.raises(TrainerError, match="no model is loaded"):
-        await trainer.solo()
+        await trainer.solo(0, 0)
     bad = sealed_run(data=Data(source="text", tokenizer="{"))
     with pytest.raises(RunFileError, match=r"data\.tokenizer"):
         await trainer.load(setup_for(bad, folder))
@@ -199,7 +200,7 @@ async def rejects_a_bad_tensor(trainer: TrainerProcess) -> None:
     await trainer.discard()
     with pytest.raises(TrainerError, match="without a capture"):
         await trainer.apply(0, b"")
-    assert (await trainer.solo()).round == 1
+    assert (await trainer.solo(0, 0)).round == 1
 
 
 async def drops_the_answer_to_a_cancelled_command(trainer: TrainerProcess, child: psutil.Process) -> None:
@@ -211,7 +212,7 @@ async def drops_the_answer_to_a_cancelled_command(trainer: TrainerProcess, child
             scope.cancel()
     child.resume()
     assert scope.cancelled_caught
-    assert (await trainer.solo()).round == 2
+    assert (await trainer.solo(0, 0)).round == 2
 
 
 async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process) -> None:
@@ -221,7 +222,7 @@ async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(expect_death, trainer.wait_dead)
-        nursery.start_soon(expect_death, trainer.wait_boundary)
+        nursery.start_soon(expect_death, partial(trainer.wait_steps, 1 << 30))
         await trio.testing.wait_all_tasks_blocked()
         child.kill()
     with pytest.raises(TrainerError, match="SIGKILL"):

@@ -147,8 +147,8 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
 
 
 def test_whose_turn_it_is() -> None:
-    def told(*ages: int) -> range:
-        return parts_in(whose_turn(ages, 5), len(ages))
+    def told(*ages: int, turn: float = 5) -> range:
+        return parts_in(whose_turn(ages, turn), len(ages))
 
     assert told(20, 15, 10, 5) == range(1)
     assert told(10, 5, 20, 15) == range(2, 3), "the one that has waited longest"
@@ -156,6 +156,8 @@ def test_whose_turn_it_is() -> None:
     assert told(26, 21, 16, 11) == range(3), "two turns, and one that is behind: twenty steps would be all"
     assert told(26, 12, 16, 11) == range(1), "one that was merged by a partner's turn is left out"
     assert told(14, 16, 18, 20) == range(3, 4), "the end of the model"
+    assert told(80, 60, 40, 20, turn=20) == range(1), "a fast node takes more inner steps in a turn"
+    assert told(2, 2, 1, 1, turn=0.5) == range(2), "and of a slow one two turns go by in a step"
 
 
 def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:

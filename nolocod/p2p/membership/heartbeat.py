@@ -6,6 +6,7 @@ means, is the table's matter.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _STATE = re.compile(r"[a-z]{1,16}")
 MAX_HEARTBEAT = 4096
 """Bytes of one sealed heartbeat."""
 _MAX_ADDRESSES = 8
+MOST_PHASE = 7 * 24 * 3600 * 1000
+"""Milliseconds of a phase that are told at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Heartbeat:
     life: int
     """See OwnHeartbeat."""
     other: int
+    phase: float = 0.0
 
     @property
     def group(self) -> str:
@@ -88,6 +92,7 @@ def read(raw: bytes, run_id: str) -> Heartbeat:
         version=readable(heartbeat.version), time=heartbeat.time_ms / 1000,
         nat=cast("NatClass", heartbeat.reach) if heartbeat.reach in get_args(NatClass) else None, relays=heartbeat.relays,
         admission=heartbeat.admission, life=heartbeat.life, other=heartbeat.other,
+        phase=heartbeat.phase_ms / 1000,
     )  # fmt: skip
 
 
@@ -123,6 +128,8 @@ class OwnHeartbeat:
     """When this process began, in seconds, and 32 random bits below (`new_life`); 0 is not told."""
     clone: int = 0
     """The life of another node that speaks with our key now, once that is proved."""
+    phase: Callable[[], float] = lambda: 0.0
+    """Seconds that a phase's inner steps take us; 0 is not told."""
     leaving: bool = False
     """From now on nothing else is said."""
     _count: int = 0
@@ -138,7 +145,7 @@ class OwnHeartbeat:
             count=self._count, standing=standing_to_wire(standing), state="leaving" if self.leaving else state,
             addresses=list(self.addresses())[:_MAX_ADDRESSES], version=__version__, time_ms=now_ms,
             reach=self.reach() or "", relays=self.relays(), admission=self.admission, life=self.life,
-            other=self._other[1],
+            other=self._other[1], phase_ms=min(math.ceil(1000 * self.phase()), MOST_PHASE),
         )  # fmt: skip
         return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
 

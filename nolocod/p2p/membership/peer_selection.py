@@ -12,7 +12,6 @@ Where own draws fail, as in an hour with nobody free, any member may be the part
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +23,7 @@ from nolocod.p2p.membership.table import PER_GROUP, share
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.peer_scoring import Reputation
@@ -149,35 +148,6 @@ class PeerSelection:
         """Partners of the last steps; half of a small run's members, and never all that we spoke to."""
         steps = min(_HOUR, len(fit) // 2, sure // 2, 3 * sum(bool(member.group) for member in fit) // 4)
         return {peer for peer, _ in list(self._met)[-steps:]} if steps else set()
-
-
-def median_round(members: Iterable[Member]) -> int:
-    """Of the verified of `members` that train, the lower one of two; 0 without any."""
-    rounds = [member.standing.round for member in _counted(members)]
-    return statistics.median_low(rounds) if rounds else 0
-
-
-def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: int) -> int:
-    """The round to which a step with `peer`, who says that it is at `told`, takes us.
-
-    Rounds are the run's clock, so one who is ahead takes us along; but no further than the median of the verified, who took a
-    step in each `phase` seconds since their heartbeats: a few who lie would run down everybody's schedule, and part those whom
-    they took along from the others. And each step takes us to the median that they told, or who steps with the slow, with
-    liars or alone would fall behind.
-    """
-    aged = [(one.peer_id, one.standing.round, int(one.age / max(phase, 1.0))) for one in _counted(members)]
-    if not aged:
-        return 0
-    least, most = (
-        statistics.median_low(told if other == peer else number + since * counts for other, number, since in aged)
-        for counts in (0, 1)
-    )
-    return max(least, min(told, most))
-
-
-def _counted(members: Iterable[Member]) -> Iterable[Member]:
-    """Those whose rounds decide anything."""
-    return (member for member in members if member.verified and member.state == "training")
 
 
 def near(members: Sequence[Member], own: Standing, staleness: int) -> list[Member]:

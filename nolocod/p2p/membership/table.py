@@ -347,7 +347,7 @@ class Membership:
                 dialled, group = self._met.get(peer, (False, ""))
                 group = group if dialled or self.committed(peer) else ""
                 ways = reach.get(peer), entry.lead, said.nat, said.relays
-                members.append(Member(peer, *facts, *ways, group, peer in verified))
+                members.append(Member(peer, *facts, *ways, group, peer in verified, said.phase))
         return members
 
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:

@@ -1,8 +1,8 @@
 """Hostile members of a simulated swarm: they flood, capture and lie all at once, and act as one.
 
 The rule: what they say goes by the product's own messages, and they know more than real ones could: when a node takes offers,
-and of whom. Each tells invented members and false ages and has all figures in its favour; they offer to every node as soon
-as half of its inner phase is over, and take every offer, so that who is drawn is their partner.
+and of whom. Each tells invented members, false ages and endless phases, and has all figures in its favour; they offer to every
+node as soon as half of its inner phase is over, and take every offer, so that who is drawn is their partner.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Attacker(SimNode):
     def __init__(self, world: World, victims: Sequence[SimNode], number: int, port: Port, replica: SimReplica) -> None:
         self._victims = victims  # its first heartbeat tells their round
         super().__init__(world, number, port, replica, 0)
+        self.told_phase = 1e6
         self.outbox, self.inbox = replica.outbox, replica.inbox
         self.victim: SimNode | None = None
         """Its partner, while it is in an exchange."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections import defaultdict
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, cast
@@ -18,11 +19,11 @@ import trio
 
 from nolocod.errors import LocalError, PeerUnavailableError, TrainerError
 from nolocod.identity import Identity
-from nolocod.observe.events import InnerSteps, OuterStep
+from nolocod.observe.events import OuterStep
 from nolocod.outer import step
 from nolocod.outer.codec.base import HEADER
-from nolocod.p2p.membership.peer_selection import median_round
-from nolocod.proto.types import describe
+from nolocod.p2p.membership.run_clock import median_round
+from nolocod.proto.types import describe, whose_turn
 from nolocod.run.manifest import seal, wire_name
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.attackers import Attacker
@@ -52,7 +53,8 @@ _RADIUS = 1.5
 _LOOK = 5.0
 """As node.training_session: seconds between two looks at how far the others are."""
 STARVED, LONELY = 0.9, 0.25
-"""Fewer outer steps than this share of the inner phases in its time, and a smaller share with honest partners: starved."""
+"""Fewer outer steps than this share of the phases that the median machine has in its time, and a smaller share with honest
+partners: starved."""
 
 
 class Learner(SimReplica):
@@ -71,6 +73,10 @@ class Learner(SimReplica):
     def standing(self) -> Standing:
         return self.own.standing
 
+    def subject(self, turn: float) -> int:
+        self._train()
+        return whose_turn(self.own.ages, turn)
+
     def _advance(self, steps: int) -> None:
         for _ in range(steps):
             self.own.step()
@@ -81,7 +87,7 @@ class Learner(SimReplica):
             raise
 
     def _write(self, state: State) -> Description:
-        return self.own.prepare(_tensor(self.outbox), 0)
+        return self.own.prepare(_tensor(self.outbox), self._subject)
 
     def _look(self, state: State, *, probation: bool) -> Inspection:
         return self.own.inspect(_tensor(self.inbox), probation=probation)
@@ -90,7 +96,7 @@ class Learner(SimReplica):
         return self.own.apply(_tensor(self.inbox), run_round, skipped)
 
     def _alone(self, before: State, run_round: int) -> Applied:
-        return self.own.solo(run_round)
+        return self.own.solo(run_round, self._subject)
 
     async def discard(self) -> None:
         if self.captured is not None:  # training went on with it
@@ -184,7 +190,6 @@ class LearningSwarm(Swarm):
     def add(self, donor: SimNode | None = None) -> SimNode:
         node = super().add(donor)
         cast("Learner", node.replica).broke = lambda: self.kill(node)
-        node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, node.replica.speed))
         return node
 
     async def _live(self, node: SimNode) -> None:
@@ -211,8 +216,9 @@ class LearningSwarm(Swarm):
     def starved(self) -> list[int]:
         """Nodes that had too few outer steps, or too few with honest partners."""
         found = []
+        phase = self.scenario.outer.inner_steps * statistics.median(node.replica.speed for node in self.nodes)
         for node in self.nodes:
-            steps, phase = self.taken[node.number], self.scenario.outer.inner_steps * node.replica.speed
+            steps = self.taken[node.number]
             due = steps[-1][0] / phase if steps else math.inf
             if len(steps) < STARVED * due or sum(honest for _, honest in steps) < LONELY * len(steps):
                 found.append(node.number)

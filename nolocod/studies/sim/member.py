@@ -70,6 +70,8 @@ class SimMember:
         self.identity = world.signing.identity(number)
         self.peer_id: PeerId = self.identity.peer_id
         self.state = "training"
+        self.told_phase = 0.0
+        """What it says that a phase takes it, in seconds."""
         self.connected: dict[PeerId, None] = {}
         self.table = Membership(self.peer_id, world.run_id, world.scenario.timing)
         self.host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
@@ -77,7 +79,7 @@ class SimMember:
         self._rng = random.Random(f"{world.plan.seed} node {number}" + (f" life {life}" if life else ""))
         own_heartbeat = OwnHeartbeat(
             self.identity, world.run_id, lambda: (self.standing, self.state), lambda: (f"/ip4/{self.host}/tcp/4001",),
-            self.wall, reach=lambda: port.nat, life=new_life(self.wall(), self._rng),
+            self.wall, reach=lambda: port.nat, life=new_life(self.wall(), self._rng), phase=lambda: self.told_phase,
         )  # fmt: skip
         self.gossip = Gossip(self.table, own_heartbeat, self._rng)
         self._nursery: trio.Nursery | None = None  # all that runs for this node

@@ -14,7 +14,8 @@ from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.membership.peer_scoring import Reputation
-from nolocod.p2p.membership.peer_selection import PeerSelection, believed_round
+from nolocod.p2p.membership.peer_selection import PeerSelection
+from nolocod.p2p.membership.run_clock import believed_round, pace
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.studies.sim.clock import sleep
@@ -81,8 +82,8 @@ class SimNode(SimMember):
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
             staleness=scenario.staleness, rng=self._rng, aside=self.aside,
         )  # fmt: skip
-        pace = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
-        self.loop = OuterLoop(self.peer_id, replica, self, pace, self.emit, self.reputation.probation)
+        settings = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
+        self.loop = OuterLoop(self.peer_id, replica, self, settings, self.emit, self.reputation.probation)
         self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
         port.handlers[EXCHANGE] = self._handle
         replica.applied = self._applied
@@ -137,6 +138,10 @@ class SimNode(SimMember):
 
     def believed(self, peer: PeerId, told: int, phase: float) -> int:
         return believed_round(self.members(), phase, peer, told)
+
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        self.told_phase = phase
+        return pace(self.members() if self.table.settled(trio.current_time()) else (), number, phase)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         ended = await self.exchange_service.offer(partner, standing, subject, local_side)

@@ -89,7 +89,7 @@ class SimReplica:
         self._rng = rng
         self._began = trio.current_time()  # when the inner steps began that count since the last outer step
         self._trained = 0  # of those, how many are in theta
-        self._captured_steps = 0
+        self._captured_steps = self._subject = 0
         self._inspected: tuple[float, ...] | None = None
         self._commands = trio.Lock()  # one after the other, as over the trainer's pipe
 
@@ -103,10 +103,10 @@ class SimReplica:
     def steps_since_outer(self) -> int:
         return int((trio.current_time() - self._began) / self.speed + 1e-9)
 
-    async def wait_boundary(self) -> None:
+    async def wait_steps(self, count: int) -> None:
         await trio.lowlevel.checkpoint()
-        while self.steps_since_outer < self.outer.inner_steps:
-            await sleep_until(max(self._began + self.outer.inner_steps * self.speed, trio.current_time() + self.speed))
+        while self.steps_since_outer < count:
+            await sleep_until(max(self._began + count * self.speed, trio.current_time() + self.speed))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
@@ -130,8 +130,7 @@ class SimReplica:
 
     # --- outer steps ------------------------------------------------------------------------------------
 
-    @property
-    def subject(self) -> int:
+    def subject(self, turn: float) -> int:
         return 0
 
     async def capture(self, subject: int) -> Description:
@@ -139,7 +138,7 @@ class SimReplica:
         async with self._commands:
             await sleep(self.speed / 2)
         self._train()
-        self.captured = self.state
+        self.captured, self._subject = self.state, subject
         self._captured_steps = self._trained
         return self._write(self.captured)
 
@@ -176,10 +175,10 @@ class SimReplica:
         self._train()
         return self._stepped(before, self._pair(before, run_round, skipped), paired=True)
 
-    async def solo(self, run_round: int) -> Applied:
+    async def solo(self, run_round: int, subject: int) -> Applied:
         await trio.lowlevel.checkpoint()
         self._train()
-        before = self.state
+        before, self._subject = self.state, subject
         self._captured_steps = self._trained
         return self._stepped(before, self._alone(before, run_round), paired=False)
 

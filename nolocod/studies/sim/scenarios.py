@@ -28,6 +28,9 @@ class Scenario:
     line: LineModel = field(default_factory=LineModel)
     timing: Timing = field(default_factory=Timing)
     unlike: float = 0.1
+    fast: float = 0.0
+    """So large a share of the nodes are `faster` than that, by a factor."""
+    faster: float = 1.0
     nats: tuple[float, float, float] = (1.0, 0.0, 0.0)
     churn: float = 0.0
     """So large a share of the nodes end without a word, and as many new ones join, spread evenly over the run."""
@@ -73,6 +76,7 @@ SCENARIOS: dict[str, Scenario] = {
     "partition": Scenario(partition=Partition(0.25, 0.5)),
     "churn": Scenario(churn=0.5),
     "unlike": Scenario(unlike=0.8),
+    "two-speeds": Scenario(fast=0.125, faster=8.0),
     "rough": Scenario(
         outer=OuterSettings(inner_steps=20),
         line=LineModel(latency=0.15, spread=1.5, loss=0.01, up=125_000.0, down=625_000.0),
@@ -85,5 +89,6 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """What each is made of: `calm` has 20 ms and fast lines, `wan` home lines over continents, `nat` every second node behind a
 cone NAT and every fifth behind a symmetric one, `partition` a mesh that falls in two for a quarter of the time, `churn`
-half of the nodes killed and as many new ones, `unlike` slow and fast machines, `rough` all of it; in
+half of the nodes killed and as many new ones, `unlike` slow and fast machines, `two-speeds` one of
+eight nodes eight times as fast, `rough` all of it; in
 `hostile` three of ten nodes flood, capture and lie."""

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 import trio
 
-from nolocod.observe.events import ExchangeEnded, OuterStep, PartitionHealed, PeerBanned, PeerLost, PeerSeen
+from nolocod.observe.events import ExchangeEnded, InnerSteps, OuterStep, PartitionHealed, PeerBanned, PeerLost, PeerSeen
 from nolocod.proto.types import CHUNK_SIZE
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.attackers import Attack, Attacker
@@ -95,6 +95,7 @@ class Swarm(World):
         if donor is not None:
             replica.take_over(donor.replica)
         node = SimNode(self, number, port, replica, self.plan.rounds)
+        node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, replica.speed))
         self.nodes.append(node)
         self._left.add(number)
         return node
@@ -105,6 +106,7 @@ class Swarm(World):
         rng = random.Random(f"{self.plan.seed} replica {number}")
         variance = math.log1p(scenario.unlike**2)
         speed = scenario.outer.step_seconds * self.rng.lognormvariate(-variance / 2, math.sqrt(variance))
+        speed /= scenario.faster if number and number <= scenario.fast * self.plan.nodes else 1
         nat = "public" if number == 0 else self.rng.choices(_NATS, scenario.nats)[0]
         port = self.network.add(self.signing.identity(number).peer_id, nat)
         return port, SimReplica(scenario.outer, speed, rng, chunk=min(CHUNK_SIZE, self.limits.chunk_bytes))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nolocod.identity import PeerId
 from nolocod.p2p.membership.peer_scoring import Conduct, Reputation
-from nolocod.p2p.membership.peer_selection import FEW, RELAYED, PeerSelection, believed_round, meet
+from nolocod.p2p.membership.peer_selection import FEW, RELAYED, PeerSelection, meet
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.proto.types import Member, Standing
 
@@ -532,18 +532,3 @@ def test_the_offer_of_one_that_nobody_spoke_to_is_no_more_welcome_for_what_other
         taken = [drawing.admits(stranger, members, one, 3, late=late) for one in rounds]
         assert taken == [meet(US, stranger, one.round, 1021) for one in rounds]
         assert sum(taken) < 0.1 * len(rounds)
-
-
-def test_a_liar_takes_nobody_further_than_the_verified_are() -> None:
-    """From the first partner on; and what invented members and one of two verified ones tell is no reason to jump."""
-    ahead = [replace(member(f"p{number}", round=round), verified=True) for number, round in enumerate((10, 10, 11, 12, 14))]
-    invented = [member(f"invented {number}", round=1000) for number in range(20)]
-    told = {name: believed_round([*invented, *ahead], 60.0, PeerId(name), 1000) for name in ("p0", "p4", "stranger")}
-    assert told == {"p0": 12, "p4": 11, "stranger": 11}
-    assert believed_round(ahead, 60.0, PeerId("p1"), 9) == 11, "who is behind, or says so, holds nobody back"
-    since = [replace(one, age=130.0) for one in ahead]
-    assert believed_round(since, 60.0, PeerId("p4"), 1000) == 13, "they went on since they said so"
-    assert believed_round(since, 60.0, PeerId("p0"), 11) == 11, "which is no reason to go further than who is there"
-    assert believed_round([replace(member("liar", round=13), verified=True), ahead[0]], 60.0, PeerId("liar"), 13) == 10
-    assert believed_round([ahead[0]], 60.0, PeerId("p0"), 13) == 13, "of two nodes one takes the other along"
-    assert believed_round(invented, 60.0, PeerId("stranger"), 13) == 0

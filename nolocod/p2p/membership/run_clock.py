@@ -1,0 +1,56 @@
+"""What time it is in the run: in which round its members are, and how long a round takes them.
+
+The rule: only members that are verified decide it, and of these the median, which a few who lie do not move far.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nolocod.identity import PeerId
+    from nolocod.proto.types import Member
+
+
+def median_round(members: Iterable[Member]) -> int:
+    """Of the verified of `members` that train, the lower one of two; 0 without any."""
+    rounds = [member.standing.round for member in _counted(members)]
+    return statistics.median_low(rounds) if rounds else 0
+
+
+def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: int) -> int:
+    """The round to which a step with `peer`, who says that it is at `told`, takes us.
+
+    Rounds are the run's clock, so one who is ahead takes us along; but no further than the median of the verified, who took a
+    step in each `phase` seconds since their heartbeats: a few who lie would run down everybody's schedule, and part those whom
+    they took along from the others. And each step takes us to the median that they told, or who steps with the slow, with
+    liars or alone would fall behind.
+    """
+    aged = [(one.peer_id, one.standing.round, int(one.age / max(phase, 1.0))) for one in _counted(members)]
+    if not aged:
+        return 0
+    least, most = (
+        statistics.median_low(told if other == peer else number + since * counts for other, number, since in aged)
+        for counts in (0, 1)
+    )
+    return max(least, min(told, most))
+
+
+def _counted(members: Iterable[Member]) -> Iterable[Member]:
+    """Those whose rounds decide anything."""
+    return (member for member in members if member.verified and member.state == "training")
+
+
+def pace(members: Iterable[Member], number: int, phase: float) -> tuple[float, int]:
+    """Seconds that a phase takes the median machine, and by how many rounds one at round `number` is before the others.
+
+    `phase`: what ours takes; 0 where nobody knows. Of an even number the mean of the middle two: two unlike
+    machines meet halfway.
+    """
+    counted = [*_counted(members)]
+    phases = [told for told in (phase, *(member.phase for member in counted)) if told] or [0.0]
+    rounds = [member.standing.round for member in counted] or [number]
+    return statistics.median(phases), number - statistics.median_low(rounds)
