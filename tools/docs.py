@@ -39,7 +39,7 @@ from nolocod.p2p.transport import yamux_limits
 from nolocod.p2p.transport.buffers import HeldMemory
 from nolocod.p2p.transport.noise import MAX_HANDSHAKE
 from nolocod.p2p.transport.yamux_limits import MuxLimits
-from nolocod.proto.limits import Limits, most_bytes
+from nolocod.proto.limits import SLOWEST_STEP, Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
 from nolocod.trainer.checkpoint import KEPT
@@ -282,9 +282,24 @@ def bounds() -> list[Bound]:
         Bound(
             "time",
             "the partner's snapshot; its inspection, on top of bytes under way",
-            f"half of our inner phase each, between 20 s (and the message at 10 MB/s) and {wire.snapshot_seconds:.0f} s",
+            f"half of our inner phase each, between 20 s (and the message at 10 MB/s) and {wire.snapshot_seconds:.0f} s; "
+            f"three inner steps of the slower side where that is more, by its own word up to {SLOWEST_STEP:.0f} s a step",
             "`Limits.paced`",
-            "a_partner_s_trainer_has_half_of_our_inner_phase",
+            "how_long_a_partner_is_waited_for_follows_from_its_steps_and_ours",
+        ),
+        Bound(
+            "time",
+            "all chunks of an exchange, both ways",
+            f"{wire.exchange_seconds:.0f} s, or those of the message at {wire.slowest_rate / 1000:.0f} kB/s",
+            "`Limits.whole`",
+            "a_slow_line_has_the_time_that_its_bytes_take_and_a_trickle_not_for_ever",
+        ),
+        Bound(
+            "time",
+            "a broken exchange that waits to be resumed",
+            f"{wire.resume_seconds:.0f} to {wire.longest_resume_seconds:.0f} s, by its bytes",
+            "`Limits.resume`",
+            "a_large_exchange_outlives_a_line_that_is_cut_for_minutes",
         ),
         Bound(
             "time",

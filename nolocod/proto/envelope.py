@@ -6,6 +6,7 @@ serialised again in order to check it. Fields that we do not know are ignored; a
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -114,14 +115,18 @@ class Dialogue:
 
 
 def standing_to_wire(standing: Standing) -> pb.Standing:
-    return pb.Standing(round=standing.round, tokens=standing.tokens, loss=standing.loss)
+    told = pb.Standing(round=standing.round, tokens=standing.tokens, loss=standing.loss)
+    told.step_seconds = standing.step_seconds
+    return told
 
 
 def standing_from_wire(standing: pb.Standing) -> Standing:
-    """ProtocolError for numbers that no run reaches; a loss may be any float, NaN too."""
+    """ProtocolError for numbers that no run reaches; a loss may be any float, NaN too. A step's seconds that cannot be
+    count as not told."""
     if max(standing.round, standing.tokens) >= MAX_NUMBER:
         raise ProtocolError("a peer's rounds or tokens are too large.")
-    return Standing(standing.round, standing.tokens, standing.loss)
+    step_seconds = standing.step_seconds if 0 < standing.step_seconds < math.inf else 0.0
+    return Standing(standing.round, standing.tokens, standing.loss, step_seconds)
 
 
 def readable(text: str, limit: int = 200) -> str:

@@ -113,6 +113,12 @@ class Exchange:
         return None if self._other.standing is None else standing_from_wire(self._other.standing)
 
     @property
+    def steps(self) -> tuple[float, float]:
+        """The `Standing.step_seconds` of both sides, ours first; once both told them."""
+        own, other = (standing_from_wire(side.standing) for side in (self._own, self._other) if side.standing is not None)
+        return own.step_seconds, other.step_seconds
+
+    @property
     def next_chunk(self) -> int | None:
         """The chunk of ours that the partner is to get next; None when it has them all, or all is over."""
         return None if self._own.description is None or self._own.whole or self.over else self._own.done

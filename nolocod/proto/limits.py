@@ -14,6 +14,12 @@ from nolocod.units import SLOWEST_RATE
 
 _IN_FLIGHT = 4 << 20
 """Bytes that were sent and have not arrived, on a slow line."""
+SLOWEST_STEP = 300.0
+"""Seconds of an inner step for which a partner's word is taken."""
+_STEPS = 3.0
+"""A trainer may be at the beginning of a step, have a command before this one, and take half as long again as it did."""
+SLOWEST_DISK = 5_000_000
+"""Bytes per second, of writing or reading."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,18 +59,20 @@ class Limits:
     dial_seconds: float = 30.0
     accept_seconds: float = 10.0
     offer_seconds: float = 120.0
-    """How long a newcomer waits for a donor's snapshot."""
+    """How long a newcomer waits for a donor's snapshot, steps and disk aside: see `written`."""
     snapshot_seconds: float = 120.0
-    """How long our trainer may take to write its tensor."""
+    """How long the partner may take to write its tensor, where neither size nor steps ask for more: see `paced`."""
     settle_seconds: float = 120.0
-    """How long the partner may inspect our tensor: its trainer ends the inner step under way before."""
+    """How long it may inspect ours."""
     stall_seconds: float = 60.0
     """The window in which `least` bytes move while chunks are due."""
     stall_rate: float = SLOWEST_RATE / 4
     """An owner's limit of `SLOWEST_RATE` may be shared by an exchange, two uploads and all else."""
     acknowledge_seconds: float = 10.0
     resume_seconds: float = 20.0
-    """How long a broken exchange waits to be resumed."""
+    """How long a broken exchange waits to be resumed: a small one."""
+    longest_resume_seconds: float = 180.0
+    """A large one: see `resume`."""
     redial_seconds: float = 2.0
     """How long a side in doubt leaves the redial to its partner before it asks itself."""
     doubt_seconds: float = 20.0
@@ -80,21 +88,40 @@ class Limits:
     turn_seconds: float = 60.0
     """What weights may take for nothing: see `turn`."""
     exchange_seconds: float = 600.0
+    """For the chunks of a small exchange, both ways: see `whole`."""
+    slowest_rate: float = 125_000.0
+    """Bytes per second: a line of 5 Mbit/s that an exchange shares with two uploads, heartbeats, and others of its house."""
     bytes_per_second: float = float(1 << 20)
-    """The slowest rate at which a whole exchange may go."""
+    """Of weights that are given well."""
 
-    def paced(self, phase: float, size: int, *, wary: bool = False) -> Limits:
-        """For a partner where an inner phase takes `phase` seconds: in half of that, or 20 s and as long as
-        10 MB/s take, any trainer ends its inner step and writes or inspects `size` bytes, also one ten times as slow.
-        Where we are `wary` each part has a quarter: enough for a trainer like ours, and for a line that stands still."""
-        most, share = max(20.0 + size / 10e6, phase / 2), 0.25 if wary else 1.0
-        snapshot, settle = share * min(self.snapshot_seconds, most), share * min(self.settle_seconds, most)
+    def paced(self, phase: float, size: int, steps: tuple[float, float] = (0.0, 0.0), *, wary: bool = False) -> Limits:
+        """For a partner of a node whose inner phase takes `phase` seconds, with the `Standing.step_seconds` of both in
+        `steps`, ours first.
+
+        In half of the phase, or 20 s and as long as 10 MB/s take, any trainer with short steps ends its step, and writes or
+        inspects `size` bytes, also one ten times as slow; one with long steps may take as long as some of them. Where we
+        are `wary` each part has a quarter, and a partner's word of its steps counts for nothing: that is enough for a
+        trainer like ours, and for a line that stands still."""
+        own, told = steps
+        long, share = (own, 0.25) if wary else (max(own, min(told, SLOWEST_STEP)), 1.0)
+        snapshot, settle = (
+            max(share * max(20.0 + size / 10e6, min(phase / 2, most)), _STEPS * long)
+            for most in (self.snapshot_seconds, self.settle_seconds)
+        )
         stall, accept = share * self.stall_seconds, share * self.accept_seconds
         return replace(self, snapshot_seconds=snapshot, settle_seconds=settle, stall_seconds=stall, accept_seconds=accept)
 
     def whole(self, size: int) -> float:
-        """The deadline of an exchange of `size` bytes each way."""
-        return max(self.exchange_seconds, size / self.bytes_per_second)
+        """Seconds for the chunks of an exchange of `size` bytes each way, at the least rate of honest lines."""
+        return max(self.exchange_seconds, size / self.slowest_rate)
+
+    def resume(self, size: int) -> float:
+        """Seconds for which a broken exchange of `size` bytes each way is worth waiting: less than all of it again takes."""
+        return max(self.resume_seconds, min(self.longest_resume_seconds, size / self.slowest_rate))
+
+    def written(self, size: int) -> float:
+        """Seconds for a donor's snapshot of `size` bytes: its trainer ends a step, writes it to a disk, and hashes it."""
+        return self.offer_seconds + _STEPS * SLOWEST_STEP + 2 * size / SLOWEST_DISK
 
     def turn(self, size: int) -> float:
         """Seconds for weights of `size` bytes that cost nobody else anything: for longer only while nobody else waits for

@@ -171,11 +171,14 @@ class Standing(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """outer steps behind this replica"""
     tokens: _builtins.int
     loss: _builtins.float
     """last training loss, nats per token"""
+    step_seconds: _builtins.float
+    """the longest thing that its trainer lately did at a time: an inner step, mostly"""
     @_builtins.property
     def terms(self) -> Global___Terms:
         """in an Offer and an Accept only: both partners' receipts hold it with the rest"""
@@ -187,10 +190,11 @@ class Standing(_message.Message):
         tokens: _builtins.int = ...,
         loss: _builtins.float = ...,
         terms: Global___Terms | None = ...,
+        step_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round", "terms", b"terms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round", "step_seconds", b"step_seconds", "terms", b"terms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

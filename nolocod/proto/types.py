@@ -5,7 +5,7 @@ The rule: imported by everybody and importing next to nobody, so that outer, p2p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run time
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -32,6 +32,9 @@ class Standing:
     round: int
     tokens: int
     loss: float
+    step_seconds: float = field(default=0.0, compare=False)
+    """The longest thing that its trainer lately did at a time, an inner step mostly: so long it may take to turn to
+    something else. 0 while that is not known, and from who does not tell."""
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for each choice of a partner

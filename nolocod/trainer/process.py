@@ -23,9 +23,11 @@ import trio
 from nolocod import errors
 from nolocod.errors import LocalError, NolocodError, TrainerError
 from nolocod.observe import events
+from nolocod.proto.limits import SLOWEST_DISK
 from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing, whose_turn
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
+from nolocod.trainer.patience import CHECKPOINT_BYTES, LOAD, Patience
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
 
 if TYPE_CHECKING:
@@ -37,12 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Dumped", "Loaded", "Setup", "TrainerProcess", "open_trainer"]
 
 _STOP_SECONDS = 5.0
-_COMMAND_SECONDS = 120.0
-"""More than one inner step and a pass over the model take, on a slow machine too."""
-_FILE_SECONDS = 600.0
-"""For what writes the whole state to a disk, or evaluates."""
-_LOAD_SECONDS = 3600.0
-"""Tokenising a large text, or waiting for a data set's server."""
 
 R = TypeVar("R")
 
@@ -61,6 +57,7 @@ class TrainerProcess:
         self._memory = memory
         self._emit = emit
         self._phase = 0
+        self._training = False
         self._heard = trio.Event()  # replaced whenever the child says something
         self._lock = trio.Lock()
         self._last_id = 0
@@ -90,7 +87,8 @@ class TrainerProcess:
 
         Raises what is wrong with the run, the data or the device.
         """
-        loaded = await self._ask(setup, Loaded, _LOAD_SECONDS)
+        self._training = False
+        loaded = await self._ask(setup, Loaded, LOAD + _bytes_below(setup.checkpoints) / SLOWEST_DISK)
         self.outbox = SharedBox(self._memory, loaded.box_size, loaded.outbox_offset)
         self.inbox = SharedBox(self._memory, loaded.box_size)
         self.parameters = loaded.parameters
@@ -102,17 +100,19 @@ class TrainerProcess:
 
         Raises RejectedTensorError if they do not fit; nothing is changed then.
         """
-        await self._ask(pipe.Adopt(weights, standing), NoneType, _FILE_SECONDS)
+        await self._ask(pipe.Adopt(weights, standing), NoneType, self._patience.files(4))
 
     async def compare(self, samples: tuple[SnapshotParts, ...]) -> str:
         """Why the slow weights are too far from those of other donors (trainer/compare_donors.py); "" if they are not."""
-        return await self._ask(pipe.Compare(samples), str, _FILE_SECONDS)
+        return await self._ask(pipe.Compare(samples), str, self._patience.files(4))
 
     async def train(self) -> None:
         await self._ask(pipe.Train(), NoneType)
+        self._training = True
 
     async def pause(self) -> None:
         await self._ask(pipe.Pause(), NoneType)
+        self._training = False
 
     async def capture(self, subject: int) -> Description:
         """Between two inner steps. The message may be smaller than the box."""
@@ -132,16 +132,16 @@ class TrainerProcess:
 
     async def checkpoint(self) -> events.Checkpointed:
         """Raises DiskFullError; older checkpoints are then untouched."""
-        event = await self._ask(pipe.Checkpoint(), events.Checkpointed, _FILE_SECONDS)
+        event = await self._ask(pipe.Checkpoint(), events.Checkpointed, self._patience.files(CHECKPOINT_BYTES))
         self._emit(event)
         return event
 
     async def dump(self, path: Path) -> Dumped:
-        return await self._ask(pipe.Dump(path), Dumped, _FILE_SECONDS)
+        return await self._ask(pipe.Dump(path), Dumped, self._patience.files(2 * 4))  # written, and read to be hashed
 
     async def evaluate(self, *, told: bool = True) -> float:
         """Mean held-out loss of the fast weights, nats per token; emitted too if it is to be `told`."""
-        return await self._ask(pipe.Evaluate(told), float, _FILE_SECONDS)
+        return await self._ask(pipe.Evaluate(told), float, self._patience.evaluation)
 
     async def wait_steps(self, count: int) -> None:
         """Return once `count` inner steps were done since the last outer step."""
@@ -158,11 +158,17 @@ class TrainerProcess:
 
     # --- plumbing
 
-    async def _ask(self, command: pipe.Command, kind: type[R], seconds: float = _COMMAND_SECONDS) -> R:
+    @property
+    def _patience(self) -> Patience:
+        held = self._progress.standing.step_seconds
+        return Patience(self.parameters, held, measured=held > 0 or not self._training)
+
+    async def _ask(self, command: pipe.Command, kind: type[R], seconds: float | None = None) -> R:
         """Send `command` and return its answer; raises what the child reports, or TrainerError."""
         async with self._lock:  # whoever holds it has a deadline too
             self._check_alive()
             self._last_id += 1
+            seconds = seconds or self._patience.command
             # A command whose caller was cancelled goes on in the child, and its time is not this one's.
             self._due = max(self._due, trio.current_time()) + seconds
             with trio.CancelScope(deadline=self._due):
@@ -225,6 +231,10 @@ class TrainerProcess:
             self._death = TrainerError(f"the trainer process ended {how}.")
         self._dead.set()
         self._heard.set()
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _error(failure: pipe.Failed) -> NolocodError:

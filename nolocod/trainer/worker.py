@@ -21,6 +21,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _LATER = object()
 """The result of a command that will be answered later."""
 _REPORT_SECONDS = 0.5
+_FADES = 0.9
+"""Of the longest inner step's time, with each shorter one."""
 _SHORT = 0.02
 """Of an inner step: training waits so long for an outer step's arithmetic, that its merge need not wait for one more step."""
 
@@ -84,6 +87,7 @@ class Worker:
         self._work: Future[object] | None = None  # the last that was given to the thread ...
         self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
         self._step_seconds = 0.0
+        self._held: dict[str, float] = {}  # seconds for which training stood still, or a step took, by what it was for
 
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
@@ -102,7 +106,10 @@ class Worker:
                 raise EOFError
             if isinstance(request.command, pipe.Stop):
                 return
+            began = time.perf_counter()
             result = _told(self._execute, request)
+            if self._training:
+                self._held[type(request.command).__name__] = time.perf_counter() - began
             if result is not _LATER:
                 self._answer(request.id, result)
 
@@ -147,6 +154,7 @@ class Worker:
         replica.step()
         now = time.perf_counter()
         self._step_seconds = now - began
+        self._held["step"] = max(self._step_seconds, _FADES * self._held.get("step", 0.0))
         self._computing += now - began
         self._reported_steps += 1
         if self._first or now - self._reported >= _REPORT_SECONDS:
@@ -166,8 +174,8 @@ class Worker:
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
 
     def _progress(self) -> pipe.Progress:
-        replica = self._loaded()
-        return pipe.Progress(replica.standing, replica.inner_steps, tuple(replica.ages))
+        replica, held = self._loaded(), max(self._held.values(), default=0.0)
+        return pipe.Progress(replace(replica.standing, step_seconds=held), replica.inner_steps, tuple(replica.ages))
 
     def _loaded(self) -> Replica:
         if self._replica is None:
@@ -244,7 +252,7 @@ class Worker:
         from nolocod.trainer.replica import open_replica
 
         # A second load in the same process must not hold two models in memory.
-        self._replica, self._boxes, self._training = None, None, False
+        self._replica, self._boxes, self._training, self._held = None, None, False, {}
         if setup.threads:
             torch.set_num_threads(setup.threads)
         if setup.nice:  # of this thread, and of those that it will start
@@ -276,6 +284,8 @@ class Worker:
         replica = self._loaded()
         began = time.perf_counter()
         loss = replica.evaluate()
+        if self._training:
+            self._held["evaluation"] = time.perf_counter() - began
         self._evaluated_round = replica.standing.round
         self._parent.send(lambda: pipe.EvaluatedReport(Evaluated(replica.standing.round, loss, time.perf_counter() - began)))
         return loss

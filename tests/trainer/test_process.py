@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.observe.events import Checkpointed, Evaluated, Event, InnerSteps
-from nolocod.proto.types import SnapshotParts, describe
+from nolocod.proto.types import Applied, Description, SnapshotParts, Standing, describe
 from nolocod.run.manifest import Data, Outer
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
@@ -29,7 +30,6 @@ from tests.support.trainer_parts import sealed_run, setup_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from nolocod.run.manifest import Sealed
 
@@ -271,13 +271,17 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
-async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: bool, autojump_clock: object) -> None:
-    """An evaluation that takes 500 s of the 600 that it may, and a pause, which has 120, told meanwhile."""
-    answers = {pipe.Evaluate: (500, 1.0), pipe.Pause: (1, None), pipe.Discard: (1000, None)}
+Answers = dict[type[pipe.Command], tuple[float, object]]
+"""Of a stand-in child: seconds, and the result."""
+
+
+@asynccontextmanager
+async def stand_in(answers: Answers, parameters: int = 0) -> AsyncIterator[tuple[TrainerProcess, Callable[[float], None]]]:
+    """The handle on a child that takes its time, on the virtual clock; and what tells how long its inner steps take."""
     ours, theirs = socket.socketpair()
     async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
-        trainer = TrainerProcess(stream, (-1, -1), [].append)
+        trainer = TrainerProcess(stream, -1, [].append)
+        trainer.parameters = parameters
 
         async def child() -> None:
             requests = pipe.Unframer()
@@ -288,17 +292,69 @@ async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: 
                         await trio.sleep(seconds)
                         await end.send_all(pipe.frame(pipe.answer(request.id, result, None)))
 
+        def tell(step_seconds: float) -> None:
+            progress = pipe.Progress(Standing(1, 1, 1.0, step_seconds), 1, (1,))
+            trainer._take_in(pipe.Trained(InnerSteps(1, 1, 1.0, 1e-3, step_seconds), progress))
+
+        nursery.start_soon(trainer._read)
+        nursery.start_soon(child)
+        yield trainer, tell
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_waiting_for_another_command_is_not_a_commands_own_time(gives_up: bool, autojump_clock: object) -> None:
+    """An evaluation that takes 500 s of the hour that it may, and a pause, which has 120 s, told meanwhile."""
+    async with stand_in({pipe.Evaluate: (500, 1.0), pipe.Pause: (1, None), pipe.Discard: (1000, None)}) as (trainer, _):
+
         async def evaluate() -> None:
             with trio.move_on_after(5 if gives_up else 1000):
                 await trainer.evaluate()
 
-        nursery.start_soon(trainer._read)
-        nursery.start_soon(child)
-        nursery.start_soon(evaluate)
-        await trio.sleep(10)
-        await trainer.pause()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(evaluate)
+            await trio.sleep(10)
+            await trainer.pause()
         assert trio.current_time() == pytest.approx(501)
         with pytest.raises(TrainerError, match="within 120 s"):
             await trainer.discard()
         assert trio.current_time() == pytest.approx(501 + 120), "what was answered leaves it no time of its own"
-        nursery.cancel_scope.cancel()
+
+
+SOLO = Applied(1, 4, None, 1.0)
+
+
+@pytest.mark.parametrize("step", [30.0, 200.0, 300.0])
+async def test_a_trainer_with_long_inner_steps_is_not_taken_for_one_that_hangs(step: float, autojump_clock: object) -> None:
+    """With steps above 120 s a node killed its own trainer, three times, and ended: it did not answer 'solo'."""
+    async with stand_in({pipe.Train: (0, None), pipe.Solo: (2.5 * step, SOLO), pipe.Pause: (1e9, None)}) as (trainer, tell):
+        await trainer.train()
+        assert await trainer.solo() == SOLO, "the first step is not measured yet"
+        tell(step)
+        assert await trainer.solo() == SOLO
+        began = trio.current_time()
+        with pytest.raises(TrainerError, match="did not answer"):
+            await trainer.pause()
+        assert trio.current_time() - began < 12 * step + 130, "and one that hangs is found"
+
+
+@pytest.mark.parametrize("parameters", [10_000_000, 1_300_000_000, 7_000_000_000])
+async def test_files_have_the_time_that_a_slow_disk_takes(parameters: int, autojump_clock: object) -> None:
+    """At 20 MB/s: above 600 s a checkpoint ended the trainer, which began again from the seed."""
+    seconds = parameters / 20e6
+    done = Checkpointed(1, 20 * parameters, 20 * seconds)
+    dumped = pipe.Dumped(Standing(1, 1, 1.0), Description(4, 4, (bytes(32),)))
+    hung: Answers = {pipe.Compare: (1e9, "")}
+    answers: Answers = {
+        pipe.Checkpoint: (20 * seconds, done),
+        pipe.Dump: (8 * seconds, dumped),
+        pipe.Adopt: (4 * seconds, None),
+    }
+    async with stand_in(answers | hung, parameters) as (trainer, _):
+        assert await trainer.checkpoint() == done
+        assert await trainer.dump(Path("weights")) == dumped
+        await trainer.adopt(Path("weights"), Standing(1, 1, 1.0))
+        began = trio.current_time()
+        with pytest.raises(TrainerError, match="did not answer"):
+            await trainer.compare(())
+        assert trio.current_time() - began < 2 * 3600 + 5 * 4 * seconds

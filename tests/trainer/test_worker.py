@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from nolocod.errors import TrainerError
+from nolocod.observe.events import Checkpointed
 from nolocod.proto.types import Applied, Description, Inspection, describe
 from nolocod.trainer import pipe, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
@@ -125,6 +127,26 @@ def test_training_goes_on_beside_every_part_of_an_exchange(parent: Parent, gate:
     assert beside(pipe.Inspect(probation=False), Inspection).spread == 0
     assert beside(pipe.Apply(0, b""), Applied).round == 1
     assert ages[-1] >= 16, "what was trained since the capture counts for the next"
+
+
+def test_a_trainer_tells_for_how_long_it_may_be_at_something_else(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    step, seconds = Replica.step, 0.05
+    monkeypatch.setattr(Replica, "step", lambda self: (time.sleep(seconds), step(self)))
+    loaded = parent.ask(setup_for(sealed_run(), tmp_path), pipe.Loaded)
+    assert loaded.standing.step_seconds == 0
+    parent.ask(pipe.Train(), NoneType)
+    parent.train_until(1)
+    pause = parent.answer(pipe.Pause())
+    assert pause.progress is not None
+    assert seconds <= pause.progress.standing.step_seconds < DEADLINE
+    parent.ask(pipe.Train(), NoneType)
+    monkeypatch.setattr(Replica, "save", lambda *_: (time.sleep(10 * seconds), 1)[1])
+    parent.ask(pipe.Checkpoint(), Checkpointed)
+    pause = parent.answer(pipe.Pause())
+    assert pause.progress is not None
+    assert pause.progress.standing.step_seconds >= 10 * seconds, "training stood still for so long"
 
 
 def test_what_leaves_the_weights_as_they_are_waits_for_no_inner_step(

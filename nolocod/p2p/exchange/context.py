@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from nolocod.identity import Identity
     from nolocod.run.manifest import Sealed
 
+_LONGEST_PAUSE = 8.0
+"""Seconds: a line that comes back after two minutes is not left unused for two more."""
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -54,4 +57,4 @@ class Context(Setting):
 
 def redial_pauses() -> Iterator[float]:
     """Seconds to wait before each further try on a new stream."""
-    return (0.25 * 2**number for number in count())
+    return (min(0.25 * 2**number, _LONGEST_PAUSE) for number in count())

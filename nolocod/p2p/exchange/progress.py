@@ -2,7 +2,9 @@
 
 The rule: bytes count, not words. That a partner says Working keeps its stream, and no more: its snapshot and its
 inspection have a bound each, and while chunks are due so many bytes move in any `stall_seconds`, its own and those of
-ours that it takes. An honest line is many times faster, however slow; and what we hold up ourselves is not asked for.
+ours that it takes. An honest line is many times faster, however slow; what we hold up ourselves is not asked for, and while
+no stream is up, the wait for the next one has its own bound. All chunks together have a time in which any honest line
+carries them (`Limits.whole`); who needs more is left without blame.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Pace:
 
     def __init__(self, limits: Limits, size: int, due: Callable[[], bool]) -> None:
         self._limits = limits
+        self._size = size
         self._least = limits.least(size)
         self._due = due
         self._moved = 0
@@ -44,14 +47,18 @@ class Pace:
         self._moved += count
 
     async def watch(self, prepared: trio.Event) -> NoReturn:
-        """StalledError once the partner is too slow; `prepared` is set when our own snapshot is done."""
+        """StalledError once the partner is too slow, PeerTooSlowError if its line is; `prepared` is set when our own
+        snapshot is done."""
         limits, counts = self._limits, deque[int](maxlen=_LOOKS + 1)
         with deadline(limits.snapshot_seconds + limits.accept_seconds, "the partner's snapshot", StalledError):
             await self.described.wait()
         await prepared.wait()  # it may wait for our bytes
+        until = trio.current_time() + limits.whole(self._size)
         while True:
             if self._due():
                 counts.append(self._moved)
+                if trio.current_time() > until:
+                    raise PeerTooSlowError(f"{self._moved} bytes moved in {limits.whole(self._size):.0f} s.")
             else:
                 counts.clear()
             if len(counts) > _LOOKS and counts[-1] - counts[0] < self._least:

@@ -54,9 +54,8 @@ class Session:
         self._description: Description | None = None
         self._skipped = b""
         self.wary = local_side.wary
-        # what the partner's trainer may take
-        self._paced = context.limits.paced(local_side.phase, context.size, wary=self.wary)
-        self._pace = Pace(self._paced, context.size, lambda: machine.next_chunk is not None or not self._received.is_set())
+        self._up = True
+        """The present stream is not known to be broken."""
         self._came = trio.Event()
         self._prepared = trio.Event()
         self._received = trio.Event()
@@ -76,8 +75,12 @@ class Session:
     async def run(self, channel: Channel) -> None:
         """Go on from Accept to the end. Remote faults end up in `ended`; raises LocalError and Cancelled."""
         self._channel = channel
+        size, side = self._size, self._local_side
+        # what the partner's trainer may take
+        self._paced = self._limits.paced(side.phase, size, self.machine.steps, wary=self.wary)
+        self._pace = Pace(self._paced, size, self._chunks_due)
         try:
-            with self._scope, deadline(self._limits.whole(self._size), "the exchange"):
+            with self._scope:
                 own = partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine)
                 await together(self._converse, *own, partial(self._pace.watch, self._prepared))
         except errors.NolocodError as error:
@@ -93,6 +96,9 @@ class Session:
             self._over.set()
         if isinstance(self.failure, errors.LocalError):
             raise self.failure
+
+    def _chunks_due(self) -> bool:
+        return self._up and (self.machine.next_chunk is not None or not self._received.is_set())
 
     def ended(self) -> Ended:
         """How the exchange stands; final once `run` is over, however it ended."""
@@ -148,10 +154,7 @@ class Session:
     # --- the node's own work ------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
-        with trio.move_on_after(self._limits.snapshot_seconds):
-            self._description = await self._local_side.capture(self.machine.subject)
-        if self._description is None:
-            raise errors.TrainerError(f"no snapshot within {self._limits.snapshot_seconds:.0f} s.")
+        self._description = await self._local_side.capture(self.machine.subject)
         self._prepared.set()
 
     async def _examine(self) -> None:
@@ -333,6 +336,7 @@ class Session:
 
     async def _reconnect(self, error: errors.RemoteError) -> bool:
         """Have a new stream in place of the broken one; False if there is none, or none is needed."""
+        self._up = False
         state = self.machine.state
         await self._channel.reset()
         if self.machine.over or state is State.DECIDED:
@@ -341,21 +345,22 @@ class Session:
             await self.decision.wait()
             return False
         if self.machine.offerer:
-            return await self._redial_partner()
-        patience = self._limits.redial_seconds if state is State.IN_DOUBT else self._limits.resume_seconds
+            self._up = await self._redial_partner()
+            return self._up
+        patience = self._limits.redial_seconds if state is State.IN_DOUBT else self._limits.resume(self._size)
         with trio.move_on_after(patience):
             await self._redial.wait()
         if self._redialled is None:
             return False
         self._channel, body = self._redialled
-        self._redialled, self._redial = None, trio.Event()
+        self._redialled, self._redial, self._up = None, trio.Event(), True
         self.machine.take_first(body)
         with suppress(errors.PeerUnavailableError, errors.PeerTooSlowError):  # broken again: the next talk finds out
             await self._channel.send_envelope(self.machine.resume())
         return True
 
     async def _redial_partner(self) -> bool:
-        with trio.move_on_after(self._limits.resume_seconds):
+        with trio.move_on_after(self._limits.resume(self._size)):
             for pause in redial_pauses():
                 try:
                     return await self._exchange_resumes() == "resume"
