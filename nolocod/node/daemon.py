@@ -245,6 +245,7 @@ class Node:
         context = Context.of(self._identity, sealed)
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
         nursery.start_soon(exchanges.doubts.run)
+        nursery.start_soon(self._snapshot.run)
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit, mesh.origin)
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))

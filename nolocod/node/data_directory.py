@@ -56,8 +56,7 @@ def hold(paths: DataDir) -> Iterator[None]:
         with disk_errors(paths.root):
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
-            for leftover in (paths.incoming, paths.serving):
-                shutil.rmtree(leftover, ignore_errors=True)
+            shutil.rmtree(paths.serving, ignore_errors=True)  # what came in is gone on with
             for folder in (paths.incoming, paths.serving, paths.cache, paths.checkpoints):
                 folder.mkdir(exist_ok=True)
         yield

@@ -5,12 +5,12 @@ The rule: no peer's wish may end this node, and one that pauses serves nobody: i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
-from nolocod.errors import DataDirError, DiskFullError, LocalError, PeerBusyError, first_error
-from nolocod.observe.events import Troubled, WeightsFetched
+from nolocod.errors import DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError, first_error
+from nolocod.observe.events import Troubled, WeightsComing, WeightsFetched
 from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.snapshots.client import fetch_snapshot
 from nolocod.p2p.snapshots.cross_check import fetch_parts
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nolocod.proto.types import SnapshotParts
     from nolocod.trainer.process import TrainerProcess
 
+_SERVED_TIMES = 4.0
+"""A snapshot is served for so many times as long as it took to write."""
 _LOADING_SECONDS = 5.0
 """What a peer is told when this node's trainer is not up."""
 
@@ -71,17 +73,25 @@ class Peers:
 
         Returns the donor and its standing when it wrote them.
         """
-        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, size, self._mesh.blame)
+
+        def tell(donor: PeerId, here: int) -> None:
+            self._emit(WeightsComing(donor, here, size))
+
+        fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, size, self._mesh.blame, tell)
         self._emit(WeightsFetched(fetched.donor, fetched.standing.round, fetched.size, fetched.seconds))
         return fetched.donor, fetched.standing
 
-    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[SnapshotParts, ...]:
+    async def sample_weights(
+        self, donors: list[PeerId], wanted: tuple[int, int], folder: Path, took: tuple[float, float]
+    ) -> tuple[SnapshotParts, ...]:
         """Fetch into `folder` samples of the weights of the first `donors` that give one.
 
-        `wanted`: how many at most, and the bytes of whole weights.
+        `wanted`: how many at most, and the bytes of whole weights; `took`: the seconds of the whole fetch before, and of the
+        longest inner step.
         """
+        seconds = self._context.limits.sample(*took)
         try:
-            return tuple(await fetch_parts(self._context, self._mesh.dial, donors, wanted, folder, self._mesh.blame))
+            return tuple(await fetch_parts(self._context, self._mesh.dial, donors, wanted, folder, seconds, self._mesh.blame))
         except (DiskFullError, DataDirError) as error:
             self._emit(Troubled(error.code, error.cause))
             return ()
@@ -127,29 +137,72 @@ class CurrentLoop:
         return self._engaged
 
 
+class _Writing:
+    """A snapshot that is being written."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.failure: NolocodError | None = None
+
+
 class OwnSnapshot:
-    """This node's slow weights as a file for newcomers; a fresh one once they have moved on by a round."""
+    """This node's slow weights as a file for newcomers; a fresh one once they have moved on by a round, and the last one is
+    some times as old as its writing took. `run` once.
+
+    What was begun is written to its end, also if who asked has gone: writing may take longer than anybody waits.
+    """
 
     def __init__(self, folder: Path, ready: Callable[[], TrainerProcess | None]) -> None:
         """`ready` gives the trainer once its weights may be given on."""
         self._folder = folder
         self._ready = ready
         self._served: ServedSnapshot | None = None
-        self._writing = trio.Lock()
+        self._good_until = 0.0  # whatever the round
+        self._writing: _Writing | None = None
+        self._asked = trio.Event()
 
     async def get(self) -> ServedSnapshot:
         """PeerBusyError while there are no weights."""
-        trainer = self._ready()
-        if trainer is None:
+        trainer, served = self._trainer(), self._served
+        if served is None or (served.standing.round < trainer.standing.round and trio.current_time() > self._good_until):
+            if self._writing is None:
+                self._writing = _Writing()
+                self._asked.set()
+            writing = self._writing
+            await writing.done.wait()
+            if writing.failure is not None:
+                raise writing.failure
+        if self._served is None:
+            raise AssertionError("nothing was written")
+        return self._served
+
+    async def run(self) -> NoReturn:
+        while True:
+            await self._asked.wait()
+            self._asked, writing = trio.Event(), self._writing
+            if writing is None:
+                raise AssertionError("asked for nothing")
+            try:
+                await self._write(self._trainer())
+            except NolocodError as error:
+                writing.failure = error
+            finally:
+                self._writing = None
+                writing.done.set()
+
+    def _trainer(self) -> TrainerProcess:
+        if (trainer := self._ready()) is None:
             raise PeerBusyError("this node has no weights yet.", retry_after=_LOADING_SECONDS)
-        async with self._writing:
-            if self._served is None or self._served.standing.round < trainer.standing.round:
-                path = self._folder / f"round-{trainer.standing.round:08d}.safetensors"
-                dumped = await trainer.dump(path)
-                for old in set(self._folder.iterdir()) - {path}:  # also those that nobody waited for to the end
-                    old.unlink(missing_ok=True)  # uploads under way keep theirs open
-                self._served = ServedSnapshot(path, dumped.standing, dumped.description)
-            return self._served
+        return trainer
+
+    async def _write(self, trainer: TrainerProcess) -> None:
+        began = trio.current_time()
+        path = self._folder / f"round-{trainer.standing.round:08d}.safetensors"
+        dumped = await trainer.dump(path)
+        for old in set(self._folder.iterdir()) - {path}:
+            old.unlink(missing_ok=True)  # uploads under way keep theirs open
+        self._served = ServedSnapshot(path, dumped.standing, dumped.description)
+        self._good_until = trio.current_time() + _SERVED_TIMES * (trio.current_time() - began)
 
 
 class PausableServices:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
-_FETCH_AGAIN = 60.0
-"""A node that falls behind again sooner than this trains on alone: it is too slow for this run's pace."""
 _UNDER_WAY = 600.0
 """How long a pause waits for the exchange under way: it is work done, and nobody is in a hurry."""
 
@@ -137,7 +135,7 @@ class TrainingSession:
 
     async def _fall_behind(self) -> None:
         """Return when we are behind, at most once in a while."""
-        while not (self.weights.is_behind() and trio.current_time() > self.weights.refreshed_at + _FETCH_AGAIN):  # noqa: ASYNC110 - nobody tells
+        while not (self.weights.is_behind() and trio.current_time() > self.weights.fetch_again_at):  # noqa: ASYNC110 - nobody tells
             await trio.sleep(_BEHIND_SECONDS)
         self._emit(StateChanged("fetching", "newer weights: this node is too far behind"))
 

@@ -20,7 +20,7 @@ import trio
 
 from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError, NoDonorError, RejectedTensorError
 from nolocod.identity import short
-from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsLoaded
+from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsComing, WeightsLoaded
 from nolocod.p2p.membership.run_clock import median_round
 from nolocod.proto.types import Standing
 
@@ -42,6 +42,9 @@ _ASK_AGAIN = 5.0
 """Between two rounds of asking donors of whom none gave its weights: the dead among them leave the list."""
 _HINTED = 10.0
 """Seconds that a newcomer waits for those to be verified that are only heard of, where these tell of outer steps."""
+_FETCH_AGAIN, _FETCH_SHARE = 60.0, 4.0
+"""A node that fetched trains on for so many seconds before it fetches again, and so many times as long as that took: it is
+too slow for this run's pace, or its line is."""
 _FASTER = 30.0
 """No run goes so many times as fast as a node that keeps pairing in it could go alone."""
 _HARDER, _MORE = 1.5, 0.5
@@ -77,8 +80,10 @@ class Weights:
         self._trainer = trainer
         self._peers = peers
         self._emit = emit
-        self.refreshed_at = -math.inf
-        """When a donor was last asked to replace our own."""
+        self.fetch_again_at = -math.inf
+        """When a donor may be asked to replace our own."""
+        self._fetch_seconds = 0.0  # of the last fetch
+        self._coming: tuple[int, float] = 0, -math.inf  # bytes of weights that are here, and when some came last
         self._loaded = self._adopted = False
         self._rejected: PeerId | None = None
         """Whose weights the trainer holds although they were found too bad."""
@@ -93,9 +98,11 @@ class Weights:
         """The held-out loss of the weights of ours that a donor's are to replace."""
 
     def follow(self, event: Event) -> None:
-        """Learn how fast rounds can go."""
+        """Learn how fast rounds can go, and whether a donor's weights come."""
         if isinstance(event, OuterStep) and event.kind == "paired":
             self._paired = event.round, trio.current_time(), time.time()
+        elif isinstance(event, WeightsComing) and event.here != self._coming[0]:
+            self._coming = event.here, trio.current_time()
         elif isinstance(event, InnerSteps) and event.steps > 0:
             self._phase = min(self._phase, self._settings.manifest.inner.steps * event.seconds / event.steps)
 
@@ -141,6 +148,8 @@ class Weights:
         elif self.is_behind():
             await self.refresh()
         self._loaded = True
+        for left in self._settings.incoming.iterdir():  # the part that a fetch left which is not gone on with
+            left.unlink()
         self._emit(WeightsLoaded(self.standing.round, "donor" if self._adopted else loaded.source))
         return loaded.standing.round
 
@@ -155,7 +164,10 @@ class Weights:
             self._emit(Troubled(error.code, f"{error.cause} Training goes on with our own."))
             await self._restore()
         self._ours = math.inf
-        self.refreshed_at = trio.current_time()
+        self._wait_to_fetch()
+
+    def _wait_to_fetch(self) -> None:
+        self.fetch_again_at = trio.current_time() + max(_FETCH_AGAIN, _FETCH_SHARE * self._fetch_seconds)
 
     async def _restore(self) -> None:
         """Rejected weights took the place of ours: bring back those of the last checkpoint, or the seed's."""
@@ -164,7 +176,7 @@ class Weights:
             self._rejected = None
 
     async def _fetch(self, patience: float) -> None:
-        """Have the weights of a donor, or the seed's where they are the same; NoDonorError after `patience`."""
+        """Have the weights of a donor, or the seed's where they are the same; NoDonorError when none came for `patience`."""
         misfits: set[PeerId] = set()
         doubted: dict[PeerId, float] = {}  # those whose weights were too bad or far off, by their loss on our own text
         most = self._settings.manifest.trust.donors
@@ -189,16 +201,16 @@ class Weights:
                     return
             if donors:
                 try:
-                    donor, fits = await self._adopt(donors)
+                    donor, donated = await self._adopt(donors)
                 except NoDonorError as error:
                     for donor in donors:
                         doubted.pop(donor, None)  # the best of them has gone
-                    if trio.current_time() >= deadline:
+                    if trio.current_time() >= max(deadline, self._coming[1] + patience):
                         raise
                     self._emit(Troubled(error.code, f"{error.cause} They are asked again."))
                     await trio.sleep(_ASK_AGAIN)
                     continue
-                if not fits:
+                if donated is None:
                     misfits.add(donor)
                     continue
                 groups = {member.peer_id: member.group for member in members}
@@ -206,6 +218,7 @@ class Weights:
                 others = [other for other in others if groups[other] != groups[donor]] or others
                 loss, objection = await self._examine(donor, others, doubted) if choosing else (0.0, None)
                 if objection is None:
+                    await self._trainer.place(self._place(donated))  # rounds went by while others gave samples
                     self._keep()
                     for liar in doubted:
                         if choosing and doubted[liar] > _plausible_loss(members):
@@ -223,23 +236,28 @@ class Weights:
 
     def _keep(self) -> None:
         self._adopted, self._rejected = True, None
+        self._wait_to_fetch()
 
-    async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, bool]:
-        """Fetch and take over the weights of one donor; which, and whether they fit the run's model."""
-        self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
-        path = self._settings.incoming / "weights.safetensors"
-        donor, donated = await self._peers.fetch_weights(donors, path, self._size)
-        # Where a transfer takes longer than the staleness limit allows, fetching again would take as long
-        # again: such a newcomer enters at the edge of the window. A donor's word is no reason to run ahead of it.
+    def _place(self, donated: Standing) -> Standing:
+        """Where a node with these weights enters the run: they are old by the transfer, so not before the verified members'
+        median, where it has all of the window to find its first partner. A donor's word is no reason to run ahead of it."""
         median = math.ceil(self._median_round())
         most = min(median + self._staleness if median else math.inf, self._furthest())
-        taken = int(max(min(donated.round, most), median - self._staleness))
+        return replace(donated, round=int(max(min(donated.round, most), median)))
+
+    async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, Standing | None]:
+        """Fetch and take over the weights of one donor; which, and its standing, if they fit the run's model."""
+        self._emit(StateChanged("fetching", f"weights from one of {len(donors)} peers"))
+        path = self._settings.incoming / "weights.safetensors"
+        began = trio.current_time()
+        donor, donated = await self._peers.fetch_weights(donors, path, self._size)
+        self._fetch_seconds = trio.current_time() - began
         try:
-            await self._trainer.adopt(path, replace(donated, round=taken))
-            return donor, True
+            await self._trainer.adopt(path, self._place(donated))
+            return donor, donated
         except RejectedTensorError as error:
             self._emit(Troubled(error.code, f"weights of {short(donor)}: {error.cause}"))
-            return donor, False
+            return donor, None
         finally:
             path.unlink()
 
@@ -251,13 +269,15 @@ class Weights:
         # not told: weights that are rejected are not this node's, and those that are kept are measured as training begins
         loss = await self._trainer.evaluate(told=False)
         loss = loss if math.isfinite(loss) else sys.float_info.max
-        told = _plausible_loss(self._counted())
+        members = self._counted()
+        told = _plausible_loss(members)
         limit = min(told, self._ours + _LOST, *(one + _WORSE for one in doubted.values()), sys.float_info.max)
         if loss >= limit:
             due = f"our held-out loss is {loss:.2f}, and {limit:.2f} at most was due."
             return loss, HarmfulTensorError(f"with the weights of {short(donor)} {due}")
         wanted = self._settings.manifest.trust.donors, self._size
-        samples = await self._peers.sample_weights(others, wanted, self._settings.incoming)
+        took = self._fetch_seconds, max((member.standing.step_seconds for member in members), default=0.0)
+        samples = await self._peers.sample_weights(others, wanted, self._settings.incoming, took)
         try:
             alone = "no other donor gave a sample to compare them with" if others and self._ours < math.inf else ""
             why = await self._trainer.compare(samples) if samples else alone

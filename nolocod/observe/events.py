@@ -224,6 +224,14 @@ class WeightsServed(Event, frozen=True):
     whole: bool
 
 
+class WeightsComing(Event, frozen=True):
+    """So many bytes of a donor's weights are here, of `size`; told every ten seconds while they come."""
+
+    donor: PeerId
+    here: int
+    size: int
+
+
 class WeightsFetched(Event, frozen=True):
     donor: PeerId
     round: int

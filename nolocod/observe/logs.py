@@ -236,6 +236,9 @@ class LogFollower:
                 what = "weights" if event.whole else "a part of the weights"
                 sent = (what, short(event.peer_id), amount(event.size), event.seconds)
                 _say(event, INFO, "sent %s to …%s: %s in %.2f s", *sent)
+            case events.WeightsComing():
+                coming = (short(event.donor), amount(event.here), amount(event.size))
+                _say(event, DEBUG, "weights of …%s come: %s of %s", *coming)
             case events.WeightsFetched():
                 fetched = (event.round, short(event.donor), amount(event.size), event.seconds)
                 _say(event, INFO, "fetched weights of round %d from …%s: %s in %.2f s", *fetched)

@@ -80,7 +80,7 @@ class Limits:
     working_seconds: float = 5.0
     """A silent side says Working this often; well below any stream's progress deadline."""
     sample_seconds: float = 60.0
-    """What a newcomer gives another donor to give some chunks to compare with."""
+    """What a newcomer gives another donor to give some chunks to compare with: see `sample`."""
     chunk_seconds: float = 180.0
     """The slowest chunk: a reader that trickles is dropped."""
     busy_seconds: float = 600.0
@@ -122,6 +122,11 @@ class Limits:
     def written(self, size: int) -> float:
         """Seconds for a donor's snapshot of `size` bytes: its trainer ends a step, writes it to a disk, and hashes it."""
         return self.offer_seconds + _STEPS * SLOWEST_STEP + 2 * size / SLOWEST_DISK
+
+    def sample(self, fetched: float, step: float) -> float:
+        """Seconds for some chunks of another donor's weights, where all of the first one's took `fetched`, what its trainer
+        and disk took included, and inner steps take up to `step`."""
+        return self.sample_seconds + fetched + _STEPS * min(step, SLOWEST_STEP)
 
     def turn(self, size: int) -> float:
         """Seconds for weights of `size` bytes that cost nobody else anything: for longer only while nobody else waits for

@@ -48,6 +48,12 @@ class Adopt(Message, frozen=True):
     standing: Standing
 
 
+class Place(Message, frozen=True):
+    """Take this standing, the weights being a donor's: rounds went by since it gave them."""
+
+    standing: Standing
+
+
 class Compare(Message, frozen=True):
     """Tell why the slow weights are too far from those of other donors, of which these are samples; "" if they are not."""
 
@@ -114,7 +120,9 @@ class Stop(Message, frozen=True):
 
 
 Command = (
-    Setup | Adopt | Compare | Train | Pause | Capture | Inspect | Apply | Solo | Discard | Checkpoint | Dump | Evaluate | Stop
+    (Setup | Adopt | Place | Compare | Train | Pause)
+    | (Capture | Inspect | Apply | Solo | Discard)
+    | (Checkpoint | Dump | Evaluate | Stop)
 )
 
 

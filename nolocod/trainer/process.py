@@ -102,6 +102,10 @@ class TrainerProcess:
         """
         await self._ask(pipe.Adopt(weights, standing), NoneType, self._patience.files(4))
 
+    async def place(self, standing: Standing) -> None:
+        """Take this standing, the weights being a donor's."""
+        await self._ask(pipe.Place(standing), NoneType)
+
     async def compare(self, samples: tuple[SnapshotParts, ...]) -> str:
         """Why the slow weights are too far from those of other donors (trainer/compare_donors.py); "" if they are not."""
         return await self._ask(pipe.Compare(samples), str, self._patience.files(4))

@@ -195,6 +195,8 @@ class Worker:
             case pipe.Adopt(weights, standing):
                 replica.adopt(weights, standing)
                 self._evaluated_round = standing.round
+            case pipe.Place(standing):
+                replica.standing, self._evaluated_round = standing, standing.round
             case pipe.Compare(samples):
                 return replica.compare(samples)
             case pipe.Train():

@@ -347,6 +347,43 @@ async def test_one_snapshot_lies_on_the_disk_however_many_newcomers_went_away(sc
         nursery.cancel_scope.cancel()
 
 
+async def test_weights_that_take_longer_to_write_than_a_newcomer_waits_are_kept(scene: Scene, autojump_clock: object) -> None:
+    """A dump above 120 s was never kept: asked again it began anew, and no newcomer ever got one."""
+    begun: list[float] = []
+
+    async def dump(path: Path) -> Dumped:
+        begun.append(trio.current_time())
+        path.write_bytes(b"weights")  # noqa: ASYNC240 - a few bytes
+        await trio.sleep(300)
+        return Dumped(Standing(int(path.stem.removeprefix("round-")), 0, 1.0), Description(7, 7, (b"",)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.run)
+        await trio.sleep(0.1)
+        scene.trainers[0].dump = dump  # type: ignore[attr-defined]
+        with trio.move_on_after(120):
+            await scene.node._snapshot.get()
+        await trio.sleep(100)
+        first = await scene.node._snapshot.get()
+        assert trio.current_time() - begun[0] == pytest.approx(300)
+        await trio.sleep(1000)
+        assert await scene.node._snapshot.get() is first, "rounds went by, but another would cost as much again"
+        await trio.sleep(300)
+        assert await scene.node._snapshot.get() is not first
+        assert len(begun) == 2
+        scene.trainers[0].dump = failing  # type: ignore[attr-defined]
+        await trio.sleep(2000)
+        for _ in range(2):
+            with pytest.raises(DiskFullError):
+                await scene.node._snapshot.get()
+        nursery.cancel_scope.cancel()
+
+
+async def failing(_: Path) -> Dumped:
+    await trio.sleep(1)
+    raise DiskFullError("no space.")
+
+
 # --- answering ----------------------------------------------------------------------------------------
 
 

@@ -56,13 +56,15 @@ def test_a_second_hold_in_this_process_is_refused_too(tmp_path: Path) -> None:
         pass
 
 
-def test_holding_clears_what_a_killed_daemon_left(tmp_path: Path) -> None:
+def test_holding_clears_what_a_killed_daemon_served_and_keeps_what_came_in(tmp_path: Path) -> None:
     paths = DataDir(tmp_path)
     with data_directory.hold(paths):
         (paths.incoming / "weights.partial").write_bytes(b"half")
+        (paths.serving / "round-00000001.safetensors").write_bytes(b"whole")
         (paths.checkpoints / "round-00000001").mkdir()
     with data_directory.hold(paths):
-        assert not any(paths.incoming.iterdir())
+        assert not any(paths.serving.iterdir())
+        assert any(paths.incoming.iterdir())
         assert (paths.checkpoints / "round-00000001").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -18,9 +18,9 @@ from nolocod.errors import (
     RejectedTensorError,
 )
 from nolocod.identity import PeerId
-from nolocod.observe.events import InnerSteps, OuterStep, WeightsLoaded
+from nolocod.observe.events import InnerSteps, OuterStep, WeightsComing, WeightsLoaded
 from nolocod.proto.types import Standing
-from tests.support.stand_ins import Scene
+from tests.support.stand_ins import PHASE, Scene
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,14 +304,78 @@ async def test_who_may_seed_waits_for_nobody(tmp_path: Path, autojump_clock: obj
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
 
-async def test_weights_that_aged_in_transfer_enter_at_the_edge_of_the_window(tmp_path: Path, autojump_clock: object) -> None:
+async def test_weights_that_aged_in_transfer_enter_in_the_middle_of_the_run(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path)
     for name, round_number in (("a", 20), ("b", 21), ("c", 24), ("d", 21)):
         scene.swarm.add(name, round_number)
     scene.swarm.standings[PeerId("c")] = Standing(10, 77, 2.0)  # what its file says
     await scene.weights.load()
-    assert scene.trainer.adopted == [Standing(21 - 3, 77, 2.0)]
+    assert scene.trainer.adopted == [Standing(21, 77, 2.0)]
     assert not scene.weights.is_behind()
+
+
+async def test_a_newcomer_whose_fetch_outlasts_the_staleness_limit_fetches_once(tmp_path: Path, autojump_clock: object) -> None:
+    """Others take a round every four seconds, as it will; the fetch takes 202, as of 113 M parameters it did."""
+    scene = Scene(tmp_path)
+    for name in ("a", "b", "c"):
+        scene.swarm.add(name, 20)
+    scene.swarm.fetch_seconds, scene.swarm.sample_seconds = 202.0, 30.0
+
+    async def others_go_on() -> None:
+        while True:
+            await trio.sleep(PHASE)
+            scene.swarm.members = [
+                msgspec.structs.replace(one, standing=Standing(one.standing.round + 1, 0, 1.0)) for one in scene.swarm.members
+            ]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others_go_on)
+        await scene.weights.load()
+        median = scene.swarm.members[0].standing.round
+        assert median == 20 + (202 + 30) // PHASE - 1, "rounds went by while samples came, too"
+        assert scene.trainer.round == median, "placed when all is judged, with the whole window before it"
+        assert await scene.train_until_stopped(100) == "stopped"
+        assert len(scene.swarm.asked) == 1
+        scene.trainer.round = 0
+        assert scene.weights.is_behind(), "its line is too slow for this run"
+        with trio.move_on_after(4 * 202 - 110):
+            await scene.session._fall_behind()
+            pytest.fail("to fetch again at once is no use: it would come as late again")
+        with trio.fail_after(20):
+            await scene.session._fall_behind()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_fetch_left_is_kept_for_the_next_and_gone_once_there_are_weights(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """The last donor died at 394 MB of 454: the node ended, and threw them away."""
+    scene = Scene(tmp_path)
+    alice = scene.swarm.add("alice", 8)
+    scene.swarm.unreachable.add(alice)
+    scene.swarm.fetch_seconds = 600.0
+    left = scene.incoming / "weights.safetensors.alice.partial"
+
+    async def comes_back() -> None:
+        await trio.sleep(590)
+        left.write_bytes(b"394 MB")
+        scene.emit(WeightsComing(alice, 394, 454))
+        await trio.sleep(20)
+        scene.swarm.unreachable.clear()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comes_back)
+        await scene.weights.load()
+    assert len(scene.swarm.asked) == 2, "patience is for donors that give nothing"
+    assert scene.events[-1] == WeightsLoaded(8, "donor")
+    assert not any(scene.incoming.iterdir())
+
+    (tmp_path / "empty").mkdir()
+    empty = Scene(tmp_path / "empty")
+    empty.swarm.unreachable.add(empty.swarm.add("bob", 8))
+    empty.swarm.fetch_seconds = 200.0
+    with pytest.raises(NoDonorError):
+        await empty.weights.load()
 
 
 async def test_invented_members_decide_nothing(tmp_path: Path, autojump_clock: object) -> None:
@@ -444,9 +508,9 @@ async def test_samples_are_of_other_address_groups_and_donors_one_of_each_first(
     sampled: list[list[PeerId]] = []
     sample = scene.swarm.sample_weights
 
-    async def seen(donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> object:
+    async def seen(donors: list[PeerId], *given: Any) -> object:  # noqa: ANN401 - passed on
         sampled.append(donors)
-        return await sample(donors, wanted, folder)
+        return await sample(donors, *given)
 
     scene.swarm.sample_weights = seen  # type: ignore[method-assign, assignment]  # the same, looked at
     await scene.weights.load()

@@ -74,6 +74,7 @@ punched: peer_id succeeded seconds reason
 relaying: reservations open circuits bytes
 partition_healed: peer_id members
 weights_served: peer_id size seconds whole
+weights_coming: donor here size
 weights_fetched: donor round size seconds
 paused: reason why seconds
 resumed:

@@ -50,12 +50,13 @@ from nolocod.observe.events import (
     StateChanged,
     Traffic,
     Troubled,
+    WeightsComing,
     WeightsFetched,
     WeightsLoaded,
     WeightsServed,
 )
 from nolocod.observe.metrics import Metrics
-from nolocod.observe.status.report import StatusReport
+from nolocod.observe.status.report import ComingReport, StatusReport
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
 from nolocod.observe.status.terminal_table import Watched, node_table, swarm_lines, swarm_table
@@ -233,6 +234,29 @@ def test_traffic_counts_exchanges_and_weights(node: Node) -> None:
     )
     report = node.report()
     assert (report.sent, report.received, report.round) == (110, 1020, 9)
+
+
+def test_weights_that_come_are_told_with_their_rate_and_what_is_left(node: Node) -> None:
+    """While 454 MB came in, status said "0 B received"."""
+    node.follow(StateChanged("fetching", "weights from one of 3 peers"))
+    assert node.report().weights is None
+    for seconds in range(0, 100, 10):  # 50 MB were here when this process began
+        node.now += 10
+        node.follow(WeightsComing(BOB, 50_000_000 + seconds * 1_000_000, 454_000_000))
+    report = node.report()
+    assert report.weights == ComingReport(donor=BOB, here=140_000_000, size=454_000_000, rate=1e6, left=314.0)
+    assert report.received == 90_000_000
+    shown = [" ".join(line.split()) for line in rendered(node_table(report), 120)]
+    assert any("waiting for the weights of …0000bbbb: 140 MB of 454 MB, 1 MB/s, 5 min left" in line for line in shown)
+    for _ in range(8):
+        node.now += 10
+        node.follow(WeightsComing(BOB, 140_000_000, 454_000_000))
+    assert "140 MB of 454 MB, nothing comes now" in node.report().waiting_for
+    node.follow(WeightsComing(ALICE, 10, 454_000_000), WeightsComing(ALICE, 20, 454_000_000))
+    assert node.report().received == 90_000_010, "of another donor"
+    node.follow(WeightsFetched(ALICE, 9, 454_000_000, 1.0), StateChanged("training"))
+    report = node.report()
+    assert (report.weights, report.waiting_for, report.received) == (None, "", 90_000_010 + 454_000_000 - 20)
 
 
 def test_what_the_owner_allows_and_what_is_used(node: Node) -> None:

@@ -103,6 +103,9 @@ class StandInTrainer:
         self.adopted.append(standing)
         self.round = standing.round
 
+    async def place(self, standing: Standing) -> None:
+        self.round = standing.round
+
     async def compare(self, samples: tuple[SnapshotParts, ...]) -> str:
         self.note(f"compare with {len(samples)}")
         assert all(sample.path.exists() for sample in samples)
@@ -167,6 +170,7 @@ class StandInSwarm:
         self.doubted: list[PeerId] = []
         self.offered: Callable[[LocalSide], Any] | None = None
         self.standings: dict[PeerId, Standing] = {}
+        self.fetch_seconds = self.sample_seconds = 1.0
 
     def add(self, name: str, round_number: int, state: str = "training", *, verified: bool = True, group: str = "") -> PeerId:
         peer = PeerId(name)
@@ -205,7 +209,7 @@ class StandInSwarm:
 
     async def fetch_weights(self, donors: list[PeerId], into: Path, size: int) -> tuple[PeerId, Standing]:
         self.asked.append(donors)
-        await trio.sleep(1)
+        await trio.sleep(self.fetch_seconds)
         donor = next((donor for donor in donors if donor not in self.unreachable), None)
         if donor is None:
             raise NoDonorError("none gave them.")
@@ -213,8 +217,10 @@ class StandInSwarm:
         known = next(member.standing for member in self.members if member.peer_id == donor)
         return donor, self.standings.get(donor, known)
 
-    async def sample_weights(self, donors: list[PeerId], wanted: tuple[int, int], folder: Path) -> tuple[SnapshotParts, ...]:
-        await trio.sleep(1)
+    async def sample_weights(
+        self, donors: list[PeerId], wanted: tuple[int, int], folder: Path, took: tuple[float, float]
+    ) -> tuple[SnapshotParts, ...]:
+        await trio.sleep(self.sample_seconds)
         count, size = wanted
         able = [donor for donor in donors if donor not in self.unreachable][:count]
         samples = tuple(SnapshotParts(folder / f"sample-{number}", ((0, size),)) for number in range(len(able)))

@@ -88,6 +88,18 @@ class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; None if that does not depend on the clock."""
 
 
+class ComingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A donor's weights that this node fetches. Bytes, bytes per second, seconds."""
+
+    donor: str
+    here: int
+    size: int
+    rate: float
+    """Mean of the last minute."""
+    left: float | None
+    """None while nothing comes."""
+
+
 class RelayRow(msgspec.Struct, frozen=True, kw_only=True):
     """A relay that keeps a reservation for this node, for `seconds` more unless it is renewed."""
 
@@ -158,6 +170,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the uptime spent in training steps."""
     tasks: int = 0
     """Of the network process, all at this moment: a count that only grows is a leak."""
+    weights: ComingReport | None = None
+    """While this node fetches them."""
     allowance: AllowanceReport = AllowanceReport()
     reach: ReachReport = ReachReport()
     curve: CurveReport = CurveReport()

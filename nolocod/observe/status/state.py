@@ -11,8 +11,10 @@ from msgspec.structs import asdict, replace
 
 from nolocod import __version__
 from nolocod.errors import CATALOGUE
+from nolocod.identity import short
 from nolocod.observe import events
-from nolocod.observe.status.report import CurveReport, ErrorRow, ExchangeRow, PeerRow, RelayRow, StatusReport
+from nolocod.observe.status.report import ComingReport, CurveReport, ErrorRow, ExchangeRow, PeerRow, RelayRow, StatusReport
+from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,7 @@ class StatusState:
         self._trained = 0.0
         self._outcomes: Counter[str] = Counter()
         self._exchanges: deque[tuple[float, ExchangeRow]] = deque(maxlen=_KEPT)
+        self._coming: deque[tuple[float, int]] = deque()  # (when, bytes of a donor's weights that were here)
         self._saved_at: float | None = None
         self._members: dict[PeerId, tuple[float, events.PeerSeen]] = {}
         self._connected: dict[PeerId, tuple[float, Reach]] = {}
@@ -133,8 +136,26 @@ class StatusState:
                 self._set(exchanging_with=None, **moved)
             case events.WeightsServed():
                 self._set(sent=report.sent + event.size)
+            case events.WeightsComing():
+                self._note_coming(event, now)
             case events.WeightsFetched():
-                self._set(received=report.received + event.size)
+                known = report.weights.here if report.weights and report.weights.donor == event.donor else 0
+                self._set(received=report.received + event.size - known, weights=None)
+
+    def _note_coming(self, event: events.WeightsComing, now: float) -> None:
+        report, before = self._report, self._coming
+        if report.weights is None or report.weights.donor != event.donor or before[-1][1] > event.here:
+            before.clear()  # a part that an earlier process had is no traffic of this one
+        came = event.here - before[-1][1] if before else 0
+        before.append((now, event.here))
+        while before[0][0] < now - _RATE_WINDOW:
+            before.popleft()
+        rate = (event.here - before[0][1]) / max(now - before[0][0], 1.0)
+        left = (event.size - event.here) / rate if rate else None
+        weights = ComingReport(donor=event.donor, here=event.here, size=event.size, rate=rate, left=left)
+        pace = f"{amount(rate)}/s, {duration(left)} left" if left is not None else "nothing comes now"
+        waiting_for = f"the weights of …{short(event.donor)}: {amount(event.here)} of {amount(event.size)}, {pace}"
+        self._set(weights=weights, waiting_for=waiting_for, received=report.received + came)
 
     def _follow_peers(self, event: Event, now: float) -> None:
         match event:

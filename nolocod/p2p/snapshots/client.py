@@ -1,38 +1,38 @@
 """Weights for newcomers, the newcomer's side: ask for chunks, check each, go on where it broke off.
 
 The rule: the newcomer drives. It knows how large the run's weights are, and no donor's word changes how long it waits.
-What it has verified of a snapshot stays verified; a broken stream costs a redial. Replicas differ, so a snapshot comes
-from one donor as a whole; beside one that is slow others are asked. The file appears under its name only when it is
-whole and on the disk.
+A transfer ends for lack of progress only, and what was verified stays so (partial.py): a broken stream costs a redial.
+Replicas differ, so a snapshot comes from one donor as a whole; beside one that is slow others are asked. The file appears
+under its name only when it is whole and on the disk.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from io import FileIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 from nolocod import errors
-from nolocod.disk import PARTIAL, disk_errors, sync_folder
+from nolocod.disk import disk_errors
 from nolocod.identity import short
 from nolocod.p2p.exchange.context import redial_pauses
+from nolocod.p2p.snapshots.partial import Partial, forget, furthest, keep_furthest, store
 from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.deadlines import deadline, reset_unless_done
 from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.content import check_chunk, describe_from_wire
+from nolocod.proto.content import describe_from_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire
 from nolocod.proto.snapshot_states import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from io import FileIO
+    from pathlib import Path
 
     from nolocod.identity import PeerId
     from nolocod.p2p.exchange.context import Context
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from nolocod.proto.types import Description, Standing
 
     Blame = Callable[[PeerId, errors.RemoteError], None]
+    Tell = Callable[[PeerId, int], None]
 
 _SOONEST = 0.25
 """Seconds for which a busy donor is left alone, at least."""
@@ -83,7 +84,7 @@ class DonorStream:
         """What the donor has and signs for. Raises PeerBusyError or RefusedError if it gives nothing of `size` bytes."""
         limits = self._context.limits
         await self._ask("snapshot_request", pb.Body(snapshot_request=pb.SnapshotRequest()))
-        with deadline(limits.offer_seconds, "a snapshot"):
+        with deadline(limits.written(size), "a snapshot"):
             while (body := await self._next()).HasField("working"):
                 pass
         if not body.HasField("snapshot_offer"):
@@ -111,7 +112,7 @@ class DonorStream:
         for index in range(first, end):
             with deadline(self._context.limits.chunk_seconds, "a chunk"):
                 content = await self._chunk(description, index, buffer)
-                await self._context.aside(_store, description, index, content, file)
+                await self._context.aside(store, file, description, index, content)
             self._service.step("<chunk")
             if index == end - 1:
                 self._service.step("<last chunk of a request" if end < chunks else "<last chunk")
@@ -151,15 +152,6 @@ async def open_donor_stream(context: Context, dial: Dial, donor: PeerId) -> Asyn
         await channel.close()
 
 
-def _store(description: Description, index: int, content: memoryview, file: FileIO) -> None:
-    check_chunk(description, index, content)
-    start, _ = description.span(index)
-    with disk_errors(Path(file.name)):
-        while len(content):
-            count = os.pwrite(file.fileno(), content, start)
-            content, start = content[count:], start + count
-
-
 def _declined(body: pb.Body, refused: type[errors.RefusedError]) -> errors.RemoteError:
     """A donor's Busy or Refuse as an error."""
     if body.HasField("busy"):
@@ -174,29 +166,32 @@ async def fetch_snapshot(
     into: Path,
     size: int,
     blame: Blame = lambda _, __: None,
+    tell: Tell = lambda _, __: None,
 ) -> Fetched:
     """Fetch the snapshot of one of `donors`, best first, whole into the file `into`; `size` is that of the run's weights.
 
-    `blame` is told why one was left. Raises NoDonorError with every donor's reason, DiskFullError or DataDirError.
+    `blame` is told why one was left; `tell`, at each look, how many bytes are here of the donor who is furthest. Raises
+    NoDonorError with every donor's reason, DiskFullError or DataDirError; what came stays for the next try.
     """
     with disk_errors(into):
         into.parent.mkdir(parents=True, exist_ok=True)
-        _remove_parts(into)  # of a process that was killed
-        if size > (free := shutil.disk_usage(into.parent).free):
-            raise errors.DiskFullError(f"{into.parent} has {free} bytes free, the weights need {size}.")
-    race = _Race(
-        lambda donor, number: _Download(context, dial, donor, (into.with_name(f"{into.name}.{number}{PARTIAL}"), size))
-    )
+        keep_furthest(into)  # of a process that was killed
+        if size > (room := shutil.disk_usage(into.parent).free + furthest(into)):
+            raise errors.DiskFullError(f"{into.parent} has {room} bytes free, the weights need {size}.")
+    parts = {donor: Partial(into, donor) for donor in donors}
+    donors = sorted(donors, key=lambda donor: -parts[donor].size)  # of equals the best first, as given
+    race = _Race(lambda donor: _Download(context, dial, donor, (parts[donor], size)), context.limits.busy_seconds, tell)
     try:
         async with trio.open_nursery() as nursery:
-            outcome = await race.run(nursery, donors, trio.current_time() + context.limits.busy_seconds, blame)
+            outcome = await race.run(nursery, donors, blame)
             nursery.cancel_scope.cancel()
         if isinstance(outcome, errors.NolocodError):
             raise outcome
-        await context.aside(_finish, outcome.path, into)
+        await context.aside(parts[outcome.donor].finish)
+        forget(into)
         return replace(outcome, path=into)
     finally:
-        _remove_parts(into)
+        keep_furthest(into)
 
 
 class _Race:
@@ -206,19 +201,20 @@ class _Race:
     that gave for long enough to tell only that goes on which would be whole first.
     """
 
-    def __init__(self, download: Callable[[PeerId, int], _Download]) -> None:
+    def __init__(self, download: Callable[[PeerId], _Download], busy_seconds: float, tell: Tell) -> None:
+        """Who is busy for `busy_seconds`, since somebody gave something, has failed."""
         self._download = download
-        self._begun = 0
+        self._busy_seconds = busy_seconds
+        self._tell_progress = tell
+        self._gained = trio.current_time()
         self._lanes: dict[PeerId, _Download] = {}
         self._slower: set[PeerId] = set()  # than another, which goes on
         self._tell: trio.MemorySendChannel[tuple[PeerId, Fetched | errors.NolocodError]]
         self._told: trio.MemoryReceiveChannel[tuple[PeerId, Fetched | errors.NolocodError]]
         self._tell, self._told = trio.open_memory_channel(math.inf)
 
-    async def run(
-        self, nursery: trio.Nursery, donors: Sequence[PeerId], give_up: float, blame: Blame
-    ) -> Fetched | errors.NolocodError:
-        """The first that is whole, in its partial file, or why there is none. Who is busy at `give_up` has failed."""
+    async def run(self, nursery: trio.Nursery, donors: Sequence[PeerId], blame: Blame) -> Fetched | errors.NolocodError:
+        """The first that is whole, in its partial file, or why there is none."""
         failed: dict[PeerId, str] = {}
         due = dict.fromkeys(donors, 0.0)  # when each may be asked
         look, another = trio.current_time() + _LOOK, False
@@ -236,7 +232,8 @@ class _Race:
             with trio.move_on_at(wake):
                 donor, outcome = await self._told.receive()
                 another = True
-                self._lanes.pop(donor)
+                self._gained = max(self._gained, self._lanes.pop(donor).gained)
+                give_up = self._gained + self._busy_seconds
                 if not isinstance(outcome, errors.RemoteError):
                     return outcome
                 if isinstance(outcome, errors.PeerBusyError) and trio.current_time() < give_up:
@@ -250,8 +247,7 @@ class _Race:
         return errors.NoDonorError(f"none of {len(failed)} peers with weights gave them ({reasons or 'no peer is known'}).")
 
     def _start(self, nursery: trio.Nursery, donor: PeerId) -> None:
-        download = self._lanes[donor] = self._download(donor, self._begun)
-        self._begun += 1
+        download = self._lanes[donor] = self._download(donor)
         self._slower.discard(donor)
 
         async def run() -> None:
@@ -268,6 +264,9 @@ class _Race:
         """Stop those that are slower than another; whether one more is to be asked."""
         for lane in self._lanes.values():
             lane.look()
+        if self._lanes:
+            donor = max(self._lanes, key=lambda donor: self._lanes[donor].here)
+            self._tell_progress(donor, self._lanes[donor].here)
         well = [donor for donor, lane in self._lanes.items() if lane.well]
         giving = {donor: lane.left for donor, lane in self._lanes.items() if lane.left is not None}
         best = min(well or giving, key=lambda donor: giving.get(donor, math.inf), default=None)
@@ -280,12 +279,12 @@ class _Race:
 class _Download:
     """One donor's snapshot, over as many streams as it takes."""
 
-    def __init__(self, context: Context, dial: Dial, donor: PeerId, wanted: tuple[Path, int]) -> None:
+    def __init__(self, context: Context, dial: Dial, donor: PeerId, wanted: tuple[Partial, int]) -> None:
         self._context = context
         self._limits = context.limits
         self._dial = dial
         self._donor = donor
-        self.partial, self._size = wanted
+        self._partial, self._size = wanted
         self._offer: tuple[Standing, Description] | None = None
         self._next = 0
         self._stream: DonorStream | None = None
@@ -294,7 +293,14 @@ class _Download:
         """At the last look it gave at the pace that is due."""
         self.left: float | None = None
         """Seconds that the rest would take from then on; None if it has not given for long enough to tell."""
-        self.scope = trio.CancelScope()  # has a deadline once the size is known
+        self.gained = -math.inf
+        """When a chunk came last."""
+        self.scope = trio.CancelScope()
+
+    @property
+    def here(self) -> int:
+        """Bytes, those of the chunk that is under way not counted."""
+        return 0 if self._offer is None else min(self._next * self._offer[1].chunk_size, self._size)
 
     def look(self) -> None:
         """Take note of the rate since the last look."""
@@ -304,24 +310,24 @@ class _Download:
         rate = (self._stream.came - before) / max(now - since, 1e-3)
         self.well = rate >= self._limits.pace(self._size)
         if now - since >= _LOOK / 2:
-            self.left = (self._size - self._next * self._offer[1].chunk_size) / max(rate, 1e-3)
+            self.left = (self._size - self.here) / max(rate, 1e-3)
         self._seen = now, self._stream.came
 
     async def run(self) -> Fetched:
         started = trio.current_time()
-        with disk_errors(self.partial):
-            file = FileIO(self.partial, "w", opener=_private)
-        try:
+        with self._partial.opened() as file:
             with self.scope:
-                standing, description = await self._download(file)
+                found = await self._partial.find(file, self._limits, self._context.aside)
+                if found is not None and abs(found[0][1].size - self._size) <= ROOM:
+                    self._offer, self._next = found
+                try:
+                    standing, description = await self._download(file)
+                except errors.ProtocolError:
+                    self._partial.remove()  # nothing more of this donor is taken
+                    raise
             if self.scope.cancelled_caught:
-                raise errors.PeerTooSlowError(f"{short(self._donor)} sends too slowly.")
-        except BaseException:
-            self.partial.unlink(missing_ok=True)
-            raise
-        finally:
-            file.close()
-        return Fetched(self.partial, standing, self._donor, description.size, trio.current_time() - started)
+                raise errors.PeerTooSlowError(f"{short(self._donor)} gives more slowly than another.")
+        return Fetched(self._partial.path, standing, self._donor, description.size, trio.current_time() - started)
 
     async def _download(self, file: FileIO) -> tuple[Standing, Description]:
         tries, pauses = 0, redial_pauses()
@@ -345,32 +351,15 @@ class _Download:
     async def _one_stream(self, file: FileIO) -> tuple[Standing, Description]:
         async with open_donor_stream(self._context, self._dial, self._donor) as stream:
             stream.came = self._stream.came if self._stream else 0
-            self._stream = stream
-            if self._offer is None:
+            first, self._stream = self._stream is None, stream
+            if fresh := self._offer is None:
                 self._offer = await stream.describe(self._size)
+                await self._context.aside(self._partial.begin, file, *self._offer)
+            if first or fresh:
                 self._seen = trio.current_time(), stream.came
-                self.scope.deadline = trio.current_time() + self._limits.whole(self._size)
             _, description = self._offer
             while left := len(description.hashes) - self._next:
                 count = min(self._limits.chunks_per_request, left)
                 async for index in stream.fetch(description, self._next, count, file):
-                    self._next = index + 1
+                    self._next, self.gained = index + 1, trio.current_time()
         return self._offer
-
-
-def _remove_parts(into: Path) -> None:
-    for partial in into.parent.glob(f"{into.name}.*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
-
-
-def _finish(partial: Path, into: Path) -> None:
-    """On the disk first, under its name second."""
-    with disk_errors(into):
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.rename(into)
-        sync_folder(into.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

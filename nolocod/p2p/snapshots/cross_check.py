@@ -38,11 +38,13 @@ async def fetch_parts(
     donors: Sequence[PeerId],
     wanted: tuple[int, int],
     folder: Path,
+    seconds: float,
     blame: Callable[[PeerId, RemoteError], None] = lambda _, __: None,
 ) -> list[SnapshotParts]:
     """Parts of the snapshots of the first donors that give them, written into `folder`; of fewer than wanted where few do.
 
-    `wanted`: of how many donors, and of which size the snapshots have to be. Raises DiskFullError or DataDirError.
+    `wanted`: of how many donors, and of which size the snapshots have to be; `seconds`: for each. Raises DiskFullError or
+    DataDirError.
     """
     count, size = wanted
     seed = context.rng.randbytes(16)
@@ -52,7 +54,7 @@ async def fetch_parts(
             break
         path = folder / f"parts-{number}"
         try:
-            with deadline(context.limits.sample_seconds, f"parts of the weights of {short(donor)}"):
+            with deadline(seconds, f"parts of the weights of {short(donor)}"):
                 fetched.append(await _fetch(context, dial, donor, (random.Random(seed), size), path))
         except RemoteError as error:
             path.unlink(missing_ok=True)
