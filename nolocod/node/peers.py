@@ -58,6 +58,11 @@ class Peers:
         """Exchanges are of `size` bytes each way; the seconds that one may take."""
         self._exchange_service.box_size = size
         self._mesh.expect(size)
+        return self.patience
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an exchange may take."""
         return self._exchange_service.patience
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:

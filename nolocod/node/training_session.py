@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
-_UNDER_WAY = 600.0
-"""How long a pause waits for the exchange under way: it is work done, and nobody is in a hurry."""
 
 Reason = Literal["stopped", "finished", "behind", "paused"]
 
@@ -45,6 +43,7 @@ class TrainingSession:
         self.loop = OuterLoop(own, trainer, peers, pace, emit, peers.probation)
         self._settings = settings
         self._trainer = trainer
+        self._peers = peers
         self._pause_policy = pause_policy
         self._emit = emit
         self._saved_at = trio.current_time()
@@ -128,7 +127,7 @@ class TrainingSession:
             if ended[0] == "paused":
                 with trio.CancelScope() as patience:
                     nursery.start_soon(_cancel_after, stop.wait, patience)
-                    await self.loop.close(_UNDER_WAY)
+                    await self.loop.close(self._peers.patience)  # it is work done, and nobody is in a hurry
             await self.loop.close(self._settings.grace)
             nursery.cancel_scope.cancel()
         return ended[0]

@@ -79,12 +79,12 @@ class Limits:
     abort_seconds: float = 1.0
     working_seconds: float = 5.0
     """A silent side says Working this often; well below any stream's progress deadline."""
-    sample_seconds: float = 60.0
+    sample_seconds: float = 120.0
     """What a newcomer gives another donor to give some chunks to compare with: see `sample`."""
     chunk_seconds: float = 180.0
     """The slowest chunk: a reader that trickles is dropped."""
     busy_seconds: float = 600.0
-    """How long a newcomer goes on asking donors that are all busy."""
+    """How long a newcomer goes on asking donors that are all busy, at least: see `busy`."""
     turn_seconds: float = 60.0
     """What weights may take for nothing: see `turn`."""
     exchange_seconds: float = 600.0
@@ -132,6 +132,10 @@ class Limits:
         """Seconds for weights of `size` bytes that cost nobody else anything: for longer only while nobody else waits for
         the slot, or no other donor would be quicker."""
         return self.turn_seconds + size / self.bytes_per_second
+
+    def busy(self, size: int) -> float:
+        """Seconds for which donors of weights of `size` bytes may all be busy: whoever has a slot has its turn."""
+        return max(self.busy_seconds, 1.5 * self.turn(size))
 
     def pace(self, size: int) -> float:
         """The rate that goes with it."""

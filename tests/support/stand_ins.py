@@ -166,6 +166,7 @@ class StandInSwarm:
     def __init__(self) -> None:
         self.members: list[Member] = []
         self.unreachable: set[PeerId] = set()
+        self.patience = 600.0
         self.asked: list[list[PeerId]] = []
         self.doubted: list[PeerId] = []
         self.offered: Callable[[LocalSide], Any] | None = None

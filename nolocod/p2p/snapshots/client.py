@@ -180,7 +180,7 @@ async def fetch_snapshot(
             raise errors.DiskFullError(f"{into.parent} has {room} bytes free, the weights need {size}.")
     parts = {donor: Partial(into, donor) for donor in donors}
     donors = sorted(donors, key=lambda donor: -parts[donor].size)  # of equals the best first, as given
-    race = _Race(lambda donor: _Download(context, dial, donor, (parts[donor], size)), context.limits.busy_seconds, tell)
+    race = _Race(lambda donor: _Download(context, dial, donor, (parts[donor], size)), context.limits.busy(size), tell)
     try:
         async with trio.open_nursery() as nursery:
             outcome = await race.run(nursery, donors, blame)

@@ -35,7 +35,7 @@ async def fetch(
     context = Context(NEWCOMER, "run", limits=LIMITS, rng=random.Random(seed))
     peers = [node.peer_id for node in nodes]
     dial = net.dial(NEWCOMER.peer_id)
-    return await fetch_parts(context, dial, peers, (count, SIZE), folder, 60.0, blamed.__setitem__), blamed
+    return await fetch_parts(context, dial, peers, (count, SIZE), folder, LIMITS.sample_seconds, blamed.__setitem__), blamed
 
 
 async def test_the_same_chunks_are_fetched_of_each_and_the_first(tmp_path: Path, virtual_clock: object) -> None:

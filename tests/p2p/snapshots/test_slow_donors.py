@@ -239,7 +239,7 @@ async def test_of_several_that_gave_a_part_only_the_furthest_stays(tmp_path: Pat
 async def test_who_is_busy_in_the_middle_is_waited_for_as_at_the_beginning(tmp_path: Path, virtual_clock: object) -> None:
     """Its slot went to another newcomer, ten minutes after this one had begun."""
     async with donors(tmp_path) as ((alice,), net):
-        limits = replace(LIMITS, busy_seconds=60.0, resumes=1)
+        limits = replace(LIMITS, busy_seconds=60.0, turn_seconds=1.0, resumes=1)
         context = Context(NEWCOMER, "run", limits=limits, rng=random.Random(0))
         trickle(net, alice, rate=50.0)
 

@@ -196,7 +196,7 @@ async def test_donors_that_stay_busy_are_given_up(tmp_path: Path, virtual_clock:
             node.busy = 10**6
         started = trio.current_time()
         with pytest.raises(NoDonorError, match="no weights yet"):
-            await fetch(net, nodes, tmp_path / "into", Limits(chunk_bytes=CHUNK, busy_seconds=60))
+            await fetch(net, nodes, tmp_path / "into", Limits(chunk_bytes=CHUNK, busy_seconds=60, turn_seconds=1))
         took = trio.current_time() - started
     assert 60 <= took < 70
 
