@@ -126,10 +126,10 @@ class TrainerSide:
 
     def __init__(
         self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf,
-        *, wary: bool = False,
+        *, wary: bool = False, believes: bool = True,
     ) -> None:  # fmt: skip
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
-        self._trainer, self.phase, self.wary = trainer, phase, wary
+        self._trainer, self.phase, self.wary, self.believes = trainer, phase, wary, believes
         self.outbox, self.inbox = trainer.outbox, trainer.inbox
         self._begun = begun
         self._probation = probation
@@ -340,8 +340,9 @@ class OuterLoop:
             return partner is not None and self._probation(partner)
 
         now = trio.current_time()
-        wary = partner in self._wasted.apart(now) or (probation() and self._wasted.wary(now))
-        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary)
+        lost = self._wasted.wary(now)
+        wary = partner in self._wasted.apart(now) or (probation() and lost)
+        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary, believes=not lost)
         self._started = now
         if self._idle.is_set():
             self._idle = trio.Event()

@@ -100,10 +100,9 @@ class Limits:
 
         In half of the phase, or 20 s and as long as 10 MB/s take, any trainer with short steps ends its step, and writes or
         inspects `size` bytes, also one ten times as slow; one with long steps may take as long as some of them. Where we
-        are `wary` each part has a quarter, and a partner's word of its steps counts for nothing: that is enough for a
-        trainer like ours, and for a line that stands still."""
+        are `wary` each part has a quarter: that is enough for a trainer like ours, and for a line that stands still."""
         own, told = steps
-        long, share = (own, 0.25) if wary else (max(own, min(told, SLOWEST_STEP)), 1.0)
+        long, share = max(own, min(told, SLOWEST_STEP)), 0.25 if wary else 1.0
         snapshot, settle = (
             max(share * max(20.0 + size / 10e6, min(phase / 2, most)), _STEPS * long)
             for most in (self.snapshot_seconds, self.settle_seconds)

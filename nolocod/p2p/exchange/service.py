@@ -256,8 +256,8 @@ class ExchangeService:
         if session.machine.state is State.ABORTED:
             await self._context.aside(self._receipts.settle, name[1])  # this node may have voted for it
         found = failure if isinstance(failure, errors.RemoteError) else None
-        if session.wary and isinstance(failure, errors.PeerTooSlowError):
-            return ended  # an honest one may need more time than it had
+        if session.blameless and isinstance(failure, errors.PeerTooSlowError):
+            return ended
         stalled = isinstance(failure, StalledError) and ended.outcome != "committed"
         conduct = Conduct.WITHHELD if stalled else conduct_in(ended, found, self._context.size)
         self._judged(session.machine.partner, conduct)

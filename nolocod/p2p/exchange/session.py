@@ -53,7 +53,8 @@ class Session:
         self._aside = context.aside
         self._description: Description | None = None
         self._skipped = b""
-        self.wary = local_side.wary
+        self.blameless = local_side.wary
+        """A partner that is too slow may be an honest one that needs more time than it had."""
         self._up = True
         """The present stream is not known to be broken."""
         self._came = trio.Event()
@@ -75,9 +76,10 @@ class Session:
     async def run(self, channel: Channel) -> None:
         """Go on from Accept to the end. Remote faults end up in `ended`; raises LocalError and Cancelled."""
         self._channel = channel
-        size, side = self._size, self._local_side
+        size, side, (ours, told) = self._size, self._local_side, self.machine.steps
         # what the partner's trainer may take
-        self._paced = self._limits.paced(side.phase, size, self.machine.steps, wary=self.wary)
+        self._paced = self._limits.paced(side.phase, size, (ours, told if side.believes else 0.0), wary=side.wary)
+        self.blameless |= told > ours and not side.believes
         self._pace = Pace(self._paced, size, self._chunks_due)
         try:
             with self._scope:

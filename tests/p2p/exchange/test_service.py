@@ -85,7 +85,7 @@ class FakeBox:
 class FakeTrainer:
     """Stands for the trainer."""
 
-    phase, wary = math.inf, False
+    phase, wary, believes = math.inf, False, True
 
     def __init__(self, seed: int, size: int = SIZE) -> None:
         self.outbox = FakeBox(random.Random(seed).randbytes(size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.exchange_states import State
-from nolocod.proto.limits import Limits
+from nolocod.proto.limits import SLOWEST_STEP, Limits
 from nolocod.proto.types import describe
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.journal import Journal
@@ -45,6 +46,8 @@ class Staller(SimNode):
     """Offers to the first node whenever it may be free, and then stalls."""
 
     tactic = ""
+    told = 0.0
+    """Seconds that its steps take, by its word."""
 
     async def take_part(self) -> None:
         while self.tactic:
@@ -60,7 +63,7 @@ class Staller(SimNode):
         machine = Exchange(setting, victim.peer_id, session, offerer=True)
         channel = Channel(await self.dial(victim.peer_id, EXCHANGE), LIMITS)
         try:
-            await channel.send_envelope(machine.offer(victim.standing, 0))
+            await channel.send_envelope(machine.offer(replace(victim.standing, step_seconds=self.told), 0))
             machine.receive(await channel.receive_envelope())
             if machine.state is State.CLOSED:
                 return machine.retry_after or 10.0
@@ -95,9 +98,9 @@ class Watched(Swarm):
             self.blamed += isinstance(event, PeerJudged) and event.why == Conduct.WITHHELD.words
 
 
-def outer_steps(tactic: str, hours: float = HOURS, *, wary: bool = False) -> Watched:
+def outer_steps(tactic: str, hours: float = HOURS, *, wary: bool = False, told: float = 0.0) -> Watched:
     """A swarm of three nodes, and one that stalls where it has a `tactic`, and never offers itself; `wary`: the first lost much
-    time before."""
+    time before; `told`: what it says of its steps."""
 
     async def main() -> Watched:
         async with trio.open_nursery() as nursery:
@@ -108,7 +111,7 @@ def outer_steps(tactic: str, hours: float = HOURS, *, wary: bool = False) -> Wat
                 nodes = [swarm.add() for _ in range(3)]
                 port = swarm.network.add(swarm.signing.identity(3).peer_id)
                 staller = Staller(swarm, 3, port, SimReplica(SCENARIO.outer, 1.0, random.Random(3), chunk=16), 0)
-                staller.tactic = tactic
+                staller.tactic, staller.told = tactic, told
                 nodes[0].loop._wasted.charge(nodes[0].peer_id, wary * 1e5, 0.0)
                 for node in (*nodes, staller):
                     swarm.begin(node)
@@ -138,6 +141,14 @@ def test_where_too_much_time_was_lost_a_staller_has_a_quarter_and_the_slow_no_bl
     assert attacked.taken >= 0.9 * calm
     assert 0 < attacked.longest < WAITS["never describes"] / 4 + 1
     assert attacked.blamed == 0, "an honest one may need more than it had"
+
+
+def test_who_says_that_its_steps_take_for_ever_is_waited_for_once(calm: int) -> None:
+    """A quarter of an hour of ours, in four hours; until then its word, and everybody's, counts for nothing."""
+    attacked = outer_steps("never describes", 1.0, told=1e9)
+    assert attacked.taken >= 0.9 * calm * (1.0 - (3 * SLOWEST_STEP + 10) / 3600) / HOURS
+    assert attacked.blamed > 0
+    assert 3 * SLOWEST_STEP < attacked.longest < 3 * SLOWEST_STEP + 20
 
 
 # --- what is too slow, and what is not -----------------------------------------------------------------
