@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
     *("http_token", "http_open_metrics", "data", "device", "threads", "nice", "max_uploads"),
-    *("checkpoint_every", "linger", "pause_on_battery"),
+    *("checkpoint_every", "linger", "stop_within", "pause_on_battery"),
 )
 """Options that are settings of the same name."""
 
@@ -123,13 +123,20 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="serve weights for so long after the run's end (%(default)s)",
     )
+    add(
+        "--stop-within",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="end so soon after SIGTERM, with the last checkpoint on the disk if no new one fits in (%(default)s)",
+    )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(%(default)s)")
     add("--log-format", default="human", choices=["human", "json"], help="json: one object per line (%(default)s)")
 
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:
     bounds = (("threads", 0), ("max_uploads", 0), ("max_connections", 8), ("max_per_address", 1))
-    for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0)):
+    for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0), ("stop_within", 5)):
         if not getattr(options, name) >= least:  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     if not 0 <= options.nice <= 19:

@@ -39,8 +39,10 @@ class NodeConfig:
     """Newcomers served weights at once."""
     checkpoint_every: float = 60.0
     """At the first outer step after this many seconds."""
-    grace: float = 10.0
+    grace: float = 3.0
     """How long a stop waits for an exchange under way."""
+    stop_within: float = 10.0
+    """After SIGTERM, as who sends it kills soon; Ctrl-C leaves the last checkpoint all its time."""
     linger: float = 3600.0
     """How long weights are served to others after the run's end."""
     allowance: Allowance = _NO_LIMIT

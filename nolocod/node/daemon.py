@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from nolocod.observe.events import Emit, Event
     from nolocod.run.manifest import Sealed
 
+_FAREWELL = 3.0
+"""Seconds of a stop for the farewell to peers and the month's bytes, at once, and for the end of the process."""
 _TRAINER_FAILURES = 3
 """Trainer deaths without an outer step in between, after which the node gives up."""
 
@@ -118,13 +120,15 @@ class Node:
             self._pause_policy.look()  # before the next one begins, which the month may have no bytes for
 
     async def watch_signals(self, everything: trio.CancelScope, task_status: TaskStatus[None]) -> None:
-        """First signal: stop in order, if there is something to put in order. Second: stop at once."""
+        """First signal: stop in order, if there is something to put in order, SIGTERM within a time. Second: stop at once."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
-            async for _ in signals:
+            async for number in signals:
                 if self._stop.is_set():
                     everything.cancel()
                 self._stop_in_order(everything)
+                if number == signal.SIGTERM:
+                    everything.deadline = trio.current_time() + self._config.stop_within - _FAREWELL
 
     def _stop_in_order(self, everything: trio.CancelScope) -> None:
         if self._loaded_trainer() is None:  # there is nothing to put in order
@@ -142,7 +146,7 @@ class Node:
                 nursery.start_soon(self._pause_policy.run)
                 nursery.start_soon(self._budget.run)
         finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(2):
+            with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL - 1):
                 await self._budget.save()
 
     async def run(self, http: str) -> None:
@@ -159,7 +163,7 @@ class Node:
                     pass
                 nursery.cancel_scope.cancel()
             finally:
-                with trio.CancelScope(shield=True), trio.move_on_after(2):
+                with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL - 1):
                     await mesh.leave()
                 self._config.paths.daemon.unlink(missing_ok=True)
         if self._cloned:

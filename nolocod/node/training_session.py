@@ -86,7 +86,11 @@ class TrainingSession:
         if reason == "paused":
             await self._checkpoint()
         elif reason != "behind":
-            await self._trainer.checkpoint()
+            try:
+                await self._trainer.checkpoint()
+            except trio.Cancelled:
+                self._emit(StateChanged("stopping", "nothing more: there was no time for a checkpoint, the last one counts"))
+                raise
         return reason
 
     async def rest(self, stop: trio.Event) -> bool:

@@ -71,6 +71,11 @@ class TrainerProcess:
         return self._progress.standing
 
     @property
+    def busy(self) -> bool:
+        """It was told something that it has not answered."""
+        return self._due > -math.inf
+
+    @property
     def inner_steps(self) -> int:
         return self._progress.inner_steps
 
@@ -253,7 +258,7 @@ def _error(failure: pipe.Failed) -> NolocodError:
 async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
     """Start a trainer process; it imports torch while the caller still looks for a manifest.
 
-    At the end it is asked to stop, and killed after five seconds.
+    At the end it is asked to stop, and killed after five seconds; at once if it does something that nobody waits for any more.
     """
     ours, theirs = socket.socketpair()
     memory = anonymous_file("boxes")
@@ -291,8 +296,8 @@ async def _follow(trainer: TrainerProcess, process: trio.Process) -> None:
 
 async def _end(trainer: TrainerProcess, process: trio.Process) -> None:
     with trio.CancelScope(shield=True):
-        if not trainer.parameters:
-            process.kill()  # still importing or loading: it has nothing to finish
+        if not trainer.parameters or trainer.busy:
+            process.kill()  # it has nothing to finish: what was to last is on the disk when it is answered
         with trio.move_on_after(_STOP_SECONDS):
             # It may be gone already, or stuck: the wait below tells.
             with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):

@@ -18,7 +18,7 @@ from nolocod.node import daemon
 from nolocod.node.config import NodeConfig
 from nolocod.node.daemon import Node
 from nolocod.node.peers import CurrentLoop, Peers
-from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, Troubled
+from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, StateChanged, Troubled
 from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
@@ -166,6 +166,9 @@ class Scene:
             await self.node.run("127.0.0.1:1")
             nursery.cancel_scope.cancel()
 
+    def emit_checkpoint(self) -> None:
+        self.node.emit(Checkpointed(1, 1, 60.0))
+
     def told(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -243,6 +246,37 @@ async def test_the_first_signal_stops_in_order(scene: Scene, autojump_clock: obj
     await scene.run(PHASE + 1)
     assert scene.trainers[0].calls[-2:] == ["pause", "checkpoint"]
     assert [event.round for event in scene.told(Checkpointed)] == [1]
+    assert scene.mesh.left
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_node_that_is_to_stop_ends_before_it_is_killed_and_ctrl_c_leaves_it_its_time(
+    number: signal.Signals, scene: Scene, autojump_clock: object
+) -> None:
+    """SIGTERM took 20 to 38 s at 113 M, and containers are killed after 10: what it then wrote was lost."""
+
+    async def slowly() -> None:
+        await trio.sleep(60)
+        scene.emit_checkpoint()
+
+    async def change() -> None:
+        await trio.sleep(PHASE)
+        scene.trainers[0].checkpoint = slowly  # type: ignore[method-assign]
+        await trio.sleep(1)
+        signal.raise_signal(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        began = trio.current_time()
+        await scene.run()
+    took = trio.current_time() - began - PHASE - 1
+    if number == signal.SIGTERM:
+        assert took <= scene.config.stop_within
+        assert scene.told(Checkpointed) == []
+        assert "no time for a checkpoint" in scene.told(StateChanged)[-1].waiting_for
+    else:
+        assert took == pytest.approx(60)
+        assert len(scene.told(Checkpointed)) == 1
     assert scene.mesh.left
 
 

@@ -319,7 +319,7 @@ async def test_a_newcomer_whose_fetch_outlasts_the_staleness_limit_fetches_once(
     scene = Scene(tmp_path)
     for name in ("a", "b", "c"):
         scene.swarm.add(name, 20)
-    scene.swarm.fetch_seconds, scene.swarm.sample_seconds = 202.0, 30.0
+    scene.swarm.fetch_seconds, scene.swarm.sample_seconds = 202.0, 30.5
 
     async def others_go_on() -> None:
         while True:
@@ -332,7 +332,7 @@ async def test_a_newcomer_whose_fetch_outlasts_the_staleness_limit_fetches_once(
         nursery.start_soon(others_go_on)
         await scene.weights.load()
         median = scene.swarm.members[0].standing.round
-        assert median == 20 + (202 + 30) // PHASE - 1, "rounds went by while samples came, too"
+        assert median == 20 + (202 + 30) // PHASE, "rounds went by while samples came, too"
         assert scene.trainer.round == median, "placed when all is judged, with the whole window before it"
         assert await scene.train_until_stopped(100) == "stopped"
         assert len(scene.swarm.asked) == 1

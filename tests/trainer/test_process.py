@@ -229,6 +229,16 @@ async def is_noticed_when_killed(trainer: TrainerProcess, child: psutil.Process)
         await trainer.capture(0)
 
 
+async def test_what_nobody_waits_for_any_more_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """A checkpoint of minutes, and a node that has seconds."""
+    async with loaded(sealed_run(), tmp_path, "alice") as trainer:
+        child_of(trainer).suspend()
+        with trio.move_on_after(0.01):
+            await trainer.checkpoint()
+        began = trio.current_time()
+    assert trio.current_time() - began < 2
+
+
 async def test_the_child_ends_when_its_parent_vanishes(tmp_path: Path) -> None:
     """The parent is a process of its own here, and is killed."""
     script = (
