@@ -317,8 +317,7 @@ class _Download:
         started = trio.current_time()
         with self._partial.opened() as file:
             with self.scope:
-                found = await self._partial.find(file, self._limits, self._context.aside)
-                if found is not None and abs(found[0][1].size - self._size) <= ROOM:
+                if (found := await self._partial.find(file, self._limits, self._context.aside)) is not None:
                     self._offer, self._next = found
                 try:
                     standing, description = await self._download(file)
