@@ -115,7 +115,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         help="train only in these spans (local time); commas, or repeat",
     )
     add("--pause-on-battery", action="store_true", help="train only on mains power")
-    add("--checkpoint-every", type=float, default=60.0, metavar="SECONDS", help="time between two checkpoints (%(default)s)")
+    add("--checkpoint-every", type=float, metavar="SECONDS", help="time between two checkpoints (60 or more, by their size)")
     add(
         "--linger",
         type=float,
@@ -137,7 +137,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
 def _node_config(options: argparse.Namespace) -> NodeConfig:
     bounds = (("threads", 0), ("max_uploads", 0), ("max_connections", 8), ("max_per_address", 1))
     for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0), ("stop_within", 5)):
-        if not getattr(options, name) >= least:  # NaN is not either
+        if not (getattr(options, name) is None or getattr(options, name) >= least):  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     if not 0 <= options.nice <= 19:
         raise UsageError(f"--nice cannot be {options.nice}. It is a number from 0 to 19.")

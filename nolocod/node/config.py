@@ -37,8 +37,8 @@ class NodeConfig:
     """Priority of the trainer: from 0, as the daemon itself, to 19, which lets all others on the machine go first."""
     max_uploads: int = 2
     """Newcomers served weights at once."""
-    checkpoint_every: float = 60.0
-    """At the first outer step after this many seconds."""
+    checkpoint_every: float | None = None
+    """At the first outer step after this many seconds; None lets the model's size decide."""
     grace: float = 3.0
     """How long a stop waits for an exchange under way."""
     stop_within: float = 10.0

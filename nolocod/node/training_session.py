@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
+from nolocod.disk import rest_after
 from nolocod.errors import DiskFullError
 from nolocod.identity import PeerId
 from nolocod.node.weights import Weights
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
+_CHECKPOINT_SECONDS = 60.0
+"""Between two checkpoints at least, where the node's owner has no other wish."""
 
 Reason = Literal["stopped", "finished", "behind", "paused"]
 
@@ -46,7 +49,7 @@ class TrainingSession:
         self._peers = peers
         self._pause_policy = pause_policy
         self._emit = emit
-        self._saved_at = trio.current_time()
+        self._saved_at, self._rest = trio.current_time(), 0.0
         self._stepped = trio.Event()
         self._began = trio.Event()
 
@@ -147,17 +150,18 @@ class TrainingSession:
         while True:
             await self._stepped.wait()
             self._stepped = trio.Event()
-            if trio.current_time() - self._saved_at >= self._settings.checkpoint_every:
+            every = self._settings.checkpoint_every
+            if trio.current_time() - self._saved_at >= (max(_CHECKPOINT_SECONDS, self._rest) if every is None else every):
                 await self._checkpoint()
 
     async def _checkpoint(self) -> None:
         """One without which this node can go on."""
         try:
-            await self._trainer.checkpoint()
+            saved = await self._trainer.checkpoint()
         except DiskFullError as error:
             self._emit(Troubled(error.code, f"{error.cause} The next outer step tries again."))
         else:
-            self._saved_at = trio.current_time()
+            self._saved_at, self._rest = trio.current_time(), rest_after(saved.size, saved.seconds)
 
 
 async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:

@@ -66,8 +66,8 @@ class SessionSettings:
     """The folder for what donors give."""
     may_seed: bool
     """Begin from the run's initial weights when nobody has others."""
-    checkpoint_every: float
-    """At the first outer step after this."""
+    checkpoint_every: float | None
+    """At the first outer step after this; None: 60 s, or longer for a large model (disk.rest_after)."""
     grace: float
     """How long a stop waits for an exchange under way."""
 

@@ -137,6 +137,8 @@ class Checkpointed(Event, frozen=True):
     round: int
     size: int
     seconds: float
+    stopped: float = 0.0
+    """Of these, how long training stood still."""
 
 
 class PeerSeen(Event, frozen=True):

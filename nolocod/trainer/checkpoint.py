@@ -2,12 +2,13 @@
 
 The rule: a checkpoint resumes exactly. It holds phi, delta, theta, Adam's moments, the position in the data
 and torch's random state; its JSON half names the hash of its tensor half, so that damage is found before
-anything is loaded. Writing never needs a second copy of the model in memory.
+anything is loaded. Writing never needs a second copy of the model in memory. That the disk has room is known before.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,15 +18,15 @@ import msgspec
 import safetensors
 import torch
 
-from nolocod.disk import PARTIAL, disk_errors, folder_written_whole, written_whole
+from nolocod.disk import PARTIAL, check_room, disk_errors, folder_written_whole, restore_folders, written_whole
 from nolocod.errors import CheckpointError
-from nolocod.outer.codec.blocks import bytes_of, pieces
-from nolocod.proto.types import Standing  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.outer.codec.blocks import bytes_of
+from nolocod.proto.types import Description, Standing, describe
 from nolocod.trainer.clipping import History
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import IO
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
+_PIECE = 4 << 20
+"""Elements that are written at once: training has the interpreter meanwhile, and between pieces it might wait for it."""
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
 _KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8"}
@@ -64,8 +67,13 @@ class Found:
     trouble: tuple[str, ...]
 
 
-def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Write a safetensors file and return its BLAKE3 digest in hex.
+def _go_on() -> None: ...
+
+
+def write_tensors(
+    handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = _go_on
+) -> str:
+    """Write a safetensors file and return its BLAKE3 digest in hex. `check` is called often, and may raise to end it.
 
     The format's own library copies all tensors before it writes; this goes piece by piece, from any device.
     """
@@ -78,8 +86,9 @@ def write_tensors(handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Ma
     put(head_of(tensors, metadata))
     for tensor in tensors.values():
         flat = tensor.detach().reshape(-1)
-        for piece in pieces(flat.numel()):
-            put(bytes_of(flat[piece].cpu().view(torch.uint8)))
+        for start in range(0, flat.numel(), _PIECE):
+            check()
+            put(bytes_of(flat[start : start + _PIECE].cpu().view(torch.uint8)))
     return digest.hexdigest()
 
 
@@ -105,15 +114,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a whole safetensors file ({error}).") from error
 
 
-def save(folder: Path, state: State, tensors: Mapping[str, Tensor]) -> int:
+def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Callable[[], None] = _go_on) -> int:
     """Write a checkpoint below `folder`, drop all but it and one more, and return its size in bytes.
 
-    Raises DiskFullError or DataDirError; older checkpoints are then untouched.
+    Raises DiskFullError, DataDirError, or what `check` raises; older checkpoints are then untouched.
     """
     target = folder / f"round-{state.standing.round:08d}"
+    check_room(folder, size_of(tensors))
     with folder_written_whole(target) as partial:
         with written_whole(partial / _TENSORS) as handle:
-            digest = write_tensors(handle, tensors, {"run_id": state.run_id})
+            digest = write_tensors(handle, tensors, {"run_id": state.run_id}, check)
         with written_whole(partial / _STATE) as handle:
             handle.write(msgspec.json.encode(msgspec.structs.replace(state, tensors=digest)))
     size = (target / _TENSORS).stat().st_size
@@ -124,10 +134,31 @@ def save(folder: Path, state: State, tensors: Mapping[str, Tensor]) -> int:
     return size
 
 
+def write_snapshot(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = _go_on
+) -> Description:
+    """Write weights for newcomers to `path`, whole or not at all; hashed chunk by chunk. Raises as `save`."""
+    check_room(path.parent, size_of(tensors))
+    with written_whole(path) as handle:
+        write_tensors(handle, tensors, metadata, check)
+    with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        view = memoryview(content)
+        try:
+            return describe(view)
+        finally:
+            view.release()
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of their content."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def find(folder: Path, run_id: str) -> Found:
     """Look for the newest whole checkpoint of the run, and remove what a crash left behind."""
     trouble: list[str] = []
     if folder.exists():
+        restore_folders(folder)
         for left in folder.glob(f"*{PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
     for path in _all(folder):

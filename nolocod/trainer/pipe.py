@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from nolocod.errors import NolocodError  # noqa: TC001 - as below
 from nolocod.observe.events import Evaluated, InnerSteps  # noqa: TC001 - as below
 from nolocod.proto.types import Description, SnapshotParts, Standing  # noqa: TC001 - msgspec reads these annotations at run time
 
@@ -100,12 +101,16 @@ class Discard(Message, frozen=True):
 
 
 class Checkpoint(Message, frozen=True):
-    """Write a checkpoint. Answered with Checkpointed; DiskFullError."""
+    """Write a checkpoint, beside training. Answered at once, and by Written with Checkpointed; DiskFullError."""
+
+    number: int
+    """Of this file among those that the parent asked for."""
 
 
 class Dump(Message, frozen=True):
-    """Write the slow weights for newcomers. Answered with Dumped."""
+    """Write the slow weights for newcomers, beside training. Answered at once, and by Written with Dumped."""
 
+    number: int
     path: Path
 
 
@@ -197,7 +202,25 @@ class EvaluatedReport(Message, frozen=True):
     event: Evaluated
 
 
-Reply = Answer | Trained | EvaluatedReport
+class Written(Message, frozen=True):
+    """What became of file `number`, as in Answer."""
+
+    number: int
+    result: msgspec.Raw
+    failure: Failed | None
+
+
+def written(number: int, result: object) -> Written:
+    """Of file `number`: its result, or what it failed of."""
+    told = answer(0, result, None)
+    return Written(number, told.result, told.failure)
+
+
+def failed(error: NolocodError) -> Failed:
+    return Failed(error.code, error.cause, error.remedy)
+
+
+Reply = Answer | Trained | EvaluatedReport | Written
 
 
 def encode(message: Request | Reply) -> bytes:

@@ -31,7 +31,7 @@ from nolocod.trainer.patience import CHECKPOINT_BYTES, LOAD, Patience
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from nolocod.observe.events import Emit
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Dumped", "Loaded", "Setup", "TrainerProcess", "open_trainer"]
 
 _STOP_SECONDS = 5.0
+_RESTS = 4
+"""Files that are written beside training take so many times as long as the disk does."""
 
 R = TypeVar("R")
 
@@ -63,6 +65,9 @@ class TrainerProcess:
         self._last_id = 0
         self._due = -math.inf  # when all that the child was told must be done; no longer ahead once it has answered
         self._answer: pipe.Answer | None = None  # to the last request
+        self._files = 0  # that were asked for
+        self._unwritten: set[int] = set()
+        self._written: dict[int, pipe.Written | None] = {}  # those that somebody waits for
         self._dead = trio.Event()
         self._death: LocalError | None = None
 
@@ -72,8 +77,8 @@ class TrainerProcess:
 
     @property
     def busy(self) -> bool:
-        """It was told something that it has not answered."""
-        return self._due > -math.inf
+        """It was told something that it has not answered, or not written."""
+        return self._due > -math.inf or bool(self._unwritten)
 
     @property
     def inner_steps(self) -> int:
@@ -140,13 +145,14 @@ class TrainerProcess:
         await self._ask(pipe.Discard(), NoneType)
 
     async def checkpoint(self) -> events.Checkpointed:
-        """Raises DiskFullError; older checkpoints are then untouched."""
-        event = await self._ask(pipe.Checkpoint(), events.Checkpointed, self._patience.files(CHECKPOINT_BYTES))
+        """Beside training. Raises DiskFullError; older checkpoints are then untouched."""
+        event = await self._write(pipe.Checkpoint, events.Checkpointed, CHECKPOINT_BYTES)
         self._emit(event)
         return event
 
     async def dump(self, path: Path) -> Dumped:
-        return await self._ask(pipe.Dump(path), Dumped, self._patience.files(2 * 4))  # written, and read to be hashed
+        """Beside training."""
+        return await self._write(lambda number: pipe.Dump(number, path), Dumped, 2 * 4)  # and read to be hashed
 
     async def evaluate(self, *, told: bool = True) -> float:
         """Mean held-out loss of the fast weights, nats per token; emitted too if it is to be `told`."""
@@ -186,6 +192,26 @@ class TrainerProcess:
                     raise _error(answer.failure)
                 return msgspec.msgpack.decode(answer.result, type=kind)
         raise TrainerError(f"it did not answer {type(command).__name__.lower()!r} within {seconds:.0f} s.")
+
+    async def _write(self, ask: Callable[[int], pipe.Command], kind: type[R], bytes_each: int) -> R:
+        """Have a file of so many bytes per parameter written, while other commands go on; returns what it is told with.
+        Raises as `_ask`."""
+        self._files += 1
+        number, began = self._files, trio.current_time()
+        self._written[number] = None
+        self._unwritten.add(number)
+        try:
+            await self._ask(ask(number), NoneType)
+            with trio.CancelScope(deadline=began + 2 * self._patience.files(_RESTS * bytes_each)):  # one may be under way
+                while (told := self._written[number]) is None:
+                    self._check_alive()
+                    await self._heard.wait()
+                if told.failure is not None:
+                    raise _error(told.failure)
+                return msgspec.msgpack.decode(told.result, type=kind)
+        finally:
+            del self._written[number]
+        raise TrainerError(f"it did not write a file within {trio.current_time() - began:.0f} s.")
 
     async def _exchange(self, request: pipe.Request) -> pipe.Answer:
         # Half a frame would make all later ones unreadable. A Setup may be longer than what the socket holds, and
@@ -230,6 +256,10 @@ class TrainerProcess:
                     self._emit(message.event)
             case pipe.EvaluatedReport():
                 self._emit(message.event)
+            case pipe.Written():
+                self._unwritten.discard(message.number)
+                if message.number in self._written:  # else its caller was cancelled
+                    self._written[message.number] = message
         self._heard, was = trio.Event(), self._heard
         was.set()
 

@@ -9,7 +9,6 @@ since its last one.
 from __future__ import annotations
 
 import math
-import mmap
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING
 import blake3
 import torch
 
-from nolocod.disk import written_whole
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
-from nolocod.proto.types import Applied, Description, Inspection, Standing, describe, parts_in, whose_turn
+from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
@@ -241,8 +239,8 @@ class Replica:
 
     # --- files
 
-    def save(self, folder: Path, peer_id: str) -> int:
-        """Write a checkpoint below `folder`; returns its size in bytes. One that is written while a capture is out holds no
+    def to_save(self, peer_id: str) -> tuple[checkpoint.State, dict[str, Tensor]]:
+        """What a checkpoint holds: the tensors themselves, no copies. One that is written while a capture is out holds no
         trace of it."""
         if self._capture is not None:
             self._capture.take_back()
@@ -261,7 +259,7 @@ class Replica:
         tensors |= self.weights.codec_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
-        return checkpoint.save(folder, state, tensors | self.inner.moments())
+        return state, tensors | self.inner.moments()
 
     def restore(self, path: Path, state: checkpoint.State) -> None:
         """Go on exactly where the checkpoint at `path` was written (on the same kind of device)."""
@@ -314,21 +312,10 @@ class Replica:
 
     @property
     def snapshot_size(self) -> int:
-        """Bytes of what `dump` writes."""
-        return len(checkpoint.head_of(*self._snapshot)) + self.phi.numel() * self.phi.element_size()
+        """Bytes of weights for newcomers in a file."""
+        return len(checkpoint.head_of(*self.snapshot())) + self.phi.numel() * self.phi.element_size()
 
-    @property
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Weights for newcomers, phi itself and no copy, and what the file says of them."""
         metadata = {"format": "pt", "run_id": self._run_id, "round": str(self.standing.round)}
         return dict(self.layout.split(self.phi)), metadata
-
-    def dump(self, path: Path) -> Description:
-        """Write phi to `path` as safetensors, whole or not at all, for newcomers; hashed chunk by chunk."""
-        with written_whole(path) as handle:
-            checkpoint.write_tensors(handle, *self._snapshot)
-        with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            view = memoryview(content)
-            try:
-                return describe(view)
-            finally:
-                view.release()

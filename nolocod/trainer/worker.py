@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
-from nolocod.observe.events import Checkpointed, Evaluated, InnerSteps
+from nolocod.observe.events import Evaluated, InnerSteps
 from nolocod.outer.phase import is_part
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from nolocod.trainer.files import Files
     from nolocod.trainer.replica import Replica
 
 _LATER = object()
@@ -75,7 +76,7 @@ class Worker:
         self._memory = memory
         self._boxes: tuple[Tensor, Tensor] | None = None
         self._replica: Replica | None = None
-        self._setup: pipe.Setup | None = None
+        self._files: Files | None = None
         self._training = False
         self._first = False  # the next inner step is the first after Train: told at once
         self._reported = time.perf_counter()
@@ -95,11 +96,15 @@ class Worker:
         while True:
             if self._end is not None and (not self._training or (self._work is not None and self._work.done())):
                 self._settle()
+            self._write_files()
             try:
                 request = self._requests.get(block=not self._training)
             except Empty:
                 with _memory_errors():
                     self._train()
+                continue
+            if request is not None and isinstance(request.command, pipe.Checkpoint | pipe.Dump):
+                self._answer(request.id, _told(self._execute, request))  # it is written when its turn comes
                 continue
             self._settle()  # whoever asked for it waits no more, or would not ask for more
             if request is None:
@@ -148,6 +153,18 @@ class Worker:
         if end is not None:
             end()
 
+    def _write_files(self) -> None:
+        """Write what is asked for: beside training if there is any, and when no outer step is under way."""
+        if self._files is None or not self._files.is_asked:
+            return
+        if not self._training:
+            self._settle()
+            self._files.write_all()
+        elif self._end is None and (self._work is None or self._work.done()):
+            began = time.perf_counter()
+            self._files.begin()
+            self._held["file"] = time.perf_counter() - began
+
     def _train(self) -> None:
         replica = self._loaded()
         began = time.perf_counter()
@@ -189,7 +206,7 @@ class Worker:
         if isinstance(request.command, pipe.Setup):
             return self._load(request.command)
         replica = self._loaded()
-        assert self._boxes is not None and self._setup is not None  # noqa: PT018 - both are set with the replica
+        assert self._boxes is not None and self._files is not None  # noqa: PT018 - both are set with the replica
         outbox, inbox = self._boxes
         match request.command:
             case pipe.Adopt(weights, standing):
@@ -219,12 +236,8 @@ class Worker:
                 return replica.solo(run_round, subject)
             case pipe.Discard():
                 replica.discard()
-            case pipe.Checkpoint():
-                began = time.perf_counter()
-                size = replica.save(self._setup.checkpoints, self._setup.peer_id)
-                return Checkpointed(replica.standing.round, size, time.perf_counter() - began)
-            case pipe.Dump(path):
-                return pipe.Dumped(replica.standing, replica.dump(path))
+            case pipe.Checkpoint() | pipe.Dump():
+                self._files.ask(request.command)
             case pipe.Evaluate(told):
                 return self._evaluate() if told else replica.evaluate()
         return None
@@ -250,11 +263,13 @@ class Worker:
     def _load(self, setup: pipe.Setup) -> pipe.Loaded:
         import torch
 
-        from nolocod.trainer import checkpoint
+        from nolocod.trainer import checkpoint, files
         from nolocod.trainer.replica import open_replica
 
         # A second load in the same process must not hold two models in memory.
-        self._replica, self._boxes, self._training, self._held = None, None, False, {}
+        if self._files is not None:
+            self._files.close()
+        self._replica, self._boxes, self._files, self._training, self._held = None, None, None, False, {}
         if setup.threads:
             torch.set_num_threads(setup.threads)
         if setup.nice:  # of this thread, and of those that it will start
@@ -269,7 +284,7 @@ class Worker:
         os.ftruncate(self._memory, plan.boxes_size)
         memory = torch.frombuffer(mmap.mmap(self._memory, plan.boxes_size), dtype=torch.uint8)
         self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
-        self._replica, self._setup = replica, setup
+        self._replica, self._files = replica, files.Files(replica, setup, lambda told: self._parent.send(lambda: told))
         self._evaluated_round = replica.standing.round
         return pipe.Loaded(
             standing=replica.standing,
@@ -299,7 +314,7 @@ def _told(work: Callable[..., object], *given: object) -> object:
         with _memory_errors():
             return work(*given)
     except NolocodError as error:
-        return _failed(error)
+        return pipe.failed(error)
 
 
 def _one_thread() -> None:
@@ -318,10 +333,6 @@ def _memory_errors() -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError) as error:
         first = str(error).splitlines()[0] if str(error) else "MemoryError"
         raise ModelTooLargeError(f"memory ran out ({first}).") from error
-
-
-def _failed(error: NolocodError) -> pipe.Failed:
-    return pipe.Failed(error.code, error.cause, error.remedy)
 
 
 def _import_heavy() -> None:
@@ -347,7 +358,7 @@ def main() -> None:
     except (EOFError, ConnectionError):
         pass  # the parent is gone, and so is the reason to be
     except LocalError as error:
-        failed = _failed(error)
+        failed = pipe.failed(error)
         parent.send(lambda: pipe.answer(0, failed, None))
         status = 1
     sys.stderr.flush()

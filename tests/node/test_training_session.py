@@ -84,6 +84,24 @@ async def test_checkpoints_follow_outer_steps_once_enough_time_has_passed(tmp_pa
     assert [event.round for event in scene.told(Checkpointed)] == [3, 6, 6], "every 12 s, and the last one"
 
 
+@pytest.mark.parametrize(
+    ("cost", "rounds", "why"),
+    [
+        ((1, 0.0), [15, 30, 35], "every 60 s"),
+        ((1, 2.0), [15, 35], "then not before 50 times as long as it took"),
+        ((300_000_000, 0.0), [15, 35], "then not before a day's bytes allow it"),
+    ],
+)
+async def test_checkpoints_leave_the_disk_its_rest(
+    tmp_path: Path, autojump_clock: object, cost: tuple[int, float], rounds: list[int], why: str
+) -> None:
+    scene = Scene(tmp_path, may_seed=True, every=None)
+    scene.trainer.checkpoint_cost = cost
+    await scene.weights.load()
+    await scene.train_until_stopped(35 * PHASE + 1)
+    assert [event.round for event in scene.told(Checkpointed)] == rounds, why
+
+
 async def test_a_full_disk_costs_a_periodic_checkpoint_only(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.trainer.full_disk = 1

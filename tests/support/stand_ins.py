@@ -63,6 +63,8 @@ class StandInTrainer:
         """Whose weights are far from the other donors'."""
         self.load_seconds = self.exchange_seconds = 0.0
         self.full_disk = 0
+        self.checkpoint_cost = 1, 0.0
+        """Bytes and seconds."""
         self.death: TrainerError | None = None
         self.dead = trio.Event()
         self.began = trio.current_time()
@@ -152,12 +154,14 @@ class StandInTrainer:
         self.note("evaluate" if told else "try")
         return self.losses.get(self.weights, 1.0)
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self) -> Checkpointed:
         self.note("checkpoint")
         if self.full_disk:
             self.full_disk -= 1
             raise DiskFullError("no space.")
-        self.emit(Checkpointed(self.round, 1, 0.0))
+        saved = Checkpointed(self.round, *self.checkpoint_cost)
+        self.emit(saved)
+        return saved
 
 
 class StandInSwarm:
@@ -233,7 +237,16 @@ class StandInSwarm:
 class Scene:
     """A training session with its stand-ins, and what it told."""
 
-    def __init__(self, folder: Path, *, may_seed: bool = False, goal: int = 0, source: str = "seed", rounds: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        may_seed: bool = False,
+        goal: int = 0,
+        source: str = "seed",
+        rounds: int = 0,
+        every: float | None = 10.0,
+    ) -> None:
         self.events: list[Event] = []
         self.swarm = StandInSwarm()
         self.trainer = StandInTrainer(self.emit, cast('Literal["seed", "checkpoint"]', source), rounds)
@@ -247,7 +260,7 @@ class Scene:
         setup = Setup(
             manifest=b"", peer_id=OWN, data=None, device="cpu", threads=1, checkpoints=paths.checkpoints, cache=paths.cache
         )
-        settings = SessionSettings(setup, manifest, paths.incoming, may_seed, checkpoint_every=10.0, grace=GRACE)
+        settings = SessionSettings(setup, manifest, paths.incoming, may_seed, checkpoint_every=every, grace=GRACE)
         trainer, peers = cast("TrainerProcess", self.trainer), cast("Peers", self.swarm)
         self.session = TrainingSession(settings, trainer, peers, self.pause_policy, self.emit)
         self.weights = self.session.weights

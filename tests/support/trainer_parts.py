@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from nolocod.identity import Identity
 from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, Sealed, seal
+from nolocod.trainer import checkpoint
 from nolocod.trainer.pipe import Setup
 from nolocod.trainer.replica import Replica, open_replica
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
+
+    from nolocod.proto.types import Description
 
 OWNER = Identity.from_secret(b"o" * 32)
 MODEL = {
@@ -64,3 +67,13 @@ def setup_for(sealed: Sealed, folder: Path, peer: str = "alice", **changes: Any)
 def make_replica(sealed: Sealed, folder: Path, peer: str = "alice") -> Replica:
     """A replica in this process."""
     return open_replica(sealed, peer, write_text(folder), folder / "cache")
+
+
+def save(replica: Replica, folder: Path, peer: str) -> int:
+    """Write a checkpoint below `folder`."""
+    return checkpoint.save(folder, *replica.to_save(peer))
+
+
+def dump(replica: Replica, path: Path) -> Description:
+    """Write weights for newcomers."""
+    return checkpoint.write_snapshot(path, *replica.snapshot())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import safetensors.torch
 import torch
@@ -16,7 +19,7 @@ from nolocod.paths import DataDir
 from nolocod.proto.types import Standing, describe
 from nolocod.run.manifest import Inner, Outer
 from nolocod.trainer import checkpoint, offline
-from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for, write_text
+from tests.support.trainer_parts import MODEL, dump, make_replica, save, sealed_run, setup_for, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +50,7 @@ def test_resume_is_exact(tmp_path: Path, model: dict[str, object], optimizer: An
     """gpt2 has dropout: the random state counts."""
     sealed = sealed_run(model=model, inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
     first = partly_trained(tmp_path, sealed)
-    first.save(tmp_path / "c", "alice")
+    save(first, tmp_path / "c", "alice")
     second = make_replica(sealed, tmp_path)
     found = checkpoint.find(tmp_path / "c", sealed.run_id)
     assert found.path is not None
@@ -81,7 +84,7 @@ def test_resume_is_exact_for_a_codec_with_a_state_and_for_fragments(tmp_path: Pa
 
     exchange(0)
     exchange(1)
-    alice.save(tmp_path / "c", "alice")
+    save(alice, tmp_path / "c", "alice")
     found = checkpoint.find(tmp_path / "c", sealed.run_id)
     assert found.path is not None
     assert found.state is not None
@@ -98,7 +101,7 @@ def test_resume_is_exact_for_a_codec_with_a_state_and_for_fragments(tmp_path: Pa
 def test_two_are_kept_and_left_overs_removed(tmp_path: Path) -> None:
     replica = partly_trained(tmp_path)
     for _ in range(3):
-        replica.save(tmp_path / "c", "alice")
+        save(replica, tmp_path / "c", "alice")
         replica.solo()
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["round-00000003", "round-00000004"]
     (tmp_path / "c" / "round-00000005.partial").mkdir()
@@ -106,11 +109,53 @@ def test_two_are_kept_and_left_overs_removed(tmp_path: Path) -> None:
     assert len(list((tmp_path / "c").iterdir())) == 2
 
 
+@pytest.mark.parametrize("same_round", [False, True])
+def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path, same_round: bool) -> None:
+    """A child writes a second checkpoint, and is gone before its first change on the disk, its second, and so on."""
+    replica, run_id, changes = partly_trained(tmp_path), sealed_run().run_id, {"open", "os.rename", "os.mkdir", "os.remove"}
+    for last in range(100):
+        folder = tmp_path / f"c{last}"
+        save(replica, folder, "alice")
+        child = os.fork()
+        if child == 0:
+            left = last
+
+            def die(event: str, _: object) -> None:
+                nonlocal left
+                left -= event in changes
+                if left < 0:
+                    os._exit(9)
+
+            sys.addaudithook(die)
+            state, tensors = replica.to_save("alice")
+            standing = Standing(state.standing.round + (not same_round), 0, 0.0)
+            checkpoint.save(folder, msgspec.structs.replace(state, standing=standing), tensors)
+            os._exit(0)
+        found = os.waitpid(child, 0)[1], checkpoint.find(folder, run_id)
+        assert found[1].state is not None
+        assert found[1].trouble == ()
+        if found[0] == 0:
+            assert last > 6
+            return
+    pytest.fail("it never came to its end")
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    replica = partly_trained(tmp_path)
+    state, _ = replica.to_save("alice")
+    huge = {"x": torch.zeros(1).expand(1 << 58)}
+    with pytest.raises(DiskFullError, match="are to be written"):
+        checkpoint.save(tmp_path / "c", state, huge)
+    with pytest.raises(DiskFullError, match="are to be written"):
+        checkpoint.write_snapshot(tmp_path / "c" / "w", huge, {})
+    assert not list((tmp_path / "c").iterdir())
+
+
 def test_a_second_checkpoint_of_one_round_replaces_the_first(tmp_path: Path) -> None:
     replica = partly_trained(tmp_path)
-    replica.save(tmp_path / "c", "alice")
+    save(replica, tmp_path / "c", "alice")
     replica.step()
-    replica.save(tmp_path / "c", "alice")
+    save(replica, tmp_path / "c", "alice")
     (only,) = (tmp_path / "c").iterdir()
     assert checkpoint.check(only, sealed_run().run_id).inner_steps == 13
 
@@ -120,7 +165,7 @@ def test_the_last_one_stays_also_below_damaged_ones_of_higher_rounds(tmp_path: P
     for name in ("round-00000090", "round-00000100"):
         (tmp_path / "c" / name).mkdir(parents=True)
     for number in (2, 3):
-        replica.save(tmp_path / "c", "alice")
+        save(replica, tmp_path / "c", "alice")
         found = checkpoint.find(tmp_path / "c", sealed_run().run_id)
         assert found.path == tmp_path / "c" / f"round-{number:08d}"
         replica.solo()
@@ -130,9 +175,9 @@ def test_the_last_one_stays_also_below_damaged_ones_of_higher_rounds(tmp_path: P
 @pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
 def test_a_damaged_one_is_named_and_the_one_before_used(tmp_path: Path, file: str) -> None:
     replica = partly_trained(tmp_path)
-    replica.save(tmp_path / "c", "alice")
+    save(replica, tmp_path / "c", "alice")
     replica.solo()
-    replica.save(tmp_path / "c", "alice")
+    save(replica, tmp_path / "c", "alice")
     last = tmp_path / "c" / "round-00000003" / file
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
@@ -146,14 +191,14 @@ def test_a_damaged_one_is_named_and_the_one_before_used(tmp_path: Path, file: st
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     replica = partly_trained(tmp_path)
-    replica.save(tmp_path / "c", "alice")
+    save(replica, tmp_path / "c", "alice")
     replica.solo()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(DiskFullError, match="round-00000003"):
-            replica.save(tmp_path / "c", "alice")
+            save(replica, tmp_path / "c", "alice")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -178,7 +223,7 @@ def test_tensor_files_are_what_the_format_s_own_library_reads(tmp_path: Path) ->
 
 def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path) -> None:
     donor = partly_trained(tmp_path)
-    description = donor.dump(tmp_path / "w")
+    description = dump(donor, tmp_path / "w")
     assert description == describe(memoryview((tmp_path / "w").read_bytes()))
     newcomer = make_replica(sealed_run(), tmp_path, "bob")
     assert newcomer.snapshot_size == donor.snapshot_size == description.size, "known before any donor tells it"
@@ -195,7 +240,7 @@ def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     donor = partly_trained(tmp_path)
     donor.phi[7] = float("nan")
-    donor.dump(tmp_path / "w")
+    dump(donor, tmp_path / "w")
     newcomer = make_replica(sealed_run(), tmp_path, "bob")
     with pytest.raises(RejectedTensorError, match="not finite"):
         newcomer.adopt(tmp_path / "w", Standing(2, 0, 0))
@@ -213,7 +258,7 @@ def test_an_export_loads_with_from_pretrained(tmp_path: Path) -> None:
     sealed = sealed_run()
     replica = partly_trained(tmp_path)
     paths = DataDir(tmp_path)
-    replica.save(paths.checkpoints, "alice")
+    save(replica, paths.checkpoints, "alice")
     offline.export(paths, sealed, tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -233,7 +278,7 @@ def test_evaluate_and_generate_from_the_last_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NothingToUseError):
         offline.evaluate(paths, sealed)
     replica = partly_trained(tmp_path)
-    replica.save(paths.checkpoints, "alice")
+    save(replica, paths.checkpoints, "alice")
     replica.theta.copy_(replica.phi)
     assert offline.evaluate(paths, sealed, write_text(tmp_path)) == pytest.approx(replica.evaluate(), abs=1e-6)
     likeliest = offline.generate(paths, sealed, "time", 8, 0.0, 0)
@@ -249,7 +294,7 @@ def test_replicas_are_compared_by_their_fast_weights(tmp_path: Path) -> None:
     folders = []
     for peer, shift in (("a", 0.01), ("b", -0.01)):
         replica.theta.copy_(start + shift)
-        replica.save(tmp_path / peer, peer)
+        save(replica, tmp_path / peer, peer)
         folders.append(tmp_path / peer)
     assert offline.weight_std(sealed, folders) == pytest.approx(0.01, rel=1e-3)
     replica.theta.copy_(start)

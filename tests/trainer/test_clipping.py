@@ -12,7 +12,7 @@ import torch
 from nolocod.run.manifest import Inner, Outer, Trust
 from nolocod.trainer import checkpoint
 from nolocod.trainer.clipping import Clipping, History, Norms
-from tests.support.trainer_parts import make_replica, sealed_run
+from tests.support.trainer_parts import make_replica, save, sealed_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,7 +175,7 @@ def test_what_is_known_of_distances_is_in_the_checkpoint(tmp_path: Path) -> None
             replica.apply(other, 0)
     assert [len(known) for known in alice.clipping.history.distances] == [3]
     assert all(math.isfinite(one) and one > 0 for one in alice.clipping.history.distances[0])
-    alice.save(tmp_path / "c", "alice")
+    save(alice, tmp_path / "c", "alice")
     found = checkpoint.find(tmp_path / "c", sealed.run_id)
     assert found.path is not None
     assert found.state is not None

@@ -25,7 +25,7 @@ from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
 from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import build, pick_device, read_config
 from tests.bench.bare_loop import tokens_per_second
-from tests.support.trainer_parts import MODEL, make_replica, sealed_run, write_text
+from tests.support.trainer_parts import MODEL, dump, make_replica, save, sealed_run, write_text
 
 if TYPE_CHECKING:
     from nolocod.trainer.replica import Replica
@@ -246,7 +246,7 @@ def test_what_follows_a_capture_that_came_to_nothing_begins_with_what_training_m
             assert (alice.phi - phi).abs().max() <= 1e-6
             trained = phi
         case "adopt":
-            other.dump(tmp_path / "weights")
+            dump(other, tmp_path / "weights")
             alice.adopt(tmp_path / "weights", other.standing)
             assert torch.equal(alice.theta, other.phi)
             alice.discard()
@@ -254,7 +254,7 @@ def test_what_follows_a_capture_that_came_to_nothing_begins_with_what_training_m
             return
         case "checkpoint":
             again = make_replica(sealed_run(codec=codec), tmp_path, "alice")
-            alice.save(tmp_path / "c", "alice")
+            save(alice, tmp_path / "c", "alice")
             found = checkpoint.find(tmp_path / "c", sealed_run(codec=codec).run_id)
             assert found.path is not None
             assert found.state is not None
@@ -275,7 +275,7 @@ def test_a_checkpoint_in_mid_exchange_changes_nothing_of_it(tmp_path: Path) -> N
     before = alice.theta.clone()
     train(alice, 2)
     progress = alice.theta - before
-    alice.save(tmp_path / "c", "alice")
+    save(alice, tmp_path / "c", "alice")
     alice.inspect(b_out)
     alice.apply(b_out, 0)
     assert (alice.theta - (alice.phi + progress)).abs().max() <= 1e-6

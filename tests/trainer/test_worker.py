@@ -6,22 +6,23 @@ import socket
 import threading
 import time
 from types import NoneType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pytest
+import torch
 
-from nolocod.errors import TrainerError
+from nolocod.errors import DiskFullError, TrainerError
 from nolocod.observe.events import Checkpointed
 from nolocod.proto.types import Applied, Description, Inspection, describe
-from nolocod.trainer import pipe, worker
+from nolocod.trainer import checkpoint, files, pipe, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.worker import ChildEnd, Worker
-from tests.support.trainer_parts import sealed_run, setup_for
+from tests.support.trainer_parts import make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -142,8 +143,8 @@ def test_a_trainer_tells_for_how_long_it_may_be_at_something_else(
     assert pause.progress is not None
     assert seconds <= pause.progress.standing.step_seconds < DEADLINE
     parent.ask(pipe.Train(), NoneType)
-    monkeypatch.setattr(Replica, "save", lambda *_: (time.sleep(10 * seconds), 1)[1])
-    parent.ask(pipe.Checkpoint(), Checkpointed)
+    monkeypatch.setattr(Replica, "evaluate", lambda *_: (time.sleep(10 * seconds), 1.0)[1])
+    parent.ask(pipe.Evaluate(told=False), float)
     pause = parent.answer(pipe.Pause())
     assert pause.progress is not None
     assert pause.progress.standing.step_seconds >= 10 * seconds, "training stood still for so long"
@@ -250,3 +251,126 @@ def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Ev
     assert parent.ask(pipe.Capture(0), Description).size
     assert parent.worker._work is None
     parent.ask(pipe.Discard(), NoneType)
+
+
+# --- files
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds what is written beside training until it is set."""
+    gate = threading.Event()
+
+    def held(write: Callable[..., object]) -> Callable[..., object]:
+        def hold(*given: Any) -> object:  # noqa: ANN401 - as `write`
+            while threading.current_thread().name.startswith("ThreadPool") and not gate.wait(0.001):
+                given[3]()
+            return write(*given)
+
+        return hold
+
+    for name in ("save", "write_snapshot"):
+        monkeypatch.setattr(checkpoint, name, held(getattr(checkpoint, name)))
+    yield gate
+    gate.set()
+
+
+def written(parent: Parent) -> pipe.Written:
+    while not isinstance(reply := parent.next(), pipe.Written):
+        pass
+    assert reply.failure is None
+    return reply
+
+
+def at_rest(folder: Path) -> checkpoint.State:
+    found = checkpoint.find(folder / "alice" / "checkpoints", sealed_run(codec="bfloat16").run_id)
+    assert found.state is not None
+    assert found.path is not None
+    theta = checkpoint.tensors_of(found.path)["theta"]
+    assert theta.isfinite().all()
+    return found.state
+
+
+def test_training_and_an_exchange_go_on_while_files_are_written_one_at_a_time(
+    parent: Parent, disk: threading.Event, tmp_path: Path
+) -> None:
+    loaded = parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path), pipe.Loaded)
+    outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
+    parent.ask(pipe.Train(), NoneType)
+    parent.train_until(4)
+    parent.ask(pipe.Checkpoint(1), NoneType)
+    parent.ask(pipe.Dump(2, tmp_path / "weights"), NoneType)
+    parent.train_until(8)
+    parent.ask(pipe.Capture(0), Description)
+    inbox.view(0, inbox.size)[:] = outbox.view(0, outbox.size)  # the trainer is its own partner
+    parent.ask(pipe.Inspect(probation=False), Inspection)
+    assert parent.ask(pipe.Apply(0, b""), Applied).round == 1
+    disk.set()
+    first, second = written(parent), written(parent)
+    assert (first.number, second.number) == (1, 2)
+    saved = msgspec.msgpack.decode(first.result, type=Checkpointed)
+    assert saved.round == 0, "it is what was when its turn came"
+    assert saved.stopped < saved.seconds
+    state = at_rest(tmp_path)
+    assert state.inner_steps >= 4
+    assert state.standing.tokens == state.inner_steps * 64, "nothing of it is later"
+    dumped = msgspec.msgpack.decode(second.result, type=pipe.Dumped)
+    assert dumped.standing.round == 1, "copied after the first was written, and so one copy at most"
+    assert dumped.description == describe(memoryview((tmp_path / "weights").read_bytes()))
+
+
+def test_a_file_has_the_weights_of_one_moment(parent: Parent, disk: threading.Event, tmp_path: Path) -> None:
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.ask(pipe.Checkpoint(1), NoneType)  # nothing is trained: written straight from the weights
+    written(parent)
+    parent.ask(pipe.Train(), NoneType)
+    parent.ask(pipe.Checkpoint(2), NoneType)
+    parent.train_until(12)
+    disk.set()
+    written(parent)
+    state = at_rest(tmp_path)
+    again = make_replica(sealed_run(codec="bfloat16"), tmp_path)
+    again.draw_as("alice")
+    for _ in range(state.inner_steps):
+        again.step()
+    found = checkpoint.find(tmp_path / "alice" / "checkpoints", sealed_run(codec="bfloat16").run_id)
+    assert found.path is not None
+    assert torch.equal(checkpoint.tensors_of(found.path)["theta"], again.theta)
+
+
+def test_the_last_checkpoint_waits_for_no_other(parent: Parent, disk: threading.Event, tmp_path: Path) -> None:
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.ask(pipe.Train(), NoneType)
+    parent.ask(pipe.Checkpoint(1), NoneType)
+    parent.train_until(8)
+    paused = parent.answer(pipe.Pause()).progress
+    assert paused is not None
+    parent.ask(pipe.Checkpoint(2), NoneType)
+    assert {written(parent).number, written(parent).number} == {1, 2}, "whoever waits for the first has the last"
+    assert at_rest(tmp_path).inner_steps == paused.inner_steps
+
+
+def test_without_room_for_a_copy_the_weights_themselves_are_written(
+    parent: Parent, disk: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(files, "_ROOM", 1e9)
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.ask(pipe.Train(), NoneType)
+    parent.ask(pipe.Checkpoint(1), NoneType)
+    saved = msgspec.msgpack.decode(written(parent).result, type=Checkpointed)
+    assert saved.stopped == saved.seconds
+
+
+def test_a_full_disk_is_told_to_whoever_asked(parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> int:
+        raise DiskFullError("no space.")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.ask(pipe.Train(), NoneType)
+    parent.ask(pipe.Checkpoint(1), NoneType)
+    while not isinstance(reply := parent.next(), pipe.Written):
+        pass
+    assert reply.failure is not None
+    assert reply.failure.code == DiskFullError.entry.code
+    parent.train_until(4)

@@ -28,7 +28,7 @@ from nolocod.proto.types import Standing
 from nolocod.trainer.checkpoint import read_tensors
 from nolocod.trainer.pipe import Loaded, Setup
 from nolocod.units import Address
-from tests.support.trainer_parts import make_replica, sealed_run
+from tests.support.trainer_parts import dump, make_replica, sealed_run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -79,7 +79,7 @@ class Node:
     def serve(self, replica: Replica, *, round_number: int, state: str = "training") -> None:
         path = self.folder / f"weights-{len(list(self.folder.iterdir()))}"
         self.standing, self.state = Standing(round_number, 100, 5.0), state
-        self._served = ServedSnapshot(path, self.standing, replica.dump(path))
+        self._served = ServedSnapshot(path, self.standing, dump(replica, path))
 
     async def _snapshot(self) -> ServedSnapshot:
         await trio.lowlevel.checkpoint()

@@ -1,0 +1,133 @@
+"""Checkpoints, and weights for newcomers, written beside training.
+
+The rule: training stands still while what is to be written is copied within main memory, and no longer; a thread writes the
+copy. One file is written at a time, and the next one is copied when its turn comes, so that there is one copy at most. Where
+memory has no room for it, or while training rests, nothing is copied: the weights themselves are written, and whatever the
+thread was writing gives way, so that the last checkpoint waits for no other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nolocod.errors import LocalError
+from nolocod.observe.events import Checkpointed
+from nolocod.trainer import checkpoint, pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from torch import Tensor
+
+    from nolocod.trainer.replica import Replica
+
+_ROOM = 1.25
+"""Free memory must be so many times a copy's size."""
+
+
+class _GivenUpError(Exception):
+    """The file gives way to another."""
+
+
+class Files:
+    """Writes what is asked for; `tell` sends a message to the parent, from any thread."""
+
+    def __init__(self, replica: Replica, setup: pipe.Setup, tell: Callable[[pipe.Written], None]) -> None:
+        self._replica = replica
+        self._setup = setup
+        self._tell = tell
+        self._thread = ThreadPoolExecutor(
+            1
+        )  # of training's priority: it would hold the interpreter while it waits for a processor
+        self._waiting: list[pipe.Checkpoint | pipe.Dump] = []
+        self._under_way: Future[None] | None = None
+        self._give_up = threading.Event()
+
+    def ask(self, command: pipe.Checkpoint | pipe.Dump) -> None:
+        """Have a file written when its turn comes."""
+        self._waiting.append(command)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether something waits to be written. Raises what the thread failed of."""
+        if self._under_way is not None and self._under_way.done():
+            self._under_way.result()
+            self._under_way = None
+        return bool(self._waiting)
+
+    def begin(self) -> None:
+        """Between two inner steps: copy what is to be written next, and have it written beside training, unless it is not yet
+        its turn."""
+        if self._under_way is None:
+            self._begin(self._waiting.pop(0), aside=True)
+
+    def write_all(self) -> None:
+        """While training rests: write all that was asked for, checkpoints first. Of several that wait one is enough."""
+        self._give_up.set()
+        if self._under_way is not None:
+            wait((self._under_way,))
+        self._give_up.clear()
+        self._waiting.sort(key=lambda command: isinstance(command, pipe.Dump))
+        while self._waiting:
+            self._begin(self._waiting.pop(0), aside=False)
+
+    def close(self) -> None:
+        """End the thread, and what it writes."""
+        self._waiting.clear()
+        self._give_up.set()
+        self._thread.shutdown()
+
+    def _begin(self, command: pipe.Checkpoint | pipe.Dump, *, aside: bool) -> None:
+        began = time.perf_counter()
+        replica = self._replica
+        if isinstance(command, pipe.Checkpoint):
+            same = [other for other in self._waiting if isinstance(other, pipe.Checkpoint)]
+            self._waiting = [other for other in self._waiting if other not in same]
+            state, tensors = replica.to_save(self._setup.peer_id)
+        else:
+            same, standing = [], replica.standing
+            tensors, metadata = replica.snapshot()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        aside = aside and psutil.virtual_memory().available > _ROOM * size
+        if aside:
+            tensors = {name: _copied(tensor) for name, tensor in tensors.items()}
+        stopped = time.perf_counter() - began
+
+        def write() -> object:
+            if isinstance(command, pipe.Dump):
+                return pipe.Dumped(standing, checkpoint.write_snapshot(command.path, tensors, metadata, self._check))
+            written = checkpoint.save(self._setup.checkpoints, state, tensors, self._check)
+            seconds = time.perf_counter() - began
+            return Checkpointed(state.standing.round, written, seconds, stopped if aside else seconds)
+
+        numbers = [one.number for one in (command, *same)]
+        if aside:
+            self._under_way = self._thread.submit(partial(self._finish, command, numbers, write))
+        else:
+            self._finish(command, numbers, write)
+
+    def _finish(self, command: pipe.Checkpoint | pipe.Dump, numbers: list[int], write: Callable[[], object]) -> None:
+        try:
+            done = write()
+        except _GivenUpError:
+            self._waiting.append(command)  # for whoever waits for it
+            return
+        except LocalError as error:
+            done = pipe.failed(error)
+        for number in numbers:
+            self._tell(pipe.written(number, done))
+
+    def _check(self) -> None:
+        if self._give_up.is_set():
+            raise _GivenUpError
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
