@@ -61,6 +61,7 @@ LIBRARIES = {
     "tokenizers": "trainer",
     "safetensors": "trainer",
     "datasets": "trainer",
+    "fsspec": "trainer",
     "huggingface_hub": "trainer",
     "pyarrow": "trainer",
     "numpy": "trainer studies",

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from nolocod.doctor.findings import CHECKS, Finding, failed, ok, skipped, warn
-from nolocod.errors import NolocodError, TrainerError
+from nolocod.errors import DataError, NolocodError, TrainerError
 from nolocod.run.manifest import Manifest, unseal
 
 if TYPE_CHECKING:
@@ -145,9 +145,18 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
 def _streamed(manifest: Manifest) -> str:
     from itertools import islice
 
-    from nolocod.trainer.source import open_hub
+    from nolocod.trainer.data import missing_packages
+    from nolocod.trainer.hub import cause_of, failures, open_hub
 
-    return "\n".join(str(record.get(manifest.data.field, "")) for record in islice(open_hub(manifest.data), _RECORDS))
+    name = f"data set {manifest.data.dataset!r}"
+    try:
+        known = failures()
+    except ImportError as error:
+        raise missing_packages(name) from error
+    try:
+        return "\n".join(islice(open_hub(manifest.data).texts(), _RECORDS))
+    except known as error:
+        raise DataError(f"{name}: {cause_of(error)}.", remedy="Check the network, or ask the run's owner.") from error
 
 
 def _first_line(error: Exception) -> str:

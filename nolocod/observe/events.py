@@ -290,6 +290,16 @@ class HostChecked(Event, frozen=True):
     disk_free: int | None
 
 
+class TextSupply(Event, frozen=True):
+    """Whether new text to train on comes. While it does not, the last windows are trained on again, and the source is asked
+    for ever."""
+
+    trouble: str
+    """Why none comes; empty when it comes again ..."""
+    seconds: float
+    """... after so long."""
+
+
 class Troubled(Event, frozen=True):
     """Something failed and the node went on."""
 

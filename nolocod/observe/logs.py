@@ -187,6 +187,10 @@ class LogFollower:
                 if self._paused:
                     _say(event, INFO, "resumed")
                 self._paused = ""
+            case events.TextSupply(trouble=""):
+                _say(event, INFO, "new text to train on comes again, after %s", duration(event.seconds))
+            case events.TextSupply():
+                _say(event, WARNING, "no new text to train on: %s; the last is trained on again", event.trouble)
             case events.Troubled():
                 _say(event, WARNING, "%s %s", event.code, event.message)
 

@@ -204,6 +204,10 @@ class _Node:
     def __init__(self, to: CollectorRegistry) -> None:
         self._checkpoints = Counter("nolocod_checkpoints", "Checkpoints written.", registry=to)
         self._checkpoint_size = Gauge("nolocod_checkpoint_size_bytes", "Size of the last checkpoint.", registry=to)
+        out = "1 while no new text to train on comes and the last is trained on again, else 0."
+        self._text_out = Gauge("nolocod_text_outage", out, registry=to)
+        lost = "Time for which no new text to train on came, counted when it comes again."
+        self._text_lost = Counter("nolocod_text_outage_seconds", lost, registry=to)
         self._errors = Counter("nolocod_errors", "Failures that the node survived, by error code.", ["code"], registry=to)
         self._deaths = Counter("nolocod_trainer_failures", "Times that the trainer process died or failed.", registry=to)
         offset = "The members' median clock minus this machine's."
@@ -225,6 +229,9 @@ class _Node:
             case events.Checkpointed():
                 self._checkpoints.inc()
                 self._checkpoint_size.set(event.size)
+            case events.TextSupply():
+                self._text_out.set(bool(event.trouble))
+                self._text_lost.inc(event.seconds)
             case events.Troubled():
                 self._errors.labels(_known(event.code)).inc()
                 if event.code == TrainerError.entry.code:

@@ -73,6 +73,9 @@ class Data(Section, frozen=True):
     """"bytes" (256 ids), or the whole text of a `tokenizers` JSON file; the run file names its path."""
     held_out: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
     """Share of the text that nobody trains on."""
+    documents: Literal["apart", "joined"] = "apart"
+    """"apart": a document ends with the tokenizer's token for that, and is held out by its own hash. "joined": with a line
+    break, and local text by its place."""
 
     def __post_init__(self) -> None:
         if (self.source == "hub") != (self.dataset is not None):
@@ -122,7 +125,8 @@ class Inner(Section, frozen=True):
         return self.batch * self.accumulation * self.sequence
 
 
-_UNSAID: dict[str, dict[str, Any]] = {"inner": {"optimizer": "adamw", "schedule": "cosine"}, "outer": {"turns": 1}}
+_ADAMW = {"optimizer": "adamw", "schedule": "cosine"}
+_UNSAID: dict[str, dict[str, Any]] = {"data": {"documents": "joined"}, "inner": _ADAMW, "outer": {"turns": 1}}
 """What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id."""
 
 

@@ -6,9 +6,11 @@ manifest names no path of ours: local files come from this node's own `--data`.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sysconfig
+from bisect import insort
 from typing import TYPE_CHECKING, Any, Protocol
 
 import blake3
@@ -21,6 +23,7 @@ from nolocod.errors import DataError, RunFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import IO
 
     from numpy.typing import NDArray
 
@@ -32,12 +35,19 @@ _STDLIB_SKIP = {"site-packages", "dist-packages", "test", "tests", "idlelib", "_
 _SUFFIXES = {"jsonl": {".jsonl", ".ndjson", ".json"}, "parquet": {".parquet"}}
 _READ = 1 << 20
 """Characters tokenised at once."""
+_PIECE, _LEAST_PIECE = 1 << 14, 256
+"""Characters of the pieces of a long text; a short one is cut finer, into ..."""
+_LEAST_PIECES = 128
+_SURE = 8
+"""So many characters are a token at least."""
 
 
 class Tokenizer(Protocol):
     """Turns text into ids below `vocabulary`."""
 
     vocabulary: int
+    end: int | None
+    """The id that ends a document, if there is one."""
 
     def encode(self, text: str) -> NDArray[Any]: ...
 
@@ -45,9 +55,10 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Ids are the bytes of the UTF-8 text."""
+    """Ids are the bytes of the UTF-8 text, in which 0 ends a document."""
 
     vocabulary = 256
+    end: int | None = 0
 
     def encode(self, text: str) -> NDArray[Any]:
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8)
@@ -68,6 +79,7 @@ class JsonTokenizer:
             raise RunFileError(f"`data.tokenizer` is not a tokenizers file ({error}).") from error
         ids = self._fast.get_vocab(with_added_tokens=True).values()
         self.vocabulary = max(ids, default=0) + 1  # ids may have gaps, so counting them is not enough
+        self.end: int | None = next((found for name in _ENDS if (found := self._fast.token_to_id(name)) is not None), None)
 
     def encode(self, text: str) -> NDArray[Any]:
         return np.array(self._fast.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
@@ -81,16 +93,114 @@ def make_tokenizer(settings: Data) -> Tokenizer:
     return ByteTokenizer() if settings.tokenizer == "bytes" else JsonTokenizer(settings.tokenizer)
 
 
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
+"""Names of the token that ends a text, in the tokenizers that we know."""
+
+
+def end_of(settings: Data, tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """What stands behind each document, as tokens."""
+    known = () if tokenizer.end is None or settings.documents == "joined" else (tokenizer.end,)
+    return np.array(known or tokenizer.encode("\n"), dtype=np.int64)
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Whether nobody trains on this document: its own hash decides."""
+    return _draw(text) < share
+
+
+def _draw(text: str) -> float:
+    return int.from_bytes(blake3.blake3(text.encode("utf-8", errors="replace")).digest(8), "big") / 2**64
+
+
+def local_parts(
+    settings: Data, sequence: int, path: Path | None, tokenizer: Tokenizer, cache: Path
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The tokens of a local source to train on, and those held out, mapped from cache files. A document ends with a token of
+    its own, and is held out by its own hash, so that nodes that have it agree; so are the pieces of a long text. Where too few
+    are, those with the lowest hashes are held out. Raises DataError.
+    """
+    files = _files(settings, path)
+    target = _cached(settings, files, cache, sequence, "train")
+    held = target.with_suffix(".held")
+    dtype = _dtype(tokenizer)
+    if not (target.exists() and held.exists()):
+        size = sum(file.stat().st_size for file in files)
+        pieces = max(_LEAST_PIECE, min(_PIECE, 1 << max(1, size // _LEAST_PIECES).bit_length() - 1))
+        edge = _edge((text for file in files for text, _ in _pieces(settings, file, pieces)), settings.held_out, sequence)
+        end = end_of(settings, tokenizer).astype(dtype).tobytes()
+        with written_whole(held) as apart, written_whole(target) as handle:
+            for file in files:
+                before: IO[bytes] | None = None
+                for text, is_last in _pieces(settings, file, pieces):
+                    into = apart if _draw(text) <= edge else handle
+                    if before is not None and into is not before:
+                        before.write(end)  # what follows there is not its continuation
+                    into.write(tokenizer.encode(text).astype(dtype).tobytes() + (end if is_last else b""))
+                    before = None if is_last else into
+    sizes = [one.stat().st_size for one in (target, held)]
+    if not all(sizes):
+        where = path if path is not None else "the standard library"
+        raise DataError(f"{where} holds {'too little' if any(sizes) else 'no'} text.")
+    return np.memmap(target, dtype=dtype, mode="r"), np.memmap(held, dtype=dtype, mode="r")
+
+
+def _edge(texts: Iterator[str], share: float, sequence: int) -> float:
+    """Documents up to this hash are held out: those below `share`, or more where they make no window."""
+    lowest: list[tuple[float, int]] = []
+    have = total = 0
+    for text in texts:
+        draw = _draw(text)
+        total += len(text)
+        have += len(text) if draw < share else 0
+        insort(lowest, (draw, len(text)))
+        del lowest[_LEAST_PIECES:]
+    wanted = min(_SURE * (sequence + 1), total // 2)
+    if have >= wanted:
+        return math.nextafter(share, 0.0)
+    edge, have = -1.0, 0
+    for draw, size in lowest:
+        if have >= wanted:
+            break
+        edge, have = draw, have + size
+    return edge
+
+
+def _pieces(settings: Data, file: Path, size: int) -> Iterator[tuple[str, bool]]:
+    """Each document, and whether it ends there; plain text in pieces of about `size` characters, cut behind lines."""
+    if settings.source in ("jsonl", "parquet"):
+        yield from ((text.removesuffix("\n"), True) for text in _texts(settings, file))
+        return
+    rest = ""
+    for text in _texts(settings, file):
+        rest += text
+        while len(rest) > 2 * size:
+            cut = rest.find("\n", size, 2 * size) + 1 or size
+            yield rest[:cut], False
+            rest = rest[cut:]
+    if rest:
+        yield rest, True
+
+
+def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
+    return np.uint8 if tokenizer.vocabulary <= 1 << 8 else np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32
+
+
+def _cached(settings: Data, files: list[Path], cache: Path, *more: object) -> Path:
+    """Where the tokens of `files` lie: named by the files' paths, sizes and times, the field and the tokenizer."""
+    facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    what: list[object] = [settings.source, settings.field, settings.tokenizer, facts]
+    if more:
+        what += [settings.held_out, *more]
+    return cache / f"tokens-{blake3.blake3(msgspec.json.encode(what)).hexdigest()[:32]}.bin"
+
+
 def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache: Path) -> NDArray[Any]:
     """Return all tokens of a local source, mapped from a cache file (written whole, if it is not there yet).
 
-    The cache is named by the files' paths, sizes and times, the field and the tokenizer. Raises DataError.
+    Raises DataError.
     """
     files = _files(settings, path)
-    facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    key = blake3.blake3(msgspec.json.encode([settings.source, settings.field, settings.tokenizer, facts])).hexdigest()
-    target = cache / f"tokens-{key[:32]}.bin"
-    dtype = np.uint8 if tokenizer.vocabulary <= 1 << 8 else np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32
+    target, dtype = _cached(settings, files, cache), _dtype(tokenizer)
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as handle:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nolocod.errors import NolocodError  # noqa: TC001 - as below
-from nolocod.observe.events import Evaluated, InnerSteps  # noqa: TC001 - as below
+from nolocod.observe.events import Evaluated, InnerSteps, TextSupply  # noqa: TC001 - as below
 from nolocod.proto.types import Description, SnapshotParts, Standing  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
@@ -202,6 +202,10 @@ class EvaluatedReport(Message, frozen=True):
     event: Evaluated
 
 
+class Supplied(Message, frozen=True):
+    event: TextSupply
+
+
 class Written(Message, frozen=True):
     """What became of file `number`, as in Answer."""
 
@@ -220,7 +224,7 @@ def failed(error: NolocodError) -> Failed:
     return Failed(error.code, error.cause, error.remedy)
 
 
-Reply = Answer | Trained | EvaluatedReport | Written
+Reply = Answer | Trained | EvaluatedReport | Supplied | Written
 
 
 def encode(message: Request | Reply) -> bytes:

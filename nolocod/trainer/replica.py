@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import blake3
+import numpy as np
 import torch
 
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
@@ -29,20 +30,28 @@ from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_o
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
+    from nolocod.observe.events import TextSupply
     from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.windows import Source
 
 
-def open_replica(sealed: Sealed, peer_id: str, data: Path | None, cache: Path, device: str = "cpu") -> Replica:
+def open_replica(
+    sealed: Sealed,
+    peer_id: str,
+    data: Path | None,
+    cache: Path,
+    device: str = "cpu",
+    tell: Callable[[TextSupply], None] = lambda supply: None,
+) -> Replica:
     """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run, the data or the device."""
     tokenizer = make_tokenizer(sealed.manifest.data)
-    source = open_source(sealed.manifest, tokenizer, peer_id, data, cache)
+    source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
     return Replica(sealed, tokenizer.vocabulary, source, device)
 
 
@@ -96,7 +105,10 @@ class Replica:
         """Take one inner step."""
         self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
         self.train_on()
-        self.inner.step(self._batch, self.rate)
+        inner = self.manifest.inner
+        windows = self.source.take(inner.batch * inner.accumulation)
+        parts = iter(np.split(windows, inner.accumulation))
+        self.inner.step(lambda: torch.from_numpy(next(parts)).to(self.device), self.rate)
         self.ages = [age + 1 for age in self.ages]
         self._since_capture += 1
         self.inner_steps += 1
@@ -107,9 +119,6 @@ class Replica:
         """Let inner steps follow, a capture being out: theta gets our own part of the outer step."""
         if self._capture is not None:
             self._capture.start()
-
-    def _batch(self) -> Tensor:
-        return torch.from_numpy(self.source.take(self.manifest.inner.batch)).to(self.device)
 
     def report(self) -> float:
         """Return the mean loss since the last report and make it the standing's; TrainerError if training broke."""

@@ -1,9 +1,9 @@
 """Which tokens a node trains on, in which order, and which nobody trains on.
 
-The rule: no coordinator. Blocks of tokens are held out by the hash of their index, so that all nodes with
-the same text agree; the rest is one list of windows, which every node walks in a pseudo-random order of its
-own, drawn from the run's seed and its peer id. A position is (epoch, index): it needs no memory of what was
-seen, and resumes exactly.
+The rule: no coordinator. What is held out is known by its own hash (data.py), or in runs without `data.documents` by the hash
+of its place, so that all nodes with the same text agree; the rest is one list of windows, which every node walks in a
+pseudo-random order of its own, drawn from the run's seed and its peer id. A position is (epoch, index): it needs no memory
+of what was seen, and resumes exactly.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Position(msgspec.Struct, frozen=True):
     index: int = 0
     carry: tuple[int, ...] = ()
     """Tokens read but not yet trained on (streams only)."""
+    file: int = 0
+    """How many files are done in this epoch, how many groups of the next, and with `index` documents of the next group
+    (streams only)."""
+    group: int = 0
 
 
 class Source(Protocol):
@@ -115,10 +119,37 @@ class Windows:
         return found
 
 
+class Parts:
+    """The windows of a text whose held-out part `held` lies apart. DataError if either is too short."""
+
+    def __init__(self, train: NDArray[Any], held: NDArray[Any], sequence: int) -> None:
+        self._train, self._held, self._sequence = train, held, sequence
+        self._offsets = np.arange(sequence + 1)
+        self.training = self._count(train)
+        if not (self.training and self._count(held)):
+            raise DataError(f"{len(train)} tokens, and {len(held)} that are held out, are too few for windows of {sequence}.")
+
+    def _count(self, tokens: NDArray[Any]) -> int:
+        return (len(tokens) - 1) // self._sequence
+
+    def train(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The training windows with these indices (below `training`)."""
+        return self._gather(self._train, indices)
+
+    def held_out(self, count: int) -> NDArray[np.int64]:
+        """At most `count` held-out windows, spread evenly over them."""
+        total = self._count(self._held)
+        return self._gather(self._held, np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)))
+
+    def _gather(self, tokens: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = tokens[indices[:, None] * self._sequence + self._offsets].astype(np.int64)
+        return found
+
+
 class Shard:
     """One node's way through `windows` (a Source)."""
 
-    def __init__(self, windows: Windows, seed: int, peer_id: str) -> None:
+    def __init__(self, windows: Windows | Parts, seed: int, peer_id: str) -> None:
         self._windows = windows
         self._key = f"{seed} {peer_id}".encode()
         self._ahead = np.empty(0, dtype=np.int64)

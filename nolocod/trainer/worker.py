@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from nolocod.observe.events import TextSupply
     from nolocod.trainer.files import Files
     from nolocod.trainer.replica import Replica
 
@@ -264,22 +265,31 @@ class Worker:
         import torch
 
         from nolocod.trainer import checkpoint, files
+        from nolocod.trainer.prefetch import Prefetched
         from nolocod.trainer.replica import open_replica
 
         # A second load in the same process must not hold two models in memory.
-        if self._files is not None:
+        if self._files is not None and self._replica is not None:
             self._files.close()
+            if isinstance(self._replica.source, Prefetched):
+                self._replica.source.close()
         self._replica, self._boxes, self._files, self._training, self._held = None, None, None, False, {}
         if setup.threads:
             torch.set_num_threads(setup.threads)
         if setup.nice:  # of this thread, and of those that it will start
             os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
         sealed = unseal(setup.manifest)
-        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device)
+
+        def tell(supply: TextSupply) -> None:
+            self._parent.send(lambda: pipe.Supplied(supply))
+
+        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, tell)
         replica.draw_as(setup.peer_id)
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
+        if isinstance(replica.source, Prefetched):
+            replica.source.begin()
         plan = replica.plan
         os.ftruncate(self._memory, plan.boxes_size)
         memory = torch.frombuffer(mmap.mmap(self._memory, plan.boxes_size), dtype=torch.uint8)

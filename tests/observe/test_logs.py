@@ -37,6 +37,7 @@ from nolocod.observe.events import (
     RunFound,
     Started,
     StateChanged,
+    TextSupply,
     Troubled,
     WeightsFetched,
     WeightsLoaded,
@@ -62,7 +63,8 @@ doubt_settled: partner session committed
 outer_step: round kind partner inner_steps spread seconds weight
 peer_judged: peer_id reputation why
 peer_banned: peer_id seconds why
-checkpointed: round size seconds
+checkpointed: round size seconds stopped
+text_supply: trouble seconds
 peer_seen: peer_id round tokens loss state nat
 peer_lost: peer_id reason
 peer_connected: peer_id reach
@@ -162,6 +164,11 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
         (OuterStep(3, "solo", None, 50, None, 0.1), "info round 3 solo, no partner: loss nan"),
         (WeightsLoaded(7, "checkpoint"), "info starting from the checkpoint's weights, round 7"),
         (Evaluated(3, 2.25, 0.1), "info round 3: validation loss 2.25"),
+        (
+            TextSupply("the hub is gone", 0.0),
+            "warning no new text to train on: the hub is gone; the last is trained on again",
+        ),
+        (TextSupply("", 90.0), "info new text to train on comes again, after 90 s"),
         (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
         (
             RunFound("ab" * 32, "demo", BOB),

@@ -48,6 +48,7 @@ from nolocod.observe.events import (
     Resumed,
     Started,
     StateChanged,
+    TextSupply,
     Traffic,
     Troubled,
     WeightsComing,
@@ -127,6 +128,15 @@ def test_a_new_node_is_starting_and_knows_nothing(node: Node) -> None:
     report = node.report()
     assert (report.state, report.peer_id, report.round, report.loss, report.peers) == ("starting", "", 0, None, ())
     assert (report.version, report.pid, report.utilisation, report.tokens_per_second) == (__version__, os.getpid(), 0.0, 0.0)
+
+
+def test_an_outage_of_text_is_told_until_it_is_over(node: Node) -> None:
+    node.follow(TextSupply("the hub is gone", 0.0))
+    assert node.report().text_trouble == "the hub is gone"
+    assert "no new one: the hub is gone" in "\n".join(rendered(node_table(node.report()), 100))
+    node.follow(TextSupply("", 9.0))
+    assert node.report().text_trouble == ""
+    assert "no new one" not in "\n".join(rendered(node_table(node.report()), 100))
 
 
 def test_the_state_tells_how_long_and_for_what_it_waits(node: Node) -> None:

@@ -17,6 +17,7 @@ from nolocod.identity import Identity
 from nolocod.run.manifest import (
     MAX_MANIFEST_BYTES,
     Codec,
+    Data,
     Inner,
     Manifest,
     Outer,
@@ -211,7 +212,9 @@ def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -
     assert (opened.body, opened.run_id) == (OF_RELEASE_0_1, RUN_ID_OF_RELEASE_0_1)
     inner = opened.manifest.inner
     assert (inner.optimizer, inner.schedule) == ("adamw", "cosine"), "what its trainer did"
-    again = seal(Manifest(name="demo", model=MODEL, inner=Inner(optimizer="adamw", schedule="cosine")), OWNER)
+    assert opened.manifest.data.documents == "joined"
+    named = {"data": Data(documents="joined"), "inner": Inner(optimizer="adamw", schedule="cosine")}
+    again = seal(Manifest(name="demo", model=MODEL, **named), OWNER)
     assert again == replace(opened, signature=again.signature)
 
 

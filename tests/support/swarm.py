@@ -41,6 +41,7 @@ max_position_embeddings = 64
 tie_word_embeddings = true
 [data]
 source = "text"
+documents = "joined"
 [inner]
 optimizer = "adamw"  # in a model as small as this one Muon's steps take most of the processor
 schedule = "cosine"

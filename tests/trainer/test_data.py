@@ -6,8 +6,6 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-import datasets
-import huggingface_hub.errors
 import numpy as np
 import pyarrow
 import pytest
@@ -15,14 +13,13 @@ from pyarrow import parquet
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
-from nolocod.errors import DataError, RunFileError, TrainerError
-from nolocod.run.manifest import Data, Inner, Manifest
-from nolocod.trainer.data import JsonTokenizer, local_tokens, make_tokenizer
-from nolocod.trainer.source import Stream, open_hub
-from nolocod.trainer.windows import Position, Shard, Windows, permuted
+from nolocod.errors import DataError, RunFileError
+from nolocod.run.manifest import Data
+from nolocod.trainer.data import JsonTokenizer, is_held_out, local_parts, local_tokens, make_tokenizer
+from nolocod.trainer.hub import open_hub
+from nolocod.trainer.windows import Parts, Shard, Windows, permuted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SEQUENCE = 32
@@ -185,115 +182,74 @@ def test_a_shard_resumes_in_mid_epoch_and_over_its_end() -> None:
     assert np.array_equal(resumed.take(windows.training), whole.take(windows.training))
 
 
-# --- streams
-
-
-def stream(folder: Path, peer: str = "alice", held_out: float = 0.2) -> Stream:
-    file = folder / "train.jsonl"
-    if not file.exists():
-        file.write_text("\n".join(json.dumps({"text": f"document {i:03d} " + "x" * (i % 50)}) for i in range(200)))
-    dataset = datasets.load_dataset("json", data_files=str(file), split="train", streaming=True, cache_dir=str(folder / "hf"))
-    manifest = Manifest(
-        name="x",
-        model={"model_type": "llama"},
-        data=Data(source="hub", dataset="a/b", held_out=held_out),
-        inner=Inner(sequence=16),
-    )
-    return Stream(dataset, manifest, make_tokenizer(manifest.data), peer)
-
-
-def text_of(windows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
-    return bytes(windows.ravel().tolist()).decode()
-
-
-def test_a_stream_that_holds_out_less_than_is_asked_for_is_looked_through_once(tmp_path: Path) -> None:
-    alice, looks = stream(tmp_path), 0
-    dataset = alice._dataset
-
-    class Counted:
-        def __iter__(self) -> Iterator[dict[str, str]]:
-            nonlocal looks
-            looks += 1
-            return iter(dataset)
-
-    alice._dataset = Counted()
-    all_there_is = alice.held_out(10**4)
-    assert 0 < len(all_there_is) < 10**4
-    assert np.array_equal(alice.held_out(10**4), all_there_is)
-    assert np.array_equal(alice.held_out(2), all_there_is[:2])
-    assert looks == 1
-
-
-class Broken:
-    """A data set whose stream breaks `times` times, after five more documents each, and can be shuffled."""
-
-    def __init__(self, dataset: datasets.IterableDataset, error: Exception, times: int) -> None:
-        self.dataset, self.error, self.left = dataset, error, [times]
-
-    def shuffle(self, **settings: int) -> Broken:
-        shuffled = Broken(self.dataset.shuffle(**settings), self.error, 0)
-        shuffled.left = self.left
-        return shuffled
-
-    def set_epoch(self, epoch: int) -> None:
-        self.dataset.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        for number, record in enumerate(self.dataset):
-            if self.left[0] and number % 5 == 4:
-                self.left[0] -= 1
-                raise self.error
-            yield record
-
-
-@pytest.mark.parametrize(
-    "error", [ConnectionResetError("reset by peer"), huggingface_hub.errors.HTTPError("timed out"), EOFError()]
-)
-def test_a_stream_that_breaks_goes_on_where_it_was(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    whole, broken = stream(tmp_path), stream(tmp_path)
-    broken._dataset = Broken(broken._dataset, error, 2)
-    assert np.array_equal(broken.held_out(5), whole.held_out(5))
-    broken._dataset.left[0] = 3
-    assert np.array_equal(broken.take(100), whole.take(100))
-    assert broken.position == whole.position
-    assert pauses == [1.0, 4.0, 1.0, 4.0, 16.0], "as often as it broke, in either"
-
-
-def test_a_stream_that_stays_broken_ends_the_trainer_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the node: a trainer starts again from its checkpoint."""
-    pauses: list[float] = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    broken = stream(tmp_path)
-    broken._dataset = Broken(broken._dataset, ConnectionResetError("reset by peer"), 99)
-    with pytest.raises(TrainerError, match="'a/b' cannot be read: reset by peer"):
-        broken.held_out(5)
-    assert pauses == [1.0, 4.0, 16.0]
-
-
-def test_a_stream_holds_documents_out_and_goes_through_the_rest(tmp_path: Path) -> None:
-    alice = stream(tmp_path)
-    held = {line[:12] for line in text_of(alice.held_out(10**4)).splitlines() if line.startswith("document ")}
-    trained = {line[:12] for line in text_of(alice.take(500)).splitlines() if line.startswith("document ")}
-    assert alice.position.epoch == 1
-    assert not {d for d in held if len(d) == 12} & trained
-    assert len(trained) > 120
-    assert not np.array_equal(stream(tmp_path).take(5), stream(tmp_path, "bob").take(5))
-
-
-def test_a_stream_resumes(tmp_path: Path) -> None:
-    alice = stream(tmp_path)
-    alice.take(301)
-    again = stream(tmp_path)
-    again.seek(alice.position)
-    assert np.array_equal(again.take(200), alice.take(200))
-    assert isinstance(alice.position, Position)
-
-
 def test_a_manifest_cannot_name_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "/etc", "../x", "./mine"):
         with pytest.raises(DataError, match="not the name of a data set"):
             open_hub(Data(source="hub", dataset=name))
+
+
+# --- documents apart
+
+
+def parts(path: Path, cache: Path, **settings: object) -> tuple[list[str], list[str]]:
+    """What is trained on and what is held out, cut where documents end."""
+    data = Data(**({"source": "jsonl", "held_out": 0.2} | settings))
+    train, held = local_parts(data, SEQUENCE, path, make_tokenizer(data), cache)
+    return tuple(bytes(one).decode().split("\0")[:-1] for one in (train, held))  # type: ignore[return-value] # two
+
+
+def lines(path: Path, numbers: range) -> Path:
+    path.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in numbers))
+    return path
+
+
+def test_nodes_with_other_files_hold_the_same_documents_out(tmp_path: Path) -> None:
+    a_train, a_held = parts(lines(tmp_path / "a.jsonl", range(400)), tmp_path / "cache")
+    b_train, b_held = parts(lines(tmp_path / "b.jsonl", range(599, 199, -1)), tmp_path / "cache")
+    assert sorted(a_train + a_held) == sorted(f"document {number}" for number in range(400))
+    assert all(is_held_out(text, 0.2) for text in a_held + b_held)
+    assert set(a_held) & set(b_held)
+    assert not (set(a_held) | set(b_held)) & (set(a_train) | set(b_train))
+    assert 40 < len(a_held) < 120
+
+
+def test_a_long_text_is_held_out_in_pieces_and_ends_once(tmp_path: Path) -> None:
+    text = "".join(f"this is line {number} of the text\n" for number in range(4000))
+    (tmp_path / "a.txt").write_text(text)
+    train, held = parts(tmp_path / "a.txt", tmp_path / "cache", source="text", held_out=0.05)
+    assert sum(map(len, train + held)) == len(text)
+    assert all(one.endswith("\n") for one in train + held), "cut behind lines"
+    assert len(train) in (len(held), len(held) + 1), "an end stands where the text does not go on, and nowhere else"
+    assert 0.01 < sum(map(len, held)) / len(text) < 0.12
+
+
+def test_a_little_is_held_out_of_few_documents_too(tmp_path: Path) -> None:
+    train, held = parts(lines(tmp_path / "a.jsonl", range(60)), tmp_path / "cache", held_out=1e-9)
+    assert 8 * SEQUENCE < sum(map(len, held)) < 9 * SEQUENCE + 12
+    assert len(train) + len(held) == 60
+    (tmp_path / "b.txt").write_text("short")
+    with pytest.raises(DataError, match="too little text"):
+        parts(tmp_path / "b.txt", tmp_path / "cache", source="text")
+    (tmp_path / "c.txt").write_text("")
+    with pytest.raises(DataError, match="holds no text"):
+        parts(tmp_path / "c.txt", tmp_path / "cache", source="text")
+
+
+def test_a_tokenizer_s_own_end_is_used_or_else_a_line_break(tmp_path: Path) -> None:
+    for name, end in (("<|endoftext|>", 2), ("other", 1)):
+        fast = Fast(models.WordLevel({"a": 0, "\n": 1, name: 2}, unk_token="a"))
+        data = Data(source="jsonl", tokenizer=fast.to_str(), held_out=0.4)
+        lines(tmp_path / f"{end}.jsonl", range(1000))
+        train, held = local_parts(data, SEQUENCE, tmp_path / f"{end}.jsonl", make_tokenizer(data), tmp_path / "cache")
+        assert set(train[1::2].tolist()) == set(held[1::2].tolist()) == {end}
+
+
+def test_parts_give_every_window_once_and_refuse_what_is_too_short() -> None:
+    windows = Parts(np.arange(1000), np.arange(2000, 2100), SEQUENCE)
+    assert windows.training == 31
+    assert windows.train(np.arange(31))[:, :-1].ravel().tolist() == list(range(31 * SEQUENCE))
+    assert windows.held_out(10)[:, 0].tolist() == [2000, 2032, 2064]
+    with pytest.raises(DataError, match="too few"):
+        Parts(np.arange(1000), np.arange(SEQUENCE), SEQUENCE)

@@ -161,6 +161,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The last 20, newest first."""
     checkpoint_round: int | None = None
     checkpoint_age: float | None = None
+    text_trouble: str = ""
+    """Why no new text to train on comes, and the last is trained on again; empty while it comes."""
     peers: tuple[PeerRow, ...] = ()
     errors: tuple[ErrorRow, ...] = ()
     """The last 20, newest first."""

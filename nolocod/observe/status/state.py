@@ -82,6 +82,8 @@ class StatusState:
             case events.Checkpointed():
                 self._saved_at = now
                 self._set(checkpoint_round=event.round)
+            case events.TextSupply():
+                self._set(text_trouble=event.trouble)
             case events.Troubled():
                 entry = CATALOGUE.get(event.code)
                 title, remedy = (entry.title, entry.remedy) if entry else ("", "")

@@ -13,7 +13,7 @@ function show(report) {
   say(one("run"), report.run_name);
   say(one("node"), report.peer_id);
   say(one("state").querySelector("strong"), report.state);
-  say(one("state").querySelector(".waits"), report.waiting_for ? `waiting for ${report.waiting_for}` : "");
+  say(one("state").querySelector(".waits"), report.text_trouble ? `no new text: ${report.text_trouble}` : report.waiting_for ? `waiting for ${report.waiting_for}` : "");
   one("state").querySelector(".dot").className = `dot ${report.state}`;
   say(one("since"), `for ${duration(report.since)}`);
   facts(one("figures"), {
