@@ -290,6 +290,13 @@ class HostChecked(Event, frozen=True):
     disk_free: int | None
 
 
+class MicroBatch(Event, frozen=True):
+    """So many of the `windows` of an inner step are computed at once, which is what this machine's memory takes."""
+
+    at_once: int
+    windows: int
+
+
 class TextSupply(Event, frozen=True):
     """Whether new text to train on comes. While it does not, the last windows are trained on again, and the source is asked
     for ever."""

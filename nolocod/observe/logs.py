@@ -187,6 +187,14 @@ class LogFollower:
                 if self._paused:
                     _say(event, INFO, "resumed")
                 self._paused = ""
+            case events.MicroBatch():
+                _say(
+                    event,
+                    INFO,
+                    "%d of a step's %d windows are computed at once: memory takes no more",
+                    event.at_once,
+                    event.windows,
+                )
             case events.TextSupply(trouble=""):
                 _say(event, INFO, "new text to train on comes again, after %s", duration(event.seconds))
             case events.TextSupply():

@@ -204,6 +204,8 @@ class _Node:
     def __init__(self, to: CollectorRegistry) -> None:
         self._checkpoints = Counter("nolocod_checkpoints", "Checkpoints written.", registry=to)
         self._checkpoint_size = Gauge("nolocod_checkpoint_size_bytes", "Size of the last checkpoint.", registry=to)
+        few = "Windows computed at once, where memory took less than the run's micro-batch; else 0."
+        self._micro_batch = Gauge("nolocod_micro_batch_windows", few, registry=to)
         out = "1 while no new text to train on comes and the last is trained on again, else 0."
         self._text_out = Gauge("nolocod_text_outage", out, registry=to)
         lost = "Time for which no new text to train on came, counted when it comes again."
@@ -229,6 +231,8 @@ class _Node:
             case events.Checkpointed():
                 self._checkpoints.inc()
                 self._checkpoint_size.set(event.size)
+            case events.MicroBatch():
+                self._micro_batch.set(event.at_once)
             case events.TextSupply():
                 self._text_out.set(bool(event.trouble))
                 self._text_lost.inc(event.seconds)

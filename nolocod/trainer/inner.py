@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from nolocod.errors import TrainerError
+from nolocod.errors import ModelTooLargeError, TrainerError
 from nolocod.trainer.model import matrices_of
 from nolocod.trainer.muon import Muon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -98,10 +98,22 @@ def mean_loss(model: torch.nn.Module, windows: NDArray[np.int64], batch: int, de
     return total / len(windows)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a computation failed for want of memory, on whatever device."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def halved(count: int) -> int:
+    """The largest power of two below `count`."""
+    return 1 << (count - 1).bit_length() - 1
+
+
 class Inner:
     """Takes inner steps on `model`."""
 
-    def __init__(self, model: torch.nn.Module, manifest: Manifest, device: torch.device) -> None:
+    def __init__(self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int) -> None:
+        """`at_once`: windows that are computed together at first, and halved for good where memory does not take them."""
+        self.at_once = at_once
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
         rest = [parameter for name, parameter in sorted(model.named_parameters()) if name not in by_muon]
         self.optimizer = make_adamw(rest, manifest, device)
@@ -117,14 +129,15 @@ class Inner:
         self._finite = torch.zeros((), device=device)
         self._skipped = torch.zeros((), device=device)  # in a row, up to now
 
-    def step(self, batch: Callable[[], Tensor], rate: float) -> None:
-        """Take one step at learning rate `rate`; `batch` gives the windows of one micro-batch on the device."""
-        total = self._zero
-        for _ in range(self._settings.accumulation):
-            with autocast(self._device):
-                loss = cross_entropy(self._model, batch())
-            (loss / self._settings.accumulation).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-            total = total + loss.detach()
+    def step(self, windows: Tensor, rate: float) -> None:
+        """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them."""
+        while (total := self._differentiate(windows)) is None:
+            self._model.zero_grad(set_to_none=True)
+            if self.at_once == 1:
+                raise ModelTooLargeError("memory ran out with one window at a time.")
+            self.at_once = halved(self.at_once)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
         norm = torch.nn.utils.clip_grad_norm_(self._all, self._settings.clip)
         is_finite = (norm + total).isfinite()
         finite = is_finite.float()
@@ -141,6 +154,22 @@ class Inner:
         self._finite += finite
         self._skipped = (self._skipped + 1) * broken
 
+    def _differentiate(self, windows: Tensor) -> Tensor | None:
+        """Leave the gradient of the mean loss over `windows`, which is returned; None if memory ran out."""
+        total = self._zero
+        try:
+            for part in torch.split(windows, self.at_once):
+                with autocast(self._device):
+                    loss = cross_entropy(self._model, part.to(self._device))
+                loss = loss * (len(part) / len(windows))
+                loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+                total = total + loss.detach()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        return total
+
     def report(self) -> float:
         """Return the mean loss of the finite steps since the last report (NaN if there was none).
 
@@ -154,7 +183,7 @@ class Inner:
             )
         self._loss.zero_()
         self._finite.zero_()
-        return loss / (finite * self._settings.accumulation) if finite else math.nan
+        return loss / finite if finite else math.nan
 
     def moments(self) -> dict[str, Tensor]:
         """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3": of matrix 3); Adam has none at first."""

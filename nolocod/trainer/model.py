@@ -159,24 +159,25 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> None:
-    """Raise ModelTooLargeError if training cannot fit, before anything large is allocated.
+def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> int:
+    """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits. Raises
+    ModelTooLargeError if training cannot fit, before anything large is allocated.
 
     An estimate from below: weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes:
-    outbox, inbox and the kept change), and the logits of one micro-batch; not the other activations.
+    outbox, inbox and the kept change), and the logits; not the other activations.
     """
     inner = manifest.inner
-    logits = _LOGIT_COPIES * 4 * inner.batch * inner.sequence * vocabulary
+    window = _LOGIT_COPIES * 4 * inner.sequence * vocabulary
     parameters = layout.size
-    on_device = bytes_on_device(layout, manifest) + logits
-    on_host = BYTES_ON_HOST * parameters + boxes
-    host = psutil.virtual_memory().available
+    on_device, on_host = bytes_on_device(layout, manifest), BYTES_ON_HOST * parameters + boxes
+    free = psutil.virtual_memory().available
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        _require(on_device, free, parameters, f"on {device}")
-    else:
-        on_host += on_device
-    _require(on_host, host, parameters, "of main memory")
+        _require(on_host, free, parameters, "of main memory")
+        on_host, free = 0, torch.cuda.mem_get_info(device)[0]
+    where = f"on {device}" if device.type == "cuda" else "of main memory"
+    _require(on_device + on_host + window, free, parameters, where)
+    fitting = (free - on_device - on_host) // window
+    return inner.batch if fitting >= inner.batch else 1 << fitting.bit_length() - 1
 
 
 def _require(needed: int, available: int, parameters: int, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nolocod.errors import NolocodError  # noqa: TC001 - as below
-from nolocod.observe.events import Evaluated, InnerSteps, TextSupply  # noqa: TC001 - as below
+from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, TextSupply  # noqa: TC001 - as below
 from nolocod.proto.types import Description, SnapshotParts, Standing  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
@@ -206,6 +206,10 @@ class Supplied(Message, frozen=True):
     event: TextSupply
 
 
+class Fitted(Message, frozen=True):
+    event: MicroBatch
+
+
 class Written(Message, frozen=True):
     """What became of file `number`, as in Answer."""
 
@@ -224,7 +228,7 @@ def failed(error: NolocodError) -> Failed:
     return Failed(error.code, error.cause, error.remedy)
 
 
-Reply = Answer | Trained | EvaluatedReport | Supplied | Written
+Reply = Answer | Trained | EvaluatedReport | Supplied | Fitted | Written
 
 
 def encode(message: Request | Reply) -> bytes:

@@ -254,7 +254,7 @@ class TrainerProcess:
                 self._progress = message.progress
                 if message.event is not None:
                     self._emit(message.event)
-            case pipe.EvaluatedReport() | pipe.Supplied():
+            case pipe.EvaluatedReport() | pipe.Supplied() | pipe.Fitted():
                 self._emit(message.event)
             case pipe.Written():
                 self._unwritten.discard(message.number)

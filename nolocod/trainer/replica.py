@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import blake3
-import numpy as np
 import torch
 
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
@@ -68,13 +67,13 @@ class Replica:
         check_memory(self.layout, config.vocab_size, manifest, 0, self.device)
         fragments = self.layout.fragments(manifest.outer.turns)
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
-        check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
+        at_once = check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
         self.model = build(config, manifest.seed)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
         self.weights = Weights.of(self.theta, self.phi, self.delta, fragments)
-        self.inner = Inner(self.model, manifest, self.device)
+        self.inner = Inner(self.model, manifest, self.device, at_once)
         self.source = source
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(fragments)
@@ -106,9 +105,7 @@ class Replica:
         self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        windows = self.source.take(inner.batch * inner.accumulation)
-        parts = iter(np.split(windows, inner.accumulation))
-        self.inner.step(lambda: torch.from_numpy(next(parts)).to(self.device), self.rate)
+        self.inner.step(torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), self.rate)
         self.ages = [age + 1 for age in self.ages]
         self._since_capture += 1
         self.inner_steps += 1
@@ -132,7 +129,7 @@ class Replica:
         batch = self.manifest.inner.batch
         windows = self.source.held_out(batch * self.manifest.evaluation.batches)
         self.model.eval()
-        loss = mean_loss(self.model, windows, batch, self.device)
+        loss = mean_loss(self.model, windows, self.inner.at_once, self.device)
         self.model.train()
         return loss
 

@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
-from nolocod.observe.events import Evaluated, InnerSteps
+from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch
 from nolocod.outer.phase import is_part
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
@@ -83,6 +83,7 @@ class Worker:
         self._reported = time.perf_counter()
         self._reported_steps = 0
         self._computing = 0.0
+        self._at_once = 0  # windows of the micro-batch that was told
         self._evaluated_round = 0
         self._thread = ThreadPoolExecutor(1, initializer=_one_thread)
         self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
@@ -185,11 +186,18 @@ class Worker:
         replica = self._loaded()
         if not self._reported_steps:
             return
+        if replica.inner.at_once < self._at_once:
+            self._tell_micro_batch()
         loss = replica.report()
         tokens = self._reported_steps * replica.manifest.inner.tokens_per_step
         event = InnerSteps(self._reported_steps, tokens, loss, replica.rate, self._computing)
         self._parent.send(lambda: pipe.Trained(event, self._progress()))
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
+
+    def _tell_micro_batch(self) -> None:
+        inner = self._loaded().manifest.inner
+        at_once = self._at_once = self._loaded().inner.at_once
+        self._parent.send(lambda: pipe.Fitted(MicroBatch(at_once, inner.batch * inner.accumulation)))
 
     def _progress(self) -> pipe.Progress:
         replica, held = self._loaded(), max(self._held.values(), default=0.0)
@@ -296,6 +304,9 @@ class Worker:
         self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
         self._replica, self._files = replica, files.Files(replica, setup, lambda told: self._parent.send(lambda: told))
         self._evaluated_round = replica.standing.round
+        self._at_once = sealed.manifest.inner.batch
+        if replica.inner.at_once < self._at_once:
+            self._tell_micro_batch()
         return pipe.Loaded(
             standing=replica.standing,
             parameters=replica.layout.size,

@@ -22,6 +22,7 @@ from nolocod.observe.events import (
     ExchangeEnded,
     ExchangeStarted,
     InnerSteps,
+    MicroBatch,
     OuterStep,
     PartitionHealed,
     Paused,
@@ -65,6 +66,7 @@ peer_judged: peer_id reputation why
 peer_banned: peer_id seconds why
 checkpointed: round size seconds stopped
 text_supply: trouble seconds
+micro_batch: at_once windows
 peer_seen: peer_id round tokens loss state nat
 peer_lost: peer_id reason
 peer_connected: peer_id reach
@@ -168,6 +170,7 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
             TextSupply("the hub is gone", 0.0),
             "warning no new text to train on: the hub is gone; the last is trained on again",
         ),
+        (MicroBatch(4, 64), "info 4 of a step's 64 windows are computed at once: memory takes no more"),
         (TextSupply("", 90.0), "info new text to train on comes again, after 90 s"),
         (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
         (

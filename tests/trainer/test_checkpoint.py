@@ -144,10 +144,14 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) 
     replica = partly_trained(tmp_path)
     state, _ = replica.to_save("alice")
     huge = {"x": torch.zeros(1).expand(1 << 58)}
+
+    def begun() -> None:
+        raise AssertionError
+
     with pytest.raises(DiskFullError, match="are to be written"):
-        checkpoint.save(tmp_path / "c", state, huge)
+        checkpoint.save(tmp_path / "c", state, huge, begun)
     with pytest.raises(DiskFullError, match="are to be written"):
-        checkpoint.write_snapshot(tmp_path / "c" / "w", huge, {})
+        checkpoint.write_snapshot(tmp_path / "c" / "w", huge, {}, begun)
     assert not list((tmp_path / "c").iterdir())
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nolocod.errors import DiskFullError, TrainerError
-from nolocod.observe.events import Checkpointed
+from nolocod.observe.events import Checkpointed, MicroBatch
 from nolocod.proto.types import Applied, Description, Inspection, describe
 from nolocod.trainer import checkpoint, files, pipe, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
@@ -251,6 +251,17 @@ def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Ev
     assert parent.ask(pipe.Capture(0), Description).size
     assert parent.worker._work is None
     parent.ask(pipe.Discard(), NoneType)
+
+
+def test_a_smaller_micro_batch_is_told(parent: Parent, tmp_path: Path) -> None:
+    parent.answer(setup_for(sealed_run(), tmp_path))
+    parent.ask(pipe.Train(), NoneType)
+    parent.train_until(4)
+    assert parent.worker._replica is not None
+    parent.worker._replica.inner.at_once = 1  # as where memory ran out
+    while not isinstance(reply := parent.next(), pipe.Fitted):
+        pass
+    assert reply.event == MicroBatch(1, 2)
 
 
 # --- files
