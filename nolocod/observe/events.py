@@ -138,7 +138,7 @@ class Checkpointed(Event, frozen=True):
     size: int
     seconds: float
     stopped: float = 0.0
-    """Of these, how long training stood still."""
+    """Of these, how long training stood still. Rests between pieces, which are training's, do not count."""
 
 
 class PeerSeen(Event, frozen=True):

@@ -67,11 +67,12 @@ class Found:
     trouble: tuple[str, ...]
 
 
-def _go_on() -> None: ...
+def go_on() -> None:
+    """What is called between the pieces of a file where nothing is to be done there."""
 
 
 def write_tensors(
-    handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = _go_on
+    handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = go_on
 ) -> str:
     """Write a safetensors file and return its BLAKE3 digest in hex. `check` is called often, and may raise to end it.
 
@@ -114,7 +115,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a whole safetensors file ({error}).") from error
 
 
-def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Callable[[], None] = _go_on) -> int:
+def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Callable[[], None] = go_on) -> int:
     """Write a checkpoint below `folder`, drop all but it and one more, and return its size in bytes.
 
     Raises DiskFullError, DataDirError, or what `check` raises; older checkpoints are then untouched.
@@ -135,7 +136,7 @@ def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Calla
 
 
 def write_snapshot(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = _go_on
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = go_on
 ) -> Description:
     """Write weights for newcomers to `path`, whole or not at all; hashed chunk by chunk. Raises as `save`."""
     check_room(path.parent, size_of(tensors))

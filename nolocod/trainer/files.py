@@ -21,7 +21,7 @@ from nolocod.observe.events import Checkpointed
 from nolocod.trainer import checkpoint, pipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from torch import Tensor
@@ -32,8 +32,29 @@ _ROOM = 1.25
 """Free memory must be so many times a copy's size."""
 
 
+_REST, _LONGEST_REST = 3.0, 1.0
+"""Times as long as it wrote a piece the thread rests, this many seconds at most: the memory's bus and the caches are training's
+too."""
+
+
 class _GivenUpError(Exception):
     """The file gives way to another."""
+
+
+class _Pace:
+    """Rests between the pieces of a file; raises once `give_up` is set."""
+
+    def __init__(self, give_up: threading.Event) -> None:
+        self._give_up = give_up
+        self._since = time.perf_counter()
+        self.rested = 0.0
+
+    def __call__(self) -> None:
+        began = time.perf_counter()
+        if self._give_up.wait(min(_REST * (began - self._since), _LONGEST_REST)):
+            raise _GivenUpError
+        self._since = time.perf_counter()
+        self.rested += self._since - began
 
 
 class Files:
@@ -89,44 +110,41 @@ class Files:
         replica = self._replica
         if isinstance(command, pipe.Checkpoint):
             same = [other for other in self._waiting if isinstance(other, pipe.Checkpoint)]
-            self._waiting = [other for other in self._waiting if other not in same]
+            self._waiting = [other for other in self._waiting if isinstance(other, pipe.Dump)]
             state, tensors = replica.to_save(self._setup.peer_id)
         else:
             same, standing = [], replica.standing
             tensors, metadata = replica.snapshot()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        aside = aside and psutil.virtual_memory().available > _ROOM * size
+        aside = aside and psutil.virtual_memory().available > _ROOM * checkpoint.size_of(tensors)
         if aside:
             tensors = {name: _copied(tensor) for name, tensor in tensors.items()}
         stopped = time.perf_counter() - began
+        pace = _Pace(self._give_up)
+        check = pace if aside else checkpoint.go_on
 
         def write() -> object:
             if isinstance(command, pipe.Dump):
-                return pipe.Dumped(standing, checkpoint.write_snapshot(command.path, tensors, metadata, self._check))
-            written = checkpoint.save(self._setup.checkpoints, state, tensors, self._check)
-            seconds = time.perf_counter() - began
+                return pipe.Dumped(standing, checkpoint.write_snapshot(command.path, tensors, metadata, check))
+            written = checkpoint.save(self._setup.checkpoints, state, tensors, check)
+            seconds = time.perf_counter() - began - pace.rested
             return Checkpointed(state.standing.round, written, seconds, stopped if aside else seconds)
 
-        numbers = [one.number for one in (command, *same)]
+        finish = partial(self._finish, [command, *same], write)
         if aside:
-            self._under_way = self._thread.submit(partial(self._finish, command, numbers, write))
+            self._under_way = self._thread.submit(finish)
         else:
-            self._finish(command, numbers, write)
+            finish()
 
-    def _finish(self, command: pipe.Checkpoint | pipe.Dump, numbers: list[int], write: Callable[[], object]) -> None:
+    def _finish(self, commands: Sequence[pipe.Checkpoint | pipe.Dump], write: Callable[[], object]) -> None:
         try:
             done = write()
         except _GivenUpError:
-            self._waiting.append(command)  # for whoever waits for it
+            self._waiting += commands  # for whoever waits for them
             return
         except LocalError as error:
             done = pipe.failed(error)
-        for number in numbers:
-            self._tell(pipe.written(number, done))
-
-    def _check(self) -> None:
-        if self._give_up.is_set():
-            raise _GivenUpError
+        for command in commands:
+            self._tell(pipe.written(command.number, done))
 
 
 def _copied(tensor: Tensor) -> Tensor:

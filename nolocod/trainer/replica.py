@@ -46,7 +46,7 @@ def open_replica(
     data: Path | None,
     cache: Path,
     device: str = "cpu",
-    tell: Callable[[TextSupply], None] = lambda supply: None,
+    tell: Callable[[TextSupply], None] | None = None,
 ) -> Replica:
     """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run, the data or the device."""
     tokenizer = make_tokenizer(sealed.manifest.data)

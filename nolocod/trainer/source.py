@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import blake3
 import msgspec
@@ -20,7 +21,7 @@ import numpy as np
 from nolocod.disk import written_whole
 from nolocod.errors import DataError
 from nolocod.trainer.data import Tokenizer, end_of, is_held_out, local_parts, local_tokens
-from nolocod.trainer.hub import DataSet, failures, is_damage, open_hub
+from nolocod.trainer.hub import DataSet, cause_of, failures, is_damage, open_hub
 from nolocod.trainer.prefetch import Prefetched, Supply, persist
 from nolocod.trainer.windows import Parts, Position, Shard, Source, Windows, permuted
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from nolocod.observe.events import TextSupply
     from nolocod.run.manifest import Manifest
+
+T = TypeVar("T")
 
 _TRIES = 4
 """To read a file that makes no sense, before the rest of it is left out."""
@@ -45,16 +48,18 @@ def open_source(
     peer_id: str,
     data: Path | None,
     cache: Path,
-    tell: Callable[[TextSupply], None] = lambda supply: None,
+    tell: Callable[[TextSupply], None] | None = None,
 ) -> Source:
-    """Open the run's text for the node `peer_id`; DataError if it cannot be used. Waits for the hub as long as it takes."""
+    """Open the run's text for the node `peer_id`; DataError if it cannot be used. Waits for the hub as long as it takes if it
+    can `tell`; else an outage is a DataError too."""
     settings, inner = manifest.data, manifest.inner
     if settings.source == "hub":
-        supply, never = Supply(tell), threading.Event()
-        dataset = persist(lambda: open_hub(settings), supply.out, never)
-        stream = Stream(dataset, manifest, tokenizer, peer_id)
+        supply, ask = Supply(tell or (lambda supply: None)), _asked_once
+        if tell is not None:
+            ask = partial(persist, trouble=supply.out, closed=threading.Event())
+        stream = ask(lambda: Stream(open_hub(settings), manifest, tokenizer, peer_id))
         count = inner.batch * manifest.evaluation.batches
-        held_out = persist(lambda: kept_held_out(stream, manifest, count, cache), supply.out, never)
+        held_out = ask(lambda: kept_held_out(stream, manifest, count, cache))
         supply.back()
         return Prefetched(stream, inner.batch * inner.accumulation, held_out, supply)
     windows: Windows | Parts
@@ -63,6 +68,13 @@ def open_source(
     else:
         windows = Windows(local_tokens(settings, data, tokenizer, cache), inner.sequence, settings.held_out)
     return Shard(windows, manifest.seed, peer_id)
+
+
+def _asked_once(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except failures() as error:
+        raise DataError(f"the data set cannot be read: {cause_of(error)}.", remedy="Check the network.") from error
 
 
 def kept_held_out(stream: Stream, manifest: Manifest, count: int, cache: Path) -> NDArray[np.int64]:

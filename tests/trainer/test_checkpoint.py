@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -116,7 +117,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path, same_round: boo
     for last in range(100):
         folder = tmp_path / f"c{last}"
         save(replica, folder, "alice")
-        child = os.fork()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # torch has threads; the child needs none
+            child = os.fork()
         if child == 0:
             left = last
 

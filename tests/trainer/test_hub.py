@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from nolocod.errors import DataError
 from nolocod.run.manifest import Data, Inner, Manifest
-from nolocod.trainer import hub, prefetch
+from nolocod.trainer import hub, prefetch, source
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.hub import from_builder
 from nolocod.trainer.prefetch import Prefetched, Supply
@@ -253,6 +253,24 @@ def test_a_node_that_starts_in_an_outage_waits_for_its_end(outage: Outage) -> No
     assert np.array_equal(ahead.take(2), stream(outage.dataset).take(2))
     assert [bool(supply.trouble) for supply in outage.told] == [True, False]
     ahead.close()
+
+
+def test_who_cannot_be_told_to_wait_hears_of_the_outage(
+    outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "open_hub", lambda settings: outage.dataset)
+    run, cache = manifest(), tmp_path / "cache"
+    outage.begin()
+    with pytest.raises(DataError, match=r"cannot be read: .*No such file"):
+        source.open_source(run, make_tokenizer(run.data), "alice", None, cache)
+    thread = threading.Timer(0.1, outage.end)
+    thread.start()
+    opened = source.open_source(run, make_tokenizer(run.data), "alice", None, cache, outage.tell)
+    assert [bool(supply.trouble) for supply in outage.told] == [True, False]
+    assert np.array_equal(opened.take(2), stream(outage.dataset).take(2))
+    assert isinstance(opened, Prefetched)
+    opened.close()
+    thread.join()
 
 
 def test_a_source_that_is_only_silent_is_waited_for_once(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
