@@ -265,7 +265,7 @@ def test_kill_9_at_any_moment_goes_on_from_the_last_checkpoint(pair: Pair) -> No
         pair.wait_round(first, last + 3)
         time.sleep(wait)
         assert first.report is not None
-        last = first.report.round
+        last, told = first.report.round, first.report.checkpoint_round or 0
         assert first.signal(signal.SIGKILL) == -signal.SIGKILL
         pair.wait("the trainer ends with its daemon", lambda one=trainer: gone(one))
         saved = [int(path.name[6:]) for path in first.paths.checkpoints.glob("round-*") if path.name[6:].isdigit()]
@@ -274,7 +274,7 @@ def test_kill_9_at_any_moment_goes_on_from_the_last_checkpoint(pair: Pair) -> No
         pair.wait("it trains again", lambda: bool((r := first.report) and r.inner_steps))
         trainer, resumed = trainer_of(first), first.report
         assert resumed is not None
-        assert resumed.round >= max(saved) >= last - 1
+        assert resumed.round >= max(saved) >= told, "rounds go on while one is written"
 
 
 def test_after_a_damaged_checkpoint_the_one_before_is_used(pair: Pair) -> None:
