@@ -30,7 +30,7 @@ proto
 run
 outer p2p.settings
 trainer p2p.limits p2p.timing
-p2p.libp2p_patches
+p2p.libp2p_patches p2p.lean
 p2p.transport
 p2p.connections
 p2p.host
@@ -41,7 +41,7 @@ p2p.snapshots
 p2p.mesh
 observe
 node
-doctor
+doctor watch
 studies.daemons studies.pages
 studies.sim
 studies.lab studies.testnet
@@ -66,7 +66,7 @@ LIBRARIES = {
     "pyarrow": "trainer",
     "numpy": "trainer studies",
     "google": "proto p2p run",
-    "prometheus_client": "observe.metrics",
+    "prometheus_client": "observe.metrics observe.run.metrics",
     "h11": "observe.status",
     "rich": "observe.status commands studies doctor",
     "base58": "identity",
@@ -74,8 +74,8 @@ LIBRARIES = {
     "blake3": "proto run outer trainer p2p studies.sim",
     "msgspec": "proto run node trainer observe doctor p2p studies commands cli",
     "psutil": "p2p node trainer doctor studies",
-    "trio": "outer.loop trainer p2p observe.status node doctor studies commands",
-    "trio_typing": "trainer p2p observe.status node studies",
+    "trio": "outer.loop trainer p2p observe.status node doctor watch studies commands",
+    "trio_typing": "trainer p2p observe.status node watch studies",
 }
 """Who may use what is not ours and not Python's. The network process has no torch: `test_importing_does_nothing`."""
 

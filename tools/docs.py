@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -23,6 +23,8 @@ from nolocod.identity import PeerId
 from nolocod.node.config import NodeConfig
 from nolocod.observe.events import ExchangeEnded, Started, Troubled
 from nolocod.observe.metrics import Metrics
+from nolocod.observe.run.metrics import RunMetrics
+from nolocod.observe.run.report import RunReport
 from nolocod.observe.status.http import REQUEST_LINES
 from nolocod.p2p.discovery.address_book import CAPACITY
 from nolocod.p2p.exchange.receipts import ReceiptStore
@@ -43,6 +45,11 @@ from nolocod.proto.limits import SLOWEST_STEP, Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
 from nolocod.trainer.checkpoint import KEPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -97,7 +104,9 @@ text that a peer chose is ever one. Counters begin at 0 with the process. Beside
 another process.
 
 [operations.md](operations.md) says how they are scraped, watched and turned into alerts.
-
+"""
+_RUN_METRICS_HEAD = """
+An observer (`nolocod watch`) serves these of a whole run, from `nolocod/observe/run/metrics.py`:
 """
 _MANY = {"code": "a code of [errors.md](errors.md), or other", "version": "", "run_name": "", "run_id": ""}
 """Labels whose values are not listed, and what stands there instead."""
@@ -197,8 +206,14 @@ def metrics_page() -> str:
     for code in ("NLC-125", "NLC-202"):  # labels show once they have a value
         metrics.follow(Troubled(code, ""))
         metrics.follow(ExchangeEnded(anybody, "", False, "aborted", 0, 0, 0.0, code))
-    lines = [_METRICS_HEAD + "| metric | type | labels | |", "|---|---|---|---|"]
-    for family in registry.collect():
+    run = RunMetrics(lambda: RunReport(release="", run_id="", run_name="", owner="", access="", watched=0.0))
+    tables = [_METRICS_HEAD, *_metric_rows(registry.collect()), _RUN_METRICS_HEAD, *_metric_rows(run.collect()), ""]
+    return "\n".join(tables)
+
+
+def _metric_rows(families: Iterable[Metric]) -> list[str]:
+    lines = ["| metric | type | labels | |", "|---|---|---|---|"]
+    for family in families:
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         values: dict[str, list[str]] = {}
         for sample in family.samples:
@@ -208,7 +223,7 @@ def metrics_page() -> str:
         labels = [_label(label, known) for label, known in values.items()]
         kind = "gauge" if family.type == "info" else family.type
         lines.append(f"| `{name}` | {kind} | {'; '.join(labels)} | {_cell(family.documentation)} |")
-    return "\n".join([*lines, ""])
+    return lines
 
 
 def _label(name: str, values: list[str]) -> str:

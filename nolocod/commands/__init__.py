@@ -31,9 +31,11 @@ class Commands:
         """The commands below `parser`."""
         return cls(parser.add_subparsers(metavar="COMMAND"), here)
 
-    def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    def add(
+        self, name: str, run: Callable[[argparse.Namespace], None], text: str, example: str = ""
+    ) -> argparse.ArgumentParser:
         """Declare a command that needs no data directory."""
-        command = self.parsers.add_parser(name, help=text, description=text)
+        command = self.parsers.add_parser(name, help=text, description=text, epilog=f"Example: {example}" if example else None)
         command.set_defaults(command=run)
         return command
 

@@ -202,12 +202,17 @@ def _join(options: argparse.Namespace) -> None:
             "a first join needs --bootstrap or --invite.",
             remedy="Ask the owner of the first node for the line that it printed.",
         )
-    if options.run and not re.fullmatch(f"[0-9a-fA-F]{{{_LEAST_DIGITS},{RUN_ID_DIGITS}}}", options.run):
+    check_run_id(options.run)
+    _run(options, may_seed=False)
+
+
+def check_run_id(text: str) -> None:
+    """UsageError unless `text` is a run's id, the beginning of one, or empty."""
+    if text and not re.fullmatch(f"[0-9a-fA-F]{{{_LEAST_DIGITS},{RUN_ID_DIGITS}}}", text):
         raise UsageError(
-            f"--run {options.run!r} is no run id.",
+            f"--run {text!r} is no run id.",
             remedy=f"A run id has {RUN_ID_DIGITS} hex digits; give all, or the first {_LEAST_DIGITS} or more.",
         )
-    _run(options, may_seed=False)
 
 
 def _run(options: argparse.Namespace, *, may_seed: bool) -> None:

@@ -59,6 +59,14 @@ def test_an_open_address_without_a_token_lets_nobody_in() -> None:
     assert status_of(PageAccess(), "/status.json", authorization="Bearer None") == 401
 
 
+def test_a_loopback_address_answers_to_the_name_that_a_proxy_publishes_and_to_no_other() -> None:
+    access = PageAccess(hosts=frozenset({"run.example"}))
+    for host, refused in (("run.example", False), ("RUN.example:443", False), ("other.example", True), ("127.0.0.1:80", False)):
+        reply = access.judge(Request("GET", "/", "", host), only_local=True, port=80)
+        assert (reply is not None) == refused, host
+    assert PageAccess().judge(Request("GET", "/", "", "run.example"), only_local=True, port=80) is not None
+
+
 def test_the_token_in_the_address_becomes_a_cookie() -> None:
     access = PageAccess(TOKEN)
     reply = access.judge(Request("GET", "//evil.example/x", f"token={TOKEN}"), only_local=False, port=80)

@@ -1,8 +1,8 @@
 """Who may read the node's pages: access by loopback or by token.
 
-The rule: a loopback address answers everybody on this machine, but only requests that name a loopback host, so that a web
-page from elsewhere cannot read it by DNS rebinding. Any other address answers whoever holds the token. /healthz and /readyz
-are open to all, and so is /metrics where the owner opened it. Tokens are compared in constant time.
+The rule: a loopback address answers everybody on this machine, but only requests that name a loopback host or one that its
+owner named, so that a web page from elsewhere cannot read it by DNS rebinding. Any other address answers whoever holds the
+token. /healthz and /readyz are open to all, and so is /metrics where the owner opened it. Tokens are compared in constant time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ class PageAccess:
 
     token: str | None = None
     open_metrics: bool = False
+    hosts: frozenset[str] = frozenset()
+    """Names that requests to a loopback address may carry beside loopback's own, as a reverse proxy passes them on."""
 
     def judge(self, request: Request, *, only_local: bool, port: int) -> Reply | None:
         """None if the request may pass. Else the answer: a refusal, or the cookie for a token shown in the URL."""
-        if only_local and not is_loopback(_host_of(request.host)):
+        host = _host_of(request.host)
+        if only_local and not is_loopback(host) and host.lower() not in self.hosts:
             return refusal(403, "this address answers only to localhost")
         if request.path in _FREE or (self.open_metrics and request.path == "/metrics"):
             return None

@@ -115,11 +115,12 @@ class _Connection:
     async def _send(self, reply: Reply, *, with_body: bool) -> None:
         headers = [
             ("content-type", reply.content_type),
-            ("cache-control", "no-store"),
             ("x-content-type-options", "nosniff"),
             ("connection", "close"),
             *reply.headers,
         ]
+        if not any(name == "cache-control" for name, _ in reply.headers):
+            headers.append(("cache-control", "no-store"))
         if reply.feed is None:
             headers.append(("content-length", str(len(reply.body))))
         await self._write(h11.Response(status_code=reply.status, headers=headers, reason=HTTPStatus(reply.status).phrase))

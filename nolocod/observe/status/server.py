@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     Send = Callable[[bytes], Awaitable[None]]
 
-_PAGE_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/loss.js": ("loss.js", "text/javascript; charset=utf-8"),
-    "/swarm.js": ("swarm.js", "text/javascript; charset=utf-8"),
-    "/words.js": ("words.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+_PAGE_FILES = {"/": "index.html"} | {
+    f"/{name}": name for name in ("page.css", "page.js", "parts.js", "loss.js", "swarm.js", "words.js", "icon.svg")
+}
+_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
 _POLICY = (
     ("content-security-policy", "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -48,6 +48,14 @@ _EVERY = 1.0
 """Seconds between two reports while nothing happens."""
 _LOOKS = 5
 """How often it looks in that time whether something happened."""
+
+
+class Answers(Protocol):
+    """What is served: a node's pages or a run's."""
+
+    def answer(self, method: str, path: str) -> Reply:
+        """The reply to one request, whose sender may read the pages."""
+        ...
 
 
 class Pages:
@@ -79,8 +87,7 @@ class Pages:
                 body = {"ready": ready, "state": report.state}  # no more: anybody may ask, and `waiting_for` can name peers
                 return Reply(200 if ready else 503, msgspec.json.encode(body))
             case _ if path in _PAGE_FILES:
-                name, kind = _PAGE_FILES[path]
-                return Reply(200, resources.files("nolocod.observe.status").joinpath("page", name).read_bytes(), kind, _POLICY)
+                return page_file("status", _PAGE_FILES[path])
             case _:
                 return refusal(404, "no such page; the pages are /, /status.json, /events, /metrics, /healthz and /readyz")
 
@@ -104,8 +111,14 @@ class Pages:
             self._readers -= 1
 
 
+def page_file(package: str, name: str) -> Reply:
+    """The file `name` of the page that lies in `nolocod.observe.PACKAGE`; it may load nothing from elsewhere."""
+    content = resources.files(f"nolocod.observe.{package}").joinpath("page", name).read_bytes()
+    return Reply(200, content, _KINDS[name.rpartition(".")[2]], _POLICY)
+
+
 async def serve_http(
-    address: Address, pages: Pages, access: PageAccess | None = None, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    address: Address, pages: Answers, access: PageAccess | None = None, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve the pages until cancelled; `task_status` is given the bound "host:port". Without `access`, only this machine
     may read them.

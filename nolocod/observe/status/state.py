@@ -17,7 +17,7 @@ from nolocod.observe.status.report import ComingReport, CurveReport, ErrorRow, E
 from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event, Reach
@@ -276,23 +276,25 @@ class Curve:
     """All of the past, ever coarser: at most `POINTS` points. When they are full, neighbours become their mean, and from then
     on as many new values make one point. So memory and the report's size stay the same over months."""
 
-    def __init__(self) -> None:
-        self._points: list[tuple[int, float]] = []
+    def __init__(self, points: Iterable[tuple[int, float]] = (), stride: int = 1) -> None:
+        """`points` and `stride` as they were, to go on from there."""
+        self._points = list(points)[: POINTS - 1]
         self._open: list[tuple[int, float]] = []
-        self._stride = 1
+        self.stride = max(stride, 1)
+        """How many values a new point stands for."""
 
     def add(self, x: int, y: float) -> None:
         """Note a value; one that is not finite is left out. `x` never falls."""
         if not math.isfinite(y):
             return
         self._open.append((x, y))
-        if len(self._open) < self._stride:
+        if len(self._open) < self.stride:
             return
         self._points.append(_mean(self._open))
         self._open.clear()
         if len(self._points) >= POINTS:
             self._points = [_mean(self._points[at : at + 2]) for at in range(0, POINTS, 2)]
-            self._stride *= 2
+            self.stride *= 2
 
     @property
     def points(self) -> tuple[tuple[int, float], ...]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _STATE = re.compile(r"[a-z]{1,16}")
 """A state that we do not know is a later release's: such a member is shown, and not chosen."""
+WATCHING = "watching"
+"""The state of one that only looks: it makes nobody a member (`Membership.heard`)."""
 MAX_HEARTBEAT = 4096
 """Bytes of one sealed heartbeat."""
 _MAX_ADDRESSES = 8

@@ -157,7 +157,7 @@ class Membership:
         if peer == self.own:
             self.in_our_name(said)
             return None
-        if not self.admission.admits(peer, said.admission, wall):
+        if not self.admission.admits(peer, said.admission, wall) or said.state == heartbeat.WATCHING:
             return None
         if said.state == "leaving":
             known = self._drop(peer)

@@ -14,7 +14,7 @@ from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureE
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerLost, PeerSeen
 from nolocod.p2p.membership.admission import Admission
-from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT, OwnHeartbeat
+from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT, WATCHING, OwnHeartbeat
 from nolocod.p2p.membership.table import PER_GROUP, Membership, share
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
@@ -110,6 +110,13 @@ def test_leaving_ends_it_at_once() -> None:
     assert members.live(1.0) == []
     assert members.heard(late, 2.0, WALL) is None, "an older heartbeat that arrives late does not undo it"
     assert members.heard(Node().beat(leaving=True), 2.0, WALL) is None, "a stranger's leave is no news"
+
+
+def test_one_that_only_watches_is_no_member() -> None:
+    members, node = table(), Node()
+    node.state = WATCHING
+    assert members.heard(node.beat(), 1.0, WALL) is None
+    assert node.identity.peer_id not in members
 
 
 def test_our_own_heartbeat_is_no_member() -> None:

@@ -1,10 +1,10 @@
 // Shows each report that /events sends. The report is the whole truth: nothing is kept here but the theme.
 import { drawLoss } from "./loss.js";
+import { facts, rows, themes } from "./parts.js";
 import { drawSwarm } from "./swarm.js";
-import { amount, count, duration, element, loss, say, short } from "./words.js";
+import { REACHABLE, amount, count, duration, element, loss, say, short } from "./words.js";
 
 const WARNS = 600; // seconds for which an error is a warning
-const REACHABLE = { public: "directly", cone: "by hole punching", symmetric: "through relays", client: "by nobody" };
 const CONNECTED = { direct: "by us", inbound: "by the peer", punched: "by hole punching", relayed: "by a relay" };
 const one = (id) => document.getElementById(id);
 
@@ -87,26 +87,6 @@ function warn(errors) {
   one("warnings").querySelector("ul").replaceChildren(...items);
 }
 
-function facts(list, told) {
-  const names = Object.keys(told);
-  if (list.dataset.names !== names.join()) {
-    list.dataset.names = names.join();
-    list.replaceChildren(...names.map((name) => element("div", {}, element("dt", {}, name), element("dd"))));
-  }
-  names.forEach((name, index) => say(list.children[index].lastChild, String(told[name])));
-}
-
-// Roles are given by name because narrow screens show each row as a card, which takes the tables' own away.
-function rows(table, cells, none) {
-  const heads = [...table.tHead.rows[0].cells];
-  const cell = (content, index) => index
-    ? element("td", { role: "cell", class: heads[index].className, "data-head": heads[index].textContent }, content)
-    : element("th", { role: "rowheader", scope: "row" }, content);
-  const made = cells.map((row) => element("tr", { role: "row" }, ...row.map(cell)));
-  const empty = element("tr", { role: "row" }, element("td", { role: "cell", colspan: heads.length, class: "quiet" }, none));
-  table.tBodies[0].replaceChildren(...(made.length ? made : [empty]));
-}
-
 function listen() {
   const source = new EventSource("events");
   source.onmessage = (message) => {
@@ -126,25 +106,5 @@ function link(text, lost) {
   if (lost) one("state").querySelector(".dot").className = "dot lost";
 }
 
-function theme(name) {
-  document.documentElement.dataset.theme = name;
-  say(one("theme"), name === "dark" ? "Light" : "Dark");
-}
-
-const dark = matchMedia("(prefers-color-scheme: dark)");
-let choice = null; // the system's
-const stored = (ask) => {
-  try {
-    ask();
-  } catch {} // a browser that blocks storage throws: then the choice is as old as the page
-};
-const shine = () => theme(choice ?? (dark.matches ? "dark" : "light"));
-stored(() => choice = localStorage.getItem("theme"));
-shine();
-dark.addEventListener("change", shine);
-one("theme").addEventListener("click", () => {
-  choice = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  stored(() => localStorage.setItem("theme", choice));
-  shine();
-});
+themes(one("theme"));
 listen();

@@ -1,5 +1,7 @@
 // Figures and elements for people. What a peer wrote reaches the page as text only: nothing here parses HTML.
 
+export const REACHABLE = { public: "directly", cone: "by hole punching", symmetric: "through relays", client: "by nobody" };
+
 export const short = (peer) => peer.slice(-8);
 
 export function amount(size) {

@@ -1,0 +1,165 @@
+"""How an observer knows the members: it asks one after another for what gossip tells, and tells nothing itself.
+
+The rule: to the members an observer is a stranger with a question. It sends no heartbeat, so that it is no member, nobody's
+partner and nobody's clock; where the run is by invitation it sends one in the state "watching", which shows by what right it
+asks and makes no member either. It asks one member at a time, each again only after it had asked the others, and keeps a few
+connections. What comes is checked and bounded as a node does it (`Gossip`, `Membership`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from nolocod.errors import RemoteError
+from nolocod.p2p.discovery.bootstrap import find_run
+from nolocod.p2p.host import HostLimits, open_host
+from nolocod.p2p.limits.connection_gater import ConnectionGater
+from nolocod.p2p.membership.admission import Admission, InvitedAdmission
+from nolocod.p2p.membership.gossip import Gossip
+from nolocod.p2p.membership.heartbeat import WATCHING, OwnHeartbeat
+from nolocod.p2p.membership.table import Membership
+from nolocod.p2p.nat.circuit_relay import RelayClient
+from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.requests import Terms, ask
+from nolocod.p2p.transport.stream import GOSSIP
+from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.types import Standing
+from nolocod.units import Address
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncIterator, Sequence
+
+    from nolocod.identity import Identity, PeerId
+    from nolocod.observe.events import Emit
+    from nolocod.p2p.discovery.bootstrap import Contact
+    from nolocod.p2p.host import Host
+    from nolocod.p2p.settings import MeshSettings
+    from nolocod.proto.types import Member
+    from nolocod.run.manifest import RunId, Sealed
+
+TIMING = replace(Timing(), capacity=2048)
+_SLOWEST, _QUICKEST = 3.0, 0.25
+"""Seconds between two questions in a small run and in a large one."""
+_ROUND = 20.0
+"""Seconds in which as many heartbeats come as there are members, where `_QUICKEST` allows it."""
+_BOOTSTRAPS_EVERY = 30.0
+_KEPT = 16
+"""Connections that are kept."""
+_LIMITS = HostLimits(connections=64)
+_LISTEN = Address("127.0.0.1", 0)
+"""A host must listen somewhere; nobody is told of it."""
+
+
+@dataclass(frozen=True)
+class Seeker:
+    """Somebody on the network who is no member yet: enough to find a run."""
+
+    host: Host
+    identity: Identity
+    bootstrap: Sequence[Contact]
+    emit: Emit
+
+    async def find(self, run_id: RunId) -> Sealed:
+        """The run, of which `run_id` may be the beginning of the id, or empty for any. Raises what `find_run` raises."""
+        terms = Terms(self.identity, run_id, TIMING.request)
+        return await find_run(self.host, self.bootstrap, terms, TIMING.bootstrap, self.emit)
+
+
+@asynccontextmanager
+async def open_seeker(
+    identity: Identity, bootstrap: Sequence[Contact], prologue: bytes | None, emit: Emit
+) -> AsyncIterator[Seeker]:
+    """Be on the network, through relays too. `prologue`: of a private network's key."""
+    gater = ConnectionGater(prologue)
+    async with open_host(identity, (_LISTEN,), (), emit, _LIMITS, None, gater) as host:
+        host.vouch(address for _, (address,) in bootstrap)
+        host.through = RelayClient(host).connect
+        yield Seeker(host, identity, bootstrap, emit)
+
+
+class Observer:
+    """Of the run `sealed`; `settings` has the data directory where an invitation was kept.
+
+    Raises what InvitedAdmission raises if the run is by invitation and this observer has none.
+    """
+
+    def __init__(self, seeker: Seeker, sealed: Sealed, settings: MeshSettings, rng: random.Random) -> None:
+        self._seeker = seeker
+        invited = sealed.manifest.access == "invited"
+        own = seeker.identity.peer_id
+        self._admission = InvitedAdmission(sealed, own, settings.paths) if invited else Admission()
+        self._table = Membership(own, sealed.run_id, TIMING, self._admission)
+        nothing = Standing(0, 0, 0.0)
+        shown = self._admission.shown
+        self._heartbeat = OwnHeartbeat(seeker.identity, sealed.run_id, lambda: (nothing, WATCHING), tuple, admission=shown)
+        self._gossip = Gossip(self._table, self._heartbeat, rng)
+        self._terms = Terms(seeker.identity, sealed.run_id, TIMING.request)
+        self._rng = rng
+        self._asked: dict[PeerId, float] = {}
+        self._kept: deque[PeerId] = deque()
+        self.answered = trio.Event()
+        """Set once somebody has answered."""
+
+    def live(self) -> list[Member]:
+        """All live members."""
+        return self._table.live(trio.current_time(), self._seeker.host.peers())
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_bootstraps)
+            nursery.start_soon(self._admission.run, self._seeker.emit)
+            while True:
+                self._gossip.beat(trio.current_time())  # a question is a beat of ours: so many heartbeats are listened to
+                if (peer := self._next()) is not None:
+                    await self._ask(peer, ())
+                await trio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        heard = TIMING.view + 1
+        return max(_QUICKEST, min(_SLOWEST, _ROUND * heard / max(len(self._table), 1)))
+
+    def _next(self) -> PeerId | None:
+        """The member that was asked longest ago, or never; None if there is nobody to ask now."""
+        now = trio.current_time()
+        doubted = self._table.suspected(now)
+        free = [one for one in self._table.sample(self._rng, len(self._table), now) if one not in doubted]
+        self._asked = {peer: when for peer, when in self._asked.items() if peer in self._table}
+        due = min(free, key=lambda one: self._asked.get(one, 0.0), default=None)
+        return None if due is None or now - self._asked.get(due, -_SLOWEST) < _SLOWEST else due
+
+    async def _ask_bootstraps(self) -> None:
+        """Now and then: they are where a run that fell apart meets again."""
+        while True:
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in self._seeker.bootstrap:
+                    nursery.start_soon(self._ask, peer, addresses)
+            await trio.sleep(_BOOTSTRAPS_EVERY if self._table else _SLOWEST)
+
+    async def _ask(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        host, table = self._seeker.host, self._table
+        self._asked[peer] = trio.current_time()
+        try:
+            stream = await host.open_stream(peer, GOSSIP, (*addresses, *table.addresses(peer)))
+            shown = [self._heartbeat.heartbeat()] if self._admission.shown else []
+            body = await ask(stream, pb.Body(gossip=pb.Gossip(heartbeats=shown, answer=True)), self._terms, "gossip")
+            self._gossip.learn(peer, body.gossip, trio.current_time())
+        except RemoteError:
+            table.suspect(peer, trio.current_time())
+            return
+        table.met(peer, *host.way(peer))
+        self.answered.set()
+        await self._keep(peer)
+
+    async def _keep(self, peer: PeerId) -> None:
+        with suppress(ValueError):
+            self._kept.remove(peer)
+        self._kept.append(peer)
+        if len(self._kept) > _KEPT:
+            await self._seeker.host.disconnect(self._kept.popleft())

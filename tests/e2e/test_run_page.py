@@ -1,0 +1,139 @@
+"""The run's page in a real browser: phone, tablet and desk, by day and by night, by keyboard, and behind a proxy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from nolocod.observe.run.pages import RunPages
+from nolocod.observe.status.access import PageAccess
+from nolocod.observe.status.server import serve_http
+from tests.e2e.test_page_states import FOCUS, LIVE, LOCAL, axe
+from tests.support.runs import STATES, a_dozen, a_run, member, peer
+from tests.support.swarm import ENOUGH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nolocod.observe.run.state import RunState
+    from tools.browser import Browser, Page
+
+__all__ = ["axe"]
+SIZES = {"phone": (390, 844), "tablet": (768, 1024), "desktop": (1440, 900)}
+
+
+async def in_browser(state: RunState, look: Callable[[str], None]) -> None:
+    """Serve the run's page while `look`, which is told its address, does its work in a thread."""
+    async with trio.open_nursery() as nursery:
+        where = await nursery.start(serve_http, LOCAL, RunPages(state))
+        await trio.to_thread.run_sync(look, f"http://{where}/")
+        nursery.cancel_scope.cancel()
+
+
+def opened(chromium: Browser, address: str, size: str, *, dark: bool = False) -> Page:
+    page = chromium.page(*SIZES[size], dark=dark)
+    page.open(address)
+    page.wait(LIVE, ENOUGH)
+    return page
+
+
+@pytest.mark.parametrize("name", STATES)
+async def test_every_state_is_shown_whole_and_without_barriers(chromium: Browser, axe: str, name: str) -> None:
+    def look(address: str) -> None:
+        for size in SIZES:
+            for dark in (False, True):
+                page = opened(chromium, address, size, dark=dark)
+                assert page.run("getComputedStyle(document.body).colorScheme") == ("dark" if dark else "light")
+                assert not page.run("document.documentElement.scrollWidth > innerWidth"), f"wider than a {size}"
+                page.run(axe)
+                found = page.run("axe.run().then(({ violations }) => violations.map(v => v.id + ' ' + v.nodes[0].html))")
+                assert found == [], f"on a {size}: {found}"
+                assert page.complaints == []
+                assert all(one.startswith(address) for one in page.asked_for), page.asked_for
+                page.close()
+
+    await in_browser(STATES[name](), look)
+
+
+async def test_what_the_observer_knows_is_on_the_page(chromium: Browser) -> None:
+    state = a_dozen()
+
+    def look(address: str) -> None:
+        page = opened(chromium, address, "desktop")
+        figures = " ".join(page.text("#figures").split())
+        for text in ("Members 12", "Round 436 / 1k", "Loss 1.90", "Tokens/s 1.1"):
+            assert text in figures
+        assert "12 members, reached 6 directly" in page.text("#swarm-text")
+        assert "1 of them carries for others" in page.text("#swarm-text")
+        assert page.run("document.querySelectorAll('#swarm .member').length") == 12
+        assert page.run("document.querySelectorAll('#swarm .edge.relayed').length") > 0
+        assert page.run("document.getElementById('progress').getAttribute('aria-valuenow')") == "43.6"
+        assert peer(3)[-8:] in page.text("#members")
+        page.close()
+
+    await in_browser(state, look)
+
+
+async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) -> None:
+    def look(address: str) -> None:
+        page = opened(chromium, address, "desktop")
+        stops = []
+        for _ in range(5):
+            page.press("Tab", 9)
+            name, visible = page.run(FOCUS)
+            assert visible, f"the focus on {name!r} cannot be seen"
+            stops.append(name)
+        assert stops == ["To the content", "theme", "Table of members", "run.json", "metrics"]
+        page.close()
+
+    await in_browser(a_dozen(), look)
+
+
+async def test_what_members_wrote_is_text(chromium: Browser) -> None:
+    state, bad = a_dozen(), "<img src=x onerror=1><b>x</b>"
+    state.look([member(1, state=bad, version=bad)])
+
+    def look(address: str) -> None:
+        page = opened(chromium, address, "desktop")
+        assert bad in page.text("#members")
+        assert bad in page.text("#releases")
+        assert page.run("document.querySelectorAll('img, b').length") == 0
+        assert page.complaints == []
+        page.close()
+
+    await in_browser(state, look)
+
+
+async def test_it_works_below_a_path_of_a_proxy(chromium: Browser) -> None:
+    """A proxy that publishes the page as /run/ on a name of its own, as nginx and Caddy do."""
+
+    passed_on: list[bytes] = []
+
+    async def proxy(where: str, client: trio.SocketStream) -> None:
+        async with client, await trio.open_tcp_stream("127.0.0.1", int(where.split(":")[1])) as server:
+            asked = await client.receive_some(8192)
+            passed_on.append(asked.replace(b" /run/", b" /", 1).replace(b"Host: 127.0.0.1", b"Host: run.example", 1))
+            await server.send_all(passed_on[-1])
+            async for piece in server:
+                await client.send_all(piece)
+
+    def look(address: str) -> None:
+        page = opened(chromium, address, "desktop")
+        assert "12" in page.text("#figures")
+        assert any(one.startswith(b"GET /run.json ") and b"Host: run.example" in one for one in passed_on)
+        assert page.complaints == []
+        page.close()
+
+    async with trio.open_nursery() as nursery:
+        access = PageAccess(hosts=frozenset({"run.example"}))
+        where = await nursery.start(serve_http, LOCAL, RunPages(a_dozen()), access)
+        (front,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), partial(proxy, where), 0)
+        await trio.to_thread.run_sync(look, f"http://127.0.0.1:{front.socket.getsockname()[1]}/run/")
+        nursery.cancel_scope.cancel()
+
+
+def test_the_states_are_of_one_run() -> None:
+    assert {made().report.run_id for made in STATES.values()} == {a_run().run_id}

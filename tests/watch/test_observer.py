@@ -1,0 +1,211 @@
+"""An observer beside real nodes: it knows them all, they know nothing of it, and it is small."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import trio
+
+from nolocod.disk import make_folder
+from nolocod.errors import NotInvitedError
+from nolocod.identity import Identity
+from nolocod.observe.events import Event, PeerSeen
+from nolocod.p2p import lean
+from nolocod.p2p.limits.connection_manager import STRANGER
+from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.settings import Access, MeshSettings
+from nolocod.p2p.timing import Timing
+from nolocod.paths import DataDir
+from nolocod.proto.types import Standing
+from nolocod.run import credentials
+from nolocod.run.credentials import Grant
+from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.units import Address
+from nolocod.watch import observer as module
+from nolocod.watch.observer import Observer
+from nolocod.watch.service import report_once, seeking
+from tests.support.wires import ENOUGH, until, wait_members
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+MOST_RESIDENT = 80 * 10**6
+QUICK = Timing(heartbeat=0.2, live=10.0, search=0.5, widen=1.0)
+OWNER = Identity.generate()
+
+
+def a_run(access: str = "open") -> Sealed:
+    return seal(Manifest(name="seen", model={"model_type": "llama"}, access=access), OWNER)  # type: ignore[arg-type]  # as given
+
+
+def settings(folder: Path, *bootstrap: str, invite: str = "") -> MeshSettings:
+    return MeshSettings(folder, bootstrap, access=Access(invite=invite), upnp=False, listen=(Address("127.0.0.1", 0),))
+
+
+class Members:
+    """Nodes of `sealed` without trainers, of which each says that it trains; the owner's is the first."""
+
+    def __init__(self, root: Path, sealed: Sealed, stack: AsyncExitStack) -> None:
+        self.root, self.sealed, self.stack = root, sealed, stack
+        self.meshes: list[Mesh] = []
+        self.peers: list[str] = []
+        self.events: list[Event] = []
+
+    def token(self) -> str:
+        """An invitation by the owner."""
+        grant = Grant(time.time(), 3600.0, "", self.meshes[0].addresses[:1])
+        return credentials.issue(DataDir(self.root / "0"), self.sealed, OWNER, grant)[1]
+
+    async def add(self) -> Mesh:
+        folder, number = self.root / str(len(self.meshes)), len(self.meshes)
+        make_folder(folder)
+        identity = Identity.generate() if number else OWNER
+        invite = self.token() if number and self.sealed.manifest.access == "invited" else ""
+        config = settings(folder, *self.addresses, invite=invite)
+        mesh_of = open_mesh(config, identity, self.events.append, rng=random.Random(number), timing=QUICK)
+        mesh = await self.stack.enter_async_context(mesh_of)
+        await mesh.enter(self.sealed, lambda: (Standing(7, 700 + number, 2.5), "training"))
+        self.meshes.append(mesh)
+        self.peers.append(identity.peer_id)
+        return mesh
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self.meshes[0].addresses[:1] if self.meshes else ()
+
+
+@asynccontextmanager
+async def members(root: Path, count: int, access: str = "open") -> AsyncIterator[Members]:
+    async with AsyncExitStack() as stack:
+        found = Members(root, a_run(access), stack)
+        for _ in range(count):
+            await found.add()
+        for mesh in found.meshes:
+            await wait_members(mesh, count - 1)
+        yield found
+
+
+def nothing(_: Event) -> None: ...
+
+
+async def test_it_knows_all_and_nobody_takes_it_for_a_member(tmp_path: Path) -> None:
+    async with members(tmp_path / "nodes", 3) as nodes:
+        config = settings(tmp_path / "watch", *nodes.addresses)
+        async with seeking(config, nothing) as (seeker, run_id), trio.open_nursery() as nursery:
+            sealed = await seeker.find(run_id)
+            assert sealed == nodes.sealed
+            observer = Observer(seeker, sealed, config, random.Random(1))
+            nursery.start_soon(observer.run)
+            await until(lambda: sum(bool(one.group) for one in observer.live()) == 3)  # all have answered
+            assert {one.peer_id for one in observer.live()} == set(nodes.peers)
+            own = seeker.identity.peer_id
+            for mesh in nodes.meshes:
+                assert own not in {member.peer_id for member in mesh.live()}
+                assert own in mesh.connections()
+                assert mesh._host.dialer.connection_manager.rank(own) == STRANGER
+            assert own not in {event.peer_id for event in nodes.events if isinstance(event, PeerSeen)}
+            nursery.cancel_scope.cancel()
+
+
+async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLOWEST", 0.2)
+    monkeypatch.setattr(module, "_QUICKEST", 0.01)
+    monkeypatch.setattr(module, "_ROUND", 0.0)
+    asked: list[float] = []
+    told: list[bytes] = []
+    ask = module.ask
+
+    async def noted(*arguments: Any) -> object:  # noqa: ANN401  # passed on as they are
+        asked.append(trio.current_time())
+        told.extend(arguments[1].gossip.heartbeats)
+        return await ask(*arguments)
+
+    monkeypatch.setattr(module, "ask", noted)
+    async with members(tmp_path / "nodes", 1) as nodes:
+        config = settings(tmp_path / "watch", *nodes.addresses)
+        async with seeking(config, nothing) as (seeker, run_id), trio.open_nursery() as nursery:
+            nursery.start_soon(Observer(seeker, await seeker.find(run_id), config, random.Random(1)).run)
+            await until(lambda: len(asked) > 6)
+            nursery.cancel_scope.cancel()
+    gaps = [later - sooner for sooner, later in pairwise(asked[1:])]
+    assert told == [], "it says nothing of itself"
+    assert min(gaps) >= 0.19, "the first question is the bootstrap's"
+
+
+async def test_a_run_by_invitation_is_shown_to_whom_its_owner_invited(tmp_path: Path) -> None:
+    async with members(tmp_path / "nodes", 2, "invited") as nodes:
+        token = nodes.token()
+        report = await report_once(settings(tmp_path / "watch", *nodes.addresses, invite=token), nothing)
+        assert (report.known, report.round, report.loss, report.access) == (2, 7, 2.5, "invited")
+        assert all(len(mesh.live()) == 1 for mesh in nodes.meshes), "and it is no member there either"
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await report_once(settings(tmp_path / "stranger", *nodes.addresses), nothing)
+        assert caught.group_contains(NotInvitedError, depth=None)
+
+
+@contextmanager
+def command(address: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`nolocod watch` as a process, and where its page is."""
+    arguments = [sys.executable, "-m", "nolocod", "watch", "--bootstrap", address, "--data-dir", str(folder)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().split("http://")[1].strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def get(where: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(where, timeout=10)
+    connection.request("GET", path)
+    return connection.getresponse().read()
+
+
+async def test_the_command_serves_the_page_in_80_megabytes_and_without_torch(tmp_path: Path) -> None:
+    def look(address: str) -> None:
+        with command(address, tmp_path / "watch") as (process, where):
+            inspect(process, where)
+
+    def inspect(process: subprocess.Popen[str], where: str) -> None:
+        deadline = time.monotonic() + ENOUGH
+        while json.loads(get(where, "/run.json"))["counted"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for path in ("/", "/run.js", "/metrics", "/run.json") * 20:
+            assert get(where, path)
+        resident = psutil.Process(process.pid).memory_info().rss
+        assert resident <= MOST_RESIDENT, f"{resident / 1e6:.1f} MB"
+        assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(ENOUGH) == 0
+        (history,) = (tmp_path / "watch").glob("history-*.json")
+        assert json.loads(history.read_bytes())["curve"] == [[7, 2.5]]
+
+    async with members(tmp_path / "nodes", 3) as nodes:
+        await trio.to_thread.run_sync(look, nodes.addresses[0])
+
+
+@pytest.mark.parametrize("lean_first", [False, True])
+def test_libp2p_brings_what_is_left_out(lean_first: bool) -> None:
+    """Fails for a part that libp2p does not import any more, and for one that comes in spite of us."""
+    first = "lean.leave_out(); " if lean_first else ""
+    probe = f"import sys; from nolocod.p2p import lean; {first}import libp2p, libp2p.kad_dht.kad_dht; " + (
+        "print(*[part for part in lean.PARTS if getattr(sys.modules.get(part), '__file__', None)])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ([] if lean_first else list(lean.PARTS))
