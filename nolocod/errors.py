@@ -183,6 +183,12 @@ class RouterError(LocalError):
     )
 
 
+class NoSuchRunError(LocalError):
+    entry = _entry(
+        "NLC-160", "run not found", "Give a name that `nolocod runs` lists, or the run's whole link, or --bootstrap."
+    )
+
+
 class DataError(LocalError):
     entry = _entry("NLC-120", "training data not usable", "Point --data at text files for this run.")
 
@@ -242,11 +248,7 @@ class BackupError(LocalError):
 class ClonedIdentityError(LocalError):
     """Another node uses our key, from a copied data directory. Peers cannot tell the two apart."""
 
-    entry = _entry(
-        "NLC-134",
-        "identity in use elsewhere",
-        "Stop the other node, or remove identity.key here: this node is then a new peer.",
-    )
+    entry = _entry("NLC-134", "identity in use elsewhere", "Stop the other node, or remove identity.key here to be a new peer.")
 
 
 class SimulationError(LocalError):

@@ -30,4 +30,5 @@ class DataDir:
         self.admission = root / "admission"
         self.invitations = root / "invitations.json"
         self.revocations = root / "revocations"
+        self.announcement = root / "announcement"
         self.owner_lock = root / "owner.lock"

@@ -36,7 +36,7 @@ p2p.connections
 p2p.host
 p2p.keepalive
 p2p.nat p2p.discovery p2p.membership
-p2p.exchange
+p2p.exchange p2p.registry
 p2p.snapshots
 p2p.mesh
 observe
@@ -73,7 +73,7 @@ LIBRARIES = {
     "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",
     "msgspec": "proto run node trainer observe doctor p2p studies commands cli",
-    "psutil": "p2p node trainer doctor studies",
+    "psutil": "p2p node trainer doctor watch studies",
     "trio": "outer.loop trainer p2p observe.status node doctor watch studies commands",
     "trio_typing": "trainer p2p observe.status node watch studies",
 }

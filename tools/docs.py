@@ -34,6 +34,7 @@ from nolocod.p2p.limits.connection_manager import ARRIVALS
 from nolocod.p2p.limits.rate_limits import ALL, Rate
 from nolocod.p2p.membership.heartbeat import MAX_HEARTBEAT
 from nolocod.p2p.nat.autonat import AutoNatLimits
+from nolocod.p2p.registry import records
 from nolocod.p2p.settings import Relaying
 from nolocod.p2p.snapshots.client import ROOM
 from nolocod.p2p.timing import Timing
@@ -44,6 +45,7 @@ from nolocod.p2p.transport.yamux_limits import MuxLimits
 from nolocod.proto.limits import SLOWEST_STEP, Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
+from nolocod.run.announcements import MAX_ANNOUNCEMENT
 from nolocod.trainer.checkpoint import KEPT
 
 if TYPE_CHECKING:
@@ -375,6 +377,14 @@ def bounds() -> list[Bound]:
             _bytes(manifest.MAX_MANIFEST_BYTES),
             "`MAX_MANIFEST_BYTES`",
             "an_oversized_manifest_is_refused_before_it_is_parsed",
+        ),
+        Bound("messages", "an announcement", _bytes(MAX_ANNOUNCEMENT), "`MAX_ANNOUNCEMENT`", "what_no_owner_says_is_refused"),
+        Bound(
+            "memory",
+            "announcements held; of one address group; waiting; waiting of one peer",
+            f"{records.CAPACITY}, {records.PER_GROUP}, {records.PENDING}, {records.PER_CARRIER}",
+            "`registry/records.py`",
+            "who_is_held_keeps_its_place_and_a_group_has_so_many",
         ),
         Bound("messages", "a line of a receipt", _bytes(MAX_LINE), "`proto/receipt.py`", "an_endless_line_is_not_read_whole"),
         Bound(

@@ -39,9 +39,11 @@ class Commands:
         command.set_defaults(command=run)
         return command
 
-    def add_here(self, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    def add_here(
+        self, name: str, run: Callable[[argparse.Namespace], None], text: str, example: str = ""
+    ) -> argparse.ArgumentParser:
         """Declare a command that works on a data directory."""
-        command = self.add(name, run, text)
+        command = self.add(name, run, text, example)
         command.add_argument(
             "--data-dir",
             type=Path,

@@ -39,6 +39,7 @@ def add_to(commands: Commands) -> None:
         )
     )
     join = commands.add_here("join", _join, "Join a run through any of its nodes. Later starts need no address.")
+    join.add_argument("name", nargs="?", metavar="NAME|LINK", help="an announced run's name (`nolocod runs`), or a run's link")
     join.add_argument(
         "--run", default="", metavar="ID", help="the run to join, by its id or the first 12 digits of it or more (any run)"
     )
@@ -197,22 +198,28 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _join(options: argparse.Namespace) -> None:
+    if options.name is not None:
+        from nolocod.commands.registry import found_by
+
+        if options.run:
+            raise UsageError("NAME or LINK and --run exclude each other.")
+        options.run, options.bootstrap = found_by(options.name, options.bootstrap, DataDir(options.data_dir))
     if not (options.bootstrap or options.invite) and stored_manifest(DataDir(options.data_dir)) is None:
         raise UsageError(
             "a first join needs --bootstrap or --invite.",
             remedy="Ask the owner of the first node for the line that it printed.",
         )
-    check_run_id(options.run)
+    if options.run and not is_run_id(options.run):
+        raise UsageError(
+            f"--run {options.run!r} is no run id.",
+            remedy=f"A run id has {RUN_ID_DIGITS} hex digits; give all, or the first {_LEAST_DIGITS} or more.",
+        )
     _run(options, may_seed=False)
 
 
-def check_run_id(text: str) -> None:
-    """UsageError unless `text` is a run's id, the beginning of one, or empty."""
-    if text and not re.fullmatch(f"[0-9a-fA-F]{{{_LEAST_DIGITS},{RUN_ID_DIGITS}}}", text):
-        raise UsageError(
-            f"--run {text!r} is no run id.",
-            remedy=f"A run id has {RUN_ID_DIGITS} hex digits; give all, or the first {_LEAST_DIGITS} or more.",
-        )
+def is_run_id(text: str) -> bool:
+    """Whether it is a run's id, or enough of its beginning."""
+    return re.fullmatch(f"[0-9a-fA-F]{{{_LEAST_DIGITS},{RUN_ID_DIGITS}}}", text) is not None
 
 
 def _run(options: argparse.Namespace, *, may_seed: bool) -> None:

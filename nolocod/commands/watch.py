@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nolocod.commands.node import check_run_id
+from nolocod.commands.node import is_run_id
+from nolocod.commands.registry import found_by
 from nolocod.errors import UsageError
 from nolocod.p2p.settings import Access, MeshSettings
+from nolocod.paths import DataDir
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def add_to(commands: Commands) -> None:
         "nolocod watch --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… --http 127.0.0.1:8080",
     )
     add = watch.add_argument
-    add("run", nargs="?", default="", metavar="RUN", help="the run's id, or the first 12 digits of it or more (any run)")
+    add("run", nargs="?", default="", metavar="RUN", help="the run's id, or the first 12 digits; its link or name (any run)")
     add(
         "--bootstrap",
         action="append",
@@ -78,12 +80,14 @@ def _watch(options: argparse.Namespace) -> None:
 
 
 def _mesh(options: argparse.Namespace) -> MeshSettings:
-    if not (options.bootstrap or options.invite):
-        remedy = "Give the address of any node of the run."
+    run, bootstrap = options.run, tuple(options.bootstrap)
+    if run and not is_run_id(run):
+        run, bootstrap = found_by(run, bootstrap, DataDir(options.data_dir))
+    if not (bootstrap or options.invite):
+        remedy = "Give the address of any node of the run, or its link or name."
         raise UsageError("watch needs --bootstrap or --invite.", remedy=remedy)
-    check_run_id(options.run)
     access = Access(options.network_key, None, options.invite)
-    return MeshSettings(options.data_dir, tuple(options.bootstrap), options.run.lower(), access=access)
+    return MeshSettings(options.data_dir, bootstrap, run.lower(), access=access)
 
 
 def _welcome(sealed: Sealed, http: str) -> None:

@@ -12,6 +12,7 @@ import gc
 import os
 import random
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -36,21 +37,28 @@ from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
 from nolocod.p2p.mesh import Mesh, open_mesh
+from nolocod.p2p.registry.records import Registry
+from nolocod.p2p.registry.service import RegistryService, Swarm
 from nolocod.p2p.snapshots.server import Donor
-from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
+from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.requests import Terms
+from nolocod.p2p.transport.stream import EXCHANGE, REGISTRY, SNAPSHOT
 from nolocod.proto.types import Standing
+from nolocod.run.credentials import stored_announcement
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
+    from nolocod.identity import PeerId
     from nolocod.node.config import NodeConfig
     from nolocod.node.schedule import Check
     from nolocod.observe.events import Emit, Event
+    from nolocod.p2p.transport.stream import Stream
     from nolocod.run.manifest import Sealed
 
 _FAREWELL = 3.0
@@ -253,7 +261,22 @@ class Node:
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit, mesh.origin)
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
+        self._keep_registry(mesh, sealed, nursery)
         return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)
+
+    def _keep_registry(self, mesh: Mesh, sealed: Sealed, nursery: trio.Nursery) -> None:
+        """Keep our copy of the announced runs, and tell what our run's owner left in the data directory."""
+
+        async def visit(peer: PeerId, protocol: str, addresses: Sequence[str]) -> Stream:
+            return await (mesh.visit(peer, protocol, addresses) if addresses else mesh.dial(peer, protocol))
+
+        terms = Terms(self._identity, sealed.run_id, Timing().request)
+        swarm = Swarm(terms, lambda: [one.peer_id for one in mesh.live()], visit, lambda peer: mesh.origin(peer)[0], mesh.judge)
+        registry = Registry(sealed.run_id, sealed.manifest.owner)
+        left = partial(stored_announcement, self._config.paths)
+        service = RegistryService(registry, swarm, random.SystemRandom(), left)
+        mesh.serve(REGISTRY, containing_failures(service.handle, self.emit))
+        nursery.start_soon(service.run)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)

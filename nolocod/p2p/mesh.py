@@ -381,6 +381,10 @@ class Mesh:
         if not self._host.connected(peer) or peer not in gossip.heard_directly:
             await gossip.contact(peer, known)
 
+    async def visit(self, peer: PeerId, protocol: str, addresses: Sequence[str]) -> Stream:
+        """Open a stream to anybody at these addresses. Raises what `dial` raises."""
+        return await self._host.open_stream(peer, protocol, addresses)
+
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer streams of `protocol`; weights go to members only. A RemoteError out of `handler` costs the peer its
         stream."""

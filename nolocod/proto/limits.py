@@ -32,6 +32,8 @@ _MORE = {
     **dict.fromkeys(("busy", "refuse", "abort"), _REASON),
     **dict.fromkeys(("confirm", "commit"), _SKIPPED + FIRST),
     "gossip": 80 << 10,  # heartbeats, and all that the run's owner has revoked (64 KiB)
+    "runs_request": 24 << 10,
+    "runs": 32 << 10,
     "info": (16 << 20) + FIRST,  # a manifest with its tokenizer
     "snapshot_offer": 4 << 20,  # the hashes of 120 000 chunks: 240 GB
 }

@@ -81,6 +81,8 @@ class Body(_message.Message):
     SNAPSHOT_REQUEST_FIELD_NUMBER: _builtins.int
     SNAPSHOT_OFFER_FIELD_NUMBER: _builtins.int
     CHUNK_REQUEST_FIELD_NUMBER: _builtins.int
+    RUNS_REQUEST_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     session: _builtins.bytes
     """16 random bytes; empty for messages that belong to no session"""
@@ -126,6 +128,10 @@ class Body(_message.Message):
     def snapshot_offer(self) -> Global___SnapshotOffer: ...
     @_builtins.property
     def chunk_request(self) -> Global___ChunkRequest: ...
+    @_builtins.property
+    def runs_request(self) -> Global___RunsRequest: ...
+    @_builtins.property
+    def runs(self) -> Global___Runs: ...
     def __init__(
         self,
         *,
@@ -152,12 +158,14 @@ class Body(_message.Message):
         snapshot_request: Global___SnapshotRequest | None = ...,
         snapshot_offer: Global___SnapshotOffer | None = ...,
         chunk_request: Global___ChunkRequest | None = ...,
+        runs_request: Global___RunsRequest | None = ...,
+        runs: Global___Runs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "refuse", b"refuse", "resume", b"resume", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "refuse", b"refuse", "resume", b"resume", "runs", b"runs", "runs_request", b"runs_request", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receiver", b"receiver", "refuse", b"refuse", "resume", b"resume", "run_id", b"run_id", "sender", b"sender", "sequence", b"sequence", "session", b"session", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receiver", b"receiver", "refuse", b"refuse", "resume", b"resume", "run_id", b"run_id", "runs", b"runs", "runs_request", b"runs_request", "sender", b"sender", "sequence", b"sequence", "session", b"session", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["offer", "accept", "busy", "refuse", "describe", "confirm", "commit", "acknowledge", "abort", "resume", "working", "heartbeat", "gossip", "info_request", "info", "snapshot_request", "snapshot_offer", "chunk_request"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["offer", "accept", "busy", "refuse", "describe", "confirm", "commit", "acknowledge", "abort", "resume", "working", "heartbeat", "gossip", "info_request", "info", "snapshot_request", "snapshot_offer", "chunk_request", "runs_request", "runs"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
@@ -916,3 +924,135 @@ class ChunkRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChunkRequest: _TypeAlias = ChunkRequest  # noqa: Y015
+
+@_typing.final
+class Announcement(_message.Message):
+    """--- the registry: runs that their owners announced
+
+    What its owner says of a run, to whom it may be new: the body of a Sealed. The latest `version` counts, whoever brings it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
+    LICENCE_FIELD_NUMBER: _builtins.int
+    CONTACT_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    owner: _builtins.str
+    version: _builtins.int
+    """milliseconds of wall time"""
+    expires_ms: _builtins.int
+    withdrawn: _builtins.bool
+    name: _builtins.str
+    description: _builtins.str
+    model: _builtins.str
+    """a transformers architecture"""
+    parameters: _builtins.int
+    memory: _builtins.int
+    """bytes that a node needs, on its device or without one"""
+    message: _builtins.int
+    """bytes of an exchange, each way"""
+    rounds: _builtins.int
+    data: _builtins.str
+    """as in the run file: stdlib, text, jsonl, parquet, hub"""
+    access: _builtins.str
+    """open, invited"""
+    licence: _builtins.str
+    contact: _builtins.str
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes of the run, which say the same of it"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        version: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        withdrawn: _builtins.bool = ...,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        model: _builtins.str = ...,
+        parameters: _builtins.int = ...,
+        memory: _builtins.int = ...,
+        message: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        data: _builtins.str = ...,
+        access: _builtins.str = ...,
+        licence: _builtins.str = ...,
+        contact: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "addresses", b"addresses", "contact", b"contact", "data", b"data", "description", b"description", "expires_ms", b"expires_ms", "licence", b"licence", "memory", b"memory", "message", b"message", "model", b"model", "name", b"name", "owner", b"owner", "parameters", b"parameters", "rounds", b"rounds", "run_id", b"run_id", "version", b"version", "withdrawn", b"withdrawn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Announcement: _TypeAlias = Announcement  # noqa: Y015
+
+@_typing.final
+class RunsRequest(_message.Message):
+    """`digests`: the first bytes of the hash of each record that the sender holds; `records`: what it learned lately."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        digests: _abc.Iterable[_builtins.bytes] | None = ...,
+        records: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunsRequest: _TypeAlias = RunsRequest  # noqa: Y015
+
+@_typing.final
+class Runs(_message.Message):
+    """`records`: what the other does not hold; `own`: of the run that the sender is in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    own: _builtins.bytes
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[_builtins.bytes] | None = ...,
+        own: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own", b"own", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Runs: _TypeAlias = Runs  # noqa: Y015

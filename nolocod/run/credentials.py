@@ -276,6 +276,11 @@ def stored_revocations(paths: DataDir) -> bytes:
     return _read(paths.revocations)
 
 
+def stored_announcement(paths: DataDir) -> bytes:
+    """What the run's owner announces of it, sealed; empty if nothing."""
+    return _read(paths.announcement)
+
+
 def opened_revocations(raw: bytes, paths: DataDir, sealed: Sealed) -> Revocations:
     """What `stored_revocations` gave, read; DataDirError if the owner did not sign it."""
     try:

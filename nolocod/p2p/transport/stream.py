@@ -48,6 +48,7 @@ INFO = "/nolocod/info"
 GOSSIP = "/nolocod/gossip"
 EXCHANGE = "/nolocod/exchange"
 SNAPSHOT = "/nolocod/snapshot"
+REGISTRY = "/nolocod/registry"
 PING = "/ipfs/ping/1.0.0"
 # The version is not in the protocol id: it is in every envelope, so that a node of another major
 # version is told so by name instead of failing to negotiate.

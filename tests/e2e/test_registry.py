@@ -1,0 +1,61 @@
+"""From an announcement to the first paired step: a run is announced, listed, found by its name and joined by its link."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.swarm import ENOUGH, Swarm, ready
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.studies import daemons
+
+
+def nolocod(*arguments: str, data_dir: Path) -> str:
+    """What the command prints; it must succeed."""
+    command = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(data_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ENOUGH, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_run_is_announced_listed_and_joined(swarm: Swarm, tmp_path: Path) -> None:
+    first = swarm.found()
+    swarm.wait("the first node tells its address", lambda: ready(first))
+    home = first.paths.root
+    told = json.loads(
+        nolocod("announce", "--description", "for a test", "--licence", "MIT", "--contact", "me", "--json", data_dir=home)
+    )
+    assert told["not_told"] == {}
+
+    def listed(*more: str) -> list[dict[str, object]]:
+        lines = nolocod("runs", "--json", "--bootstrap", first.address, *more, data_dir=tmp_path / "nobody").splitlines()
+        return [json.loads(line) for line in lines]
+
+    swarm.wait("the node has heard of the announcement", lambda: bool(listed()))
+    (found,) = listed("--fits")
+    assert {name: found[name] for name in ("name", "run_id", "description", "licence", "contact", "model", "nodes")} == {
+        "name": "e2e", "run_id": told["run_id"], "description": "for a test", "licence": "MIT", "contact": "me",
+        "model": "llama", "nodes": 1,
+    }  # fmt: skip
+    assert "1 nodes or more" in nolocod("runs", "--bootstrap", first.address, data_dir=tmp_path / "nobody")
+
+    second = swarm.daemon().run("join", "e2e", "--bootstrap", first.address)
+    swarm.wait_paired([first, second], 1)
+    third = swarm.daemon().run("join", told["links"][0])
+    swarm.wait_paired([third], 1)
+    swarm.wait(
+        "the second node has the announcement from the first", lambda: "e2e" in nolocod_runs(second, tmp_path / "nobody")
+    )
+
+    nolocod("announce", "--withdraw", data_dir=home)
+    swarm.wait("the announcement is taken back everywhere", lambda: nolocod_runs(third, tmp_path / "nobody") == "")
+    swarm.stop(first, second, third)
+
+
+def nolocod_runs(daemon: daemons.Daemon, folder: Path) -> str:
+    return nolocod("runs", "--bootstrap", daemon.address, data_dir=folder)
