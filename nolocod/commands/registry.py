@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nolocod.errors import HttpTokenError, NoSuchRunError, NotRunningError, UsageError, WrongRunError
@@ -52,7 +53,7 @@ def add_to(commands: Commands) -> None:
         "List the runs that are announced.",
         "nolocod runs --fits --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
     )
-    bootstrap_option(runs, "ask this node, of any run; repeatable (those of the file `bootstraps` in the data directory)")
+    bootstrap_option(runs, "ask this node, of any run; repeatable (see docs/registry.md)")
     runs.add_argument("--fits", action="store_true", help="only runs that need no more memory than this machine has")
     runs.add_argument("--json", action="store_true", help="print one JSON object per run")
 
@@ -62,7 +63,8 @@ def bootstrap_option(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def bootstraps(given: Sequence[str], paths: DataDir) -> tuple[str, ...]:
-    """Those that were given, or else those of the file `bootstraps`, one a line; what follows a # is a comment."""
+    """Those that were given; or those of the file `bootstraps`, one a line, what follows a # being a comment; or the node that
+    runs in this data directory."""
     if given:
         return tuple(given)
     try:
@@ -73,6 +75,10 @@ def bootstraps(given: Sequence[str], paths: DataDir) -> tuple[str, ...]:
         raise UsageError(f"{paths.root / 'bootstraps'} cannot be read ({error}).") from error
     if found := tuple(text for line in lines if (text := line.split("#", 1)[0].strip())):
         return found
+    from nolocod.node import data_directory
+
+    with suppress(NotRunningError):
+        return data_directory.find_running(paths).addresses
     remedy = f"Give --bootstrap, or write addresses into {paths.root / 'bootstraps'}, one a line."
     raise UsageError("no node is known that could be asked for runs.", remedy=remedy)
 

@@ -233,3 +233,39 @@ def test_an_allowance_is_read_from_its_flags() -> None:
 
 def test_pages_are_for_this_machine_alone_unless_told() -> None:
     assert node._node_config(cli._parser().parse_args(["join"])).http.host == "127.0.0.1"
+
+
+def test_runs_are_asked_of_the_nodes_in_the_file(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = nowhere / "home"
+    home.mkdir()
+    (home / "bootstraps").write_text(f"# mine\n\n/ip4/127.0.0.1/tcp/1/p2p/{OTHER}  # down\n")
+    status, out, err = run(capsys, "runs", "--json")
+    assert (status, out) == (1, "")
+    assert "NLC-110" in err
+    assert "/ip4/127.0.0.1/tcp/1" in err
+
+
+@pytest.mark.parametrize("command", ["watch", "announce", "runs"])
+def test_a_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, command, "--help")
+    assert status == 0
+    assert f"Example: nolocod {command} " in " ".join(out.split())
+    assert "--json" in out
+
+
+def test_who_may_announce_and_what_must_be_there(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = nowhere / "home"
+    (nowhere / "run.toml").write_text(RUN)
+    assert run(capsys, "create", "run.toml")[0] == 0
+    for arguments, code, says in (
+        (["announce"], "NLC-100", "no node of this run can be named"),
+        (["announce", "--expires", "60d"], "NLC-100", "longer than 30d"),
+        (["announce", "--address", "nowhere"], "NLC-100", "nowhere"),
+    ):
+        status, _, err = run(capsys, *arguments)
+        assert (status, code in err, says in err) == (2, True, True), err
+    DataDir(home).identity.unlink()
+    assert run(capsys, "id")[0] == 0
+    status, _, err = run(capsys, "announce", "--address", f"/ip4/203.0.113.7/tcp/4001/p2p/{OTHER}")
+    assert (status, "NLC-104" in err) == (1, True), err
+    assert not DataDir(home).announcement.exists(), "nothing half-written"

@@ -42,7 +42,7 @@ def test_a_run_is_announced_listed_and_joined(swarm: Swarm, tmp_path: Path) -> N
         "name": "e2e", "run_id": told["run_id"], "description": "for a test", "licence": "MIT", "contact": "me",
         "model": "llama", "nodes": 1,
     }  # fmt: skip
-    assert "1 nodes or more" in nolocod("runs", "--bootstrap", first.address, data_dir=tmp_path / "nobody")
+    assert "1 nodes or more" in nolocod("runs", data_dir=home), "the node that runs there is asked"
 
     second = swarm.daemon().run("join", "e2e", "--bootstrap", first.address)
     swarm.wait_paired([first, second], 1)
@@ -51,6 +51,11 @@ def test_a_run_is_announced_listed_and_joined(swarm: Swarm, tmp_path: Path) -> N
     swarm.wait(
         "the second node has the announcement from the first", lambda: "e2e" in nolocod_runs(second, tmp_path / "nobody")
     )
+
+    seen = json.loads(nolocod("watch", "e2e", "--bootstrap", first.address, "--json", data_dir=tmp_path / "watch"))
+    assert (seen["known"], seen["states"]["training"], seen["run_id"]) == (3, 3, told["run_id"])
+    assert all(member["answered"] for member in seen["members"])
+    assert seen["tokens_per_second"] > 0
 
     nolocod("announce", "--withdraw", data_dir=home)
     swarm.wait("the announcement is taken back everywhere", lambda: nolocod_runs(third, tmp_path / "nobody") == "")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +18,6 @@ from tests.support.page_states import Clock
 from tests.support.runs import a_dozen, a_run, member, peer, six_hundred
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nolocod.proto.types import Member
 
 
@@ -146,6 +147,19 @@ def test_the_pages() -> None:
     assert RunPages(seen([[]])).answer("GET", "/readyz").status == 503
     for path in ("/", "/run.js", "/graph.js", "/run.css", "/page.css", "/parts.js", "/loss.js", "/words.js", "/icon.svg"):
         assert pages.answer("GET", path).status == 200, path
+
+
+def test_every_file_of_the_page_is_packaged_and_served_and_loads_nothing_from_elsewhere() -> None:
+    root = Path(__file__).resolve().parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["nolocod"]
+    files = sorted((root / "nolocod/observe/run/page").iterdir())
+    assert len(files) == 4
+    for file in files:
+        assert any(file.match(pattern) for pattern in patterns), f"{file} would not be in a wheel"
+        reply = RunPages(a_dozen()).answer("GET", "/" if file.name == "index.html" else f"/{file.name}")
+        assert dict(reply.headers)["content-security-policy"].startswith("default-src 'self'")
+        text = reply.body.decode()
+        assert not re.findall(r"https?://|innerHTML|insertAdjacentHTML|<script>|style=| on\w+=", text), file
 
 
 def test_the_metrics_say_the_same() -> None:
