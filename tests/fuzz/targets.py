@@ -32,6 +32,7 @@ from nolocod.errors import (
     IdentityError,
     InvitationError,
     ManifestError,
+    NoSuchRunError,
     NotRunningError,
     RemoteError,
     RunFileError,
@@ -51,6 +52,7 @@ from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.peer_scoring import Records, Reputation
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.circuit_relay import read_peer
+from nolocod.p2p.registry import records
 from nolocod.p2p.transport import identify, multiaddrs, noise_records, yamux_frames
 from nolocod.p2p.transport.delimited import receive_message
 from nolocod.paths import DataDir
@@ -62,7 +64,7 @@ from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.framing import HEAD_SIZE, chunk_head, parse_head
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing, describe
-from nolocod.run import credentials, manifest
+from nolocod.run import announcements, credentials, manifest
 from nolocod.run import invitations as tokens
 
 if TYPE_CHECKING:
@@ -313,6 +315,36 @@ def admission(raw: bytes) -> None:
 def revocations(raw: bytes) -> None:
     with suppress(RemoteError):
         tokens.open_revocations(raw, OWNER.peer_id, RUN)
+
+
+HERE = f"/ip4/203.0.113.7/tcp/4001/p2p/{BOB.peer_id}"
+SAID = announcements.Announcement(
+    run_id=RUN, owner=OWNER.peer_id, version=WALL, expires=WALL + 100, addresses=(HERE,), name="one", parameters=10**6
+)
+ANNOUNCED = announcements.sign(SAID, OWNER)
+SIGNED = pb.Sealed.FromString(ANNOUNCED.raw).body
+
+
+@target(ANNOUNCED.raw)
+def announcement(raw: bytes) -> None:
+    registry = records.Registry(RUN, OWNER.peer_id)
+    with suppress(RemoteError):
+        registry.learn([raw], BOB.peer_id, 0.0, WALL)
+
+
+@target(SIGNED)
+def announced(raw: bytes) -> None:
+    """Anything that an owner can sign."""
+    signature = OWNER.sign(b"nolocod announcement 1\0" + raw)
+    with suppress(RemoteError):
+        said = records.read(pb.Sealed(body=raw, signature=signature).SerializeToString())
+        announcements.link(said.run_id, said.addresses[0])
+
+
+@target(announcements.link(RUN, HERE).encode())
+def run_link(raw: bytes) -> None:
+    with suppress(NoSuchRunError):
+        announcements.read_link(raw.decode("utf-8", "replace"))
 
 
 # --- libp2p's protocols -------------------------------------------------------------------------------
