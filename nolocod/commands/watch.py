@@ -49,7 +49,9 @@ def add_to(commands: Commands) -> None:
         help="the observer's identity and what it remembers of runs ($NOLOCOD_HOME/watch, or ~/.nolocod/watch)",
     )
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="serve the run's page and metrics here (%(default)s)")
-    add("--http-token", type=Path, metavar="FILE", help="the token that readers of the page need (none on loopback)")
+    add(
+        "--http-token", type=Path, metavar="FILE", help="the token that readers of the page need (http.token; none on loopback)"
+    )
     add(
         "--proxy-host",
         action="append",

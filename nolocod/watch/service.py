@@ -97,7 +97,7 @@ async def _serve(config: WatchConfig, emit: Emit, tell: Callable[[Sealed, str], 
         state = RunState(sealed, trio.current_time)
         history = config.mesh.data_dir / f"history-{sealed.run_id[:16]}.json"
         state.restore(history)
-        http = await nursery.start(serve_http, config.http, RunPages(state), _access(config))
+        http = await nursery.start(serve_http, config.http, RunPages(state), access_of(config))
         tell(sealed, http)
         del sealed  # its tokenizer may be megabytes
         gc.collect()
@@ -134,7 +134,8 @@ async def _look(state: RunState, observer: Observer) -> None:
         await trio.sleep(_LOOK_EVERY)
 
 
-def _access(config: WatchConfig) -> PageAccess:
+def access_of(config: WatchConfig) -> PageAccess:
+    """Who may read the page: HttpTokenError for a token file that holds none."""
     hosts = frozenset(host.lower() for host in config.hosts)
     if config.http_token is not None:
         return PageAccess(read_token(config.http_token), hosts=hosts)

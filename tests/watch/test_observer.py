@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from nolocod.disk import make_folder
 from nolocod.errors import NotInvitedError
 from nolocod.identity import Identity
 from nolocod.observe.events import Event, PeerSeen
+from nolocod.observe.status.http import Request
 from nolocod.p2p import lean
 from nolocod.p2p.limits.connection_manager import STRANGER
 from nolocod.p2p.mesh import Mesh, open_mesh
@@ -35,7 +37,7 @@ from nolocod.run.manifest import Manifest, Sealed, seal
 from nolocod.units import Address
 from nolocod.watch import observer as module
 from nolocod.watch.observer import Observer
-from nolocod.watch.service import report_once, seeking
+from nolocod.watch.service import WatchConfig, access_of, report_once, seeking
 from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
@@ -209,3 +211,16 @@ def test_libp2p_brings_what_is_left_out(lean_first: bool) -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ([] if lean_first else list(lean.PARTS))
+
+
+def test_only_this_machine_reads_the_page_without_a_token(tmp_path: Path) -> None:
+    config = WatchConfig(settings(tmp_path), Address("0.0.0.0", 80))
+    request = Request("GET", "/run.json", "", "run.example")
+    refused = access_of(config).judge(request, only_local=False, port=80)
+    assert refused is not None
+    assert refused.status == 401
+    token = DataDir(tmp_path).http_token.read_text().strip()
+    shown = replace(request, headers={"authorization": f"Bearer {token}"})
+    assert access_of(config).judge(shown, only_local=False, port=80) is None
+    local = WatchConfig(settings(tmp_path), Address("127.0.0.1", 80), hosts=("Run.Example",))
+    assert access_of(local).judge(request, only_local=True, port=80) is None
