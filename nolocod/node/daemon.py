@@ -38,7 +38,7 @@ from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.registry.records import Registry
-from nolocod.p2p.registry.service import RegistryService, Swarm
+from nolocod.p2p.registry.service import RegistryService, Swarm, near
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.requests import Terms
@@ -271,7 +271,7 @@ class Node:
             return await (mesh.visit(peer, protocol, addresses) if addresses else mesh.dial(peer, protocol))
 
         terms = Terms(self._identity, sealed.run_id, Timing().request)
-        swarm = Swarm(terms, lambda: [one.peer_id for one in mesh.live()], visit, lambda peer: mesh.origin(peer)[0], mesh.judge)
+        swarm = Swarm(terms, lambda: near(mesh.live()), visit, lambda peer: mesh.origin(peer)[0], mesh.judge)
         registry = Registry(sealed.run_id, sealed.manifest.owner)
         left = partial(stored_announcement, self._config.paths)
         service = RegistryService(registry, swarm, random.SystemRandom(), left)

@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.registry.records import Registry
     from nolocod.p2p.transport.stream import Stream
+    from nolocod.proto.types import Member
     from nolocod.run.announcements import Announcement
 
 EVERY = 5.0
 """Seconds between two questions of a node."""
 _ABROAD = 0.05
 """Share of the questions that go to nodes of other runs."""
+_ENOUGH = 8
+"""Connected members: news still reach everybody in a random graph of that degree."""
 _LOOKS = 4
 """Announcements that are looked into at once."""
 _LOOK_SECONDS = 8.0
@@ -54,6 +57,12 @@ class Swarm:
     """The address group from which a peer is connected."""
     judge: Callable[[PeerId, Conduct], None] = lambda _, __: None
     wall: Callable[[], float] = time.time
+
+
+def near(members: Sequence[Member]) -> list[PeerId]:
+    """Whom a node asks: those that are connected, where there are enough; a new connection costs more than an answer."""
+    connected = [one.peer_id for one in members if one.reach]
+    return connected if len(connected) >= _ENOUGH else [one.peer_id for one in members]
 
 
 async def swap(swarm: Swarm, registry: Registry, peer: PeerId, addresses: Sequence[str] = ()) -> tuple[list[bytes], bytes]:
