@@ -95,12 +95,7 @@ class RunFileError(LocalError):
 
 
 class UnstableError(RunFileError):
-    entry = _entry(
-        "NLC-102",
-        "outer settings diverge",
-        "Choose gamma between 0 and 2(1 - alpha^2). gamma = 1 - alpha^2 keeps replicas closest.",
-        2,
-    )
+    entry = _entry("NLC-102", "outer settings diverge", "Choose gamma below 2(1 - alpha^2); 1 - alpha^2 is best.", 2)
 
 
 class ManifestError(LocalError):
@@ -117,9 +112,7 @@ class VersionError(LocalError):
 
 class IdentityError(LocalError):
     entry = _entry(
-        "NLC-106",
-        "identity file not usable",
-        "Restore identity.key from your backup with mode 0600, or remove it: the node is then a new peer.",
+        "NLC-106", "identity file not usable", "Restore it from a backup (mode 0600), or remove it to be a new peer."
     )
 
 
@@ -267,6 +260,14 @@ class UnacknowledgedError(LocalError):
     entry = _entry("NLC-144", "commit not acknowledged", "Nothing to do: the next exchange brings both together again.")
 
 
+class UnsupportedModelError(RunFileError):
+    entry = _entry("NLC-150", "model not supported", "Take another model, or leave out the key that is named.", 2)
+
+
+class TooLongError(RunFileError):
+    entry = _entry("NLC-151", "sequence longer than the model", "Make `inner.sequence` smaller, or the model's key larger.", 2)
+
+
 class HttpTokenError(LocalError):
     entry = _entry("NLC-145", "pages need a token", "Use --http-token with a token file that you can read.")
 
@@ -329,11 +330,7 @@ class HarmfulTensorError(RejectedTensorError):
 class FarWeightsError(RemoteError):
     """A newcomer's donor and other donors disagree. A donor is penalised only if its loss is worse too."""
 
-    entry = _entry(
-        "NLC-218",
-        "donor's weights far from other donors'",
-        "Nothing to do: this node tries another donor, and keeps the weights with the lower loss on its own text.",
-    )
+    entry = _entry("NLC-218", "donor's weights far from other donors'", "Nothing to do: weights with the lower loss are kept.")
 
 
 class PeerBusyError(RemoteError):

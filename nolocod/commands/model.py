@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,10 @@ def _eval(options: argparse.Namespace) -> None:
 def _generate(options: argparse.Namespace) -> None:
     from nolocod.trainer import offline
 
-    if options.tokens < 1 or options.temperature < 0:
-        raise UsageError("--tokens must be positive, and --temperature not negative.")
+    if options.tokens < 1 or not 0 <= options.temperature < math.inf:  # NaN is not either
+        raise UsageError("--tokens must be positive, and --temperature finite and not negative.")
+    if not 0 <= options.seed < 1 << 63:
+        raise UsageError("--seed must be from 0 to 2^63 - 1.")
     paths = DataDir(options.data_dir)
     text = offline.generate(paths, _run_of(options), options.prompt, options.tokens, options.temperature, options.seed)
     print(options.prompt + text)

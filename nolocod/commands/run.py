@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nolocod.errors import NotRunningError, UsageError
 from nolocod.node import data_directory
 from nolocod.paths import DataDir
-from nolocod.run.manifest import read_run_file, stored_manifest
+from nolocod.run.manifest import stored_manifest
 from nolocod.units import parse_rate, parse_span
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nolocod.commands import Commands
     from nolocod.identity import Identity
-    from nolocod.run.manifest import Sealed
+    from nolocod.run.manifest import Manifest, Sealed
 
 
 def add_to(commands: Commands) -> None:
@@ -53,16 +53,23 @@ def _create(options: argparse.Namespace) -> None:
     if options.plan:
         _plan(options)
         return
-    sealed = data_directory.found(DataDir(options.data_dir), options.run_file)
+    sealed = data_directory.keep(DataDir(options.data_dir), _checked(options))
     print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
     print(f"run id {sealed.run_id}")
     more = " --data PATH" if sealed.manifest.data.from_node else ""
     print(f"first node: nolocod start --data-dir {options.data_dir}{more}")
 
 
+def _checked(options: argparse.Namespace) -> Manifest:
+    """What the run file says, as nodes can train it."""
+    from nolocod.trainer import founding
+
+    return founding.read(options.run_file, lambda line: print(line, file=sys.stderr))
+
+
 def _plan(options: argparse.Namespace) -> None:
     rate = parse_rate(options.line, "--line")
-    manifest = read_run_file(options.run_file)
+    manifest = _checked(options)
     from nolocod.commands import terminal
     from nolocod.trainer.estimate import estimate, speed
     from nolocod.trainer.model import pick_device

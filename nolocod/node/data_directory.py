@@ -19,14 +19,15 @@ from msgspec import Meta
 from nolocod.disk import disk_errors, write_whole
 from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, WrongRunError
 from nolocod.identity import load_or_create
-from nolocod.run.manifest import MAX_MANIFEST_BYTES, read_run_file, seal, stored_manifest
+from nolocod.run.manifest import MAX_MANIFEST_BYTES, seal, stored_manifest
+from nolocod.run.run_file import read_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from nolocod.paths import DataDir
-    from nolocod.run.manifest import Sealed
+    from nolocod.run.manifest import Manifest, Sealed
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -87,11 +88,15 @@ def find_running(paths: DataDir) -> Running:
 
 
 def found(paths: DataDir, run_file: Path) -> Sealed:
-    """Check `run_file`, sign it as this directory's identity, and keep the manifest there.
+    """Sign what `run_file` says, as `keep` does. Raises RunFileError, and what `keep` raises."""
+    return keep(paths, read_run_file(run_file))
 
-    Raises RunFileError, or WrongRunError if the directory already belongs to another run.
+
+def keep(paths: DataDir, manifest: Manifest) -> Sealed:
+    """Sign `manifest` as this directory's identity, and keep it there.
+
+    Raises WrongRunError if the directory already belongs to another run.
     """
-    manifest = read_run_file(run_file)
     with hold(paths):
         sealed = seal(manifest, load_or_create(paths.identity))
         stored = stored_manifest(paths)

@@ -7,7 +7,6 @@ bytes, so that whoever knows the id can tell an altered manifest without knowing
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
 
@@ -216,7 +215,8 @@ class Manifest(Section, frozen=True):
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     model: dict[str, Any]
-    """A `transformers` configuration: `model_type` and its keys. Remote code is never run."""
+    """A `transformers` configuration: `model_type` and its keys, or `config`, the path of a published config.json
+    (docs/architectures.md). Remote code is never run."""
     owner: str = ""
     """Peer id of the owner; set by `seal`."""
     format: int = FORMAT
@@ -317,7 +317,7 @@ def unseal(raw: bytes) -> Sealed:
         if isinstance(said := head.get(section, {}), dict):
             head[section] = unsaid | said
     try:
-        manifest = _checked(head).in_turns()
+        manifest = checked(head).in_turns()
     except msgspec.ValidationError as error:
         raise ManifestError(f"{error}") from error
     except RunFileError as error:
@@ -325,67 +325,11 @@ def unseal(raw: bytes) -> Sealed:
     return Sealed(manifest, body, signature)
 
 
-def _checked(table: dict[str, Any]) -> Manifest:
+def checked(table: dict[str, Any]) -> Manifest:
     """Raises msgspec.ValidationError or RunFileError."""
     if table.get("codec") == "delta4":
         raise _removed("codec", "delta4", "that codec was", 'with `codec = "modulo8"`')
     return msgspec.convert(table, Manifest)
-
-
-def read_run_file(path: Path) -> Manifest:
-    """Parse and check a TOML run file. Raises RunFileError that names the line and the key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
-    except OSError as error:
-        raise RunFileError(f"{path} cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"{path} is not UTF-8 text.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RunFileError(f"{path} is not TOML: {error}.") from error
-    _inline_tokenizer(table, path)
-    try:
-        (manifest := _checked(table)).in_turns()
-        return manifest
-    except msgspec.ValidationError as error:
-        raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
-    except RunFileError as error:
-        raise type(error)(f"{path}{_where(text, error)}: {error.cause}", remedy=error.remedy) from error
-
-
-def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
-    """Replace the tokenizer's path by the file's text: a joiner gets all it needs with the manifest."""
-    data = table.get("data")
-    name = data.get("tokenizer") if isinstance(data, dict) else None
-    if isinstance(data, dict) and isinstance(name, str) and name != "bytes":
-        try:
-            data["tokenizer"] = (path.parent / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunFileError(f"{path}: `data.tokenizer`: {name} cannot be read as text.") from error
-
-
-def _where(text: str, error: Exception) -> str:
-    """Find the line of the key that msgspec complains about ("... at `$.inner.steps`")."""
-    if isinstance(error, UnstableError):
-        keys = ["outer", "gamma"]
-    elif isinstance(error, RunFileError):  # a retired key
-        keys = error.cause.split("`")[1].split(".")
-    else:
-        keys = re.findall(r"\.(\w+)", "".join(re.findall(r"at `\$((?:\.\w+)*)", str(error))))
-        keys += re.findall(r"field `(\w+)`", str(error))[:1]
-    section, *rest = keys or [""]
-    inside = False
-    for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[([\w.]+)\]", line)
-        if header:
-            inside = header.group(1) == section
-            if inside and not rest:
-                return f", line {number}"
-        elif rest and inside and re.match(rf"\s*{rest[-1]}\s*=", line):
-            return f", line {number}, key `{'.'.join(keys)}`"
-        elif not rest and re.match(rf"\s*{section}\s*=", line):
-            return f", line {number}, key `{section}`"
-    return f", key `{'.'.join(keys)}`" if keys else ""
 
 
 def stored_manifest(paths: DataDir) -> Sealed | None:

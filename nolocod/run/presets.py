@@ -9,6 +9,7 @@ import msgspec
 
 from nolocod.errors import RunFileError
 from nolocod.run.manifest import RETIRED, Data, Evaluation, Inner, Manifest, Outer, Trust
+from nolocod.run.published import without_inert
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ def model(name_or_file: str, base: Path) -> dict[str, Any]:
         raise RunFileError(f"{path} is not JSON ({error}).") from error
     if not isinstance(config, dict):
         raise RunFileError(f"{path} holds no JSON object.")
-    return config
+    return without_inert(config, lambda _: None)
 
 
 def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, seed: int, own_text: bool) -> Manifest:

@@ -7,6 +7,7 @@ count of steps that were not finite are kept there and read when a report is due
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,23 @@ def make_adamw(parameters: Sequence[Tensor], manifest: Manifest, device: torch.d
 
 def cross_entropy(model: torch.nn.Module, windows: Tensor) -> Tensor:
     """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1))."""
-    logits = model(input_ids=windows[:, :-1]).logits
+    return _loss_of(model(input_ids=windows[:, :-1]).logits, windows)
+
+
+def _loss_of(logits: Tensor, windows: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+def balance(model: torch.nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of `windows` alone, and with what a mixture of experts adds so that all get tokens (arXiv 2101.03961,
+    Eq. 4), times the configuration's `router_aux_loss_coef`. The same of models without that."""
+    share = getattr(model.config, "router_aux_loss_coef", None)
+    if not share or "output_router_logits" not in inspect.signature(model.forward).parameters:
+        loss = cross_entropy(model, windows)
+        return loss, loss
+    output = model(input_ids=windows[:, :-1], output_router_logits=True)
+    loss = _loss_of(output.logits, windows)
+    return loss, loss if output.aux_loss is None else loss + share * output.aux_loss
 
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -138,6 +154,9 @@ class Inner:
             self.at_once = halved(self.at_once)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+        for parameter in self._parameters:
+            if parameter.grad is None:  # an expert without a token: Adam has one count of steps for all
+                parameter.grad = torch.zeros_like(parameter)
         norm = torch.nn.utils.clip_grad_norm_(self._all, self._settings.clip)
         is_finite = (norm + total).isfinite()
         finite = is_finite.float()
@@ -160,10 +179,10 @@ class Inner:
         try:
             for part in torch.split(windows, self.at_once):
                 with autocast(self._device):
-                    loss = cross_entropy(self._model, part.to(self._device))
-                loss = loss * (len(part) / len(windows))
-                loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-                total = total + loss.detach()
+                    loss, balanced = balance(self._model, part.to(self._device))
+                share = len(part) / len(windows)
+                (balanced * share).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+                total = total + loss.detach() * share
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -10,6 +10,7 @@ words (run/manifest.py).
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -22,7 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, on_one_line
+from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLongError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
 """Of every architecture; some releases of transformers take them in its stead."""
+_NOT_SAID = ("model_type", "dtype", "torch_dtype")
+_OLD_NAMES = {"rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"}
+"""Of what newer releases of transformers hold in `rope_parameters`."""
 _LOGIT_COPIES = 3
 """The logits, their log-softmax and their gradient: the largest activations of a small model."""
 
@@ -89,7 +93,8 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
 
     `vocabulary` is the tokenizer's size: the model's default, and the least it may have.
     """
-    keys = {key: value for key, value in manifest.model.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    # a copy: transformers writes into what it is given
+    keys = copy.deepcopy({key: value for key, value in manifest.model.items() if key not in _NOT_SAID})
     kind = manifest.model["model_type"]
     try:
         known = AutoConfig.for_model(kind)
@@ -100,7 +105,7 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
     size = keys.setdefault("vocab_size", vocabulary)
     if not isinstance(size, int) or size < vocabulary:
         raise RunFileError(f"`model.vocab_size` = {size!r} is less than the tokenizer's {vocabulary}.")
-    unknown = sorted(keys.keys() - _own_keys(known))
+    unknown = sorted(keys.keys() - own_keys(known))
     if unknown:
         raise RunFileError(f"`model.{unknown[0]}` is not a key of the {kind} architecture.")
     # Defaults that are ids of some other tokenizer would end texts early, or leave an embedding untrained.
@@ -109,19 +114,27 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
         config = AutoConfig.for_model(kind, **keys, **dict.fromkeys(foreign))
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise RunFileError(f"`[model]`: {on_one_line(error)}") from error
+    if unread := sorted(_OLD_NAMES & keys.keys() & vars(config).keys() - own_keys(known, old=False)):
+        raise RunFileError(f"`model.{unread[0]}` is not a key of the {kind} architecture.")
     config.dtype = "float32"
     config.use_cache = False
     return config
 
 
-def _own_keys(known: PretrainedConfig) -> set[str]:
+def own_keys(known: PretrainedConfig, *, old: bool = True) -> set[str]:
     """The keys that a run's `[model]` may have: what this architecture is made of. What transformers takes of any model is not
-    among them: it names kernels, files and repositories, or is each node's own choice, as the attention's kernel is."""
+    among them: it names kernels, files and repositories, or is each node's own choice, as the attention's kernel is.
+
+    `old`: with names of earlier releases, of which an architecture may read some only.
+    """
     own, base = (inspect.signature(one.__init__).parameters.keys() for one in (type(known), PretrainedConfig))
-    return set(own - base) | set(known.attribute_map) | _COMMON
+    keys = set(own - base) | set(known.attribute_map) | _COMMON
+    if "num_key_value_heads" in keys:
+        keys.add("head_dim")  # every such model reads it, and not every configuration declares it
+    return keys | _OLD_NAMES if old and "rope_parameters" in keys else keys
 
 
-def _from_config(config: Any) -> torch.nn.Module:  # noqa: ANN401 - as above
+def from_config(config: Any) -> torch.nn.Module:  # noqa: ANN401 - as above
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ImportError, ZeroDivisionError) as error:
@@ -129,10 +142,22 @@ def _from_config(config: Any) -> torch.nn.Module:  # noqa: ANN401 - as above
     return model
 
 
+def check_length(config: Any, sequence: int, *, strict: bool = False) -> None:  # noqa: ANN401 - as above
+    """Raise TooLongError where the model has no positions for `sequence` tokens.
+
+    Rotary ones are computed for any; who founds a run is `strict`: the model was made for so many, and says it.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+    if isinstance(most, int) and 0 < most < sequence and (strict or not rotary):
+        key = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+        raise TooLongError(f"`inner.sequence` = {sequence} is more than `model.{key}` = {most}.")
+
+
 def layout_of(config: Any) -> Layout:  # noqa: ANN401 - as above
     """Lay the parameters out without allocating them."""
     with torch.device("meta"):
-        model = _from_config(config)
+        model = from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     names = tuple(sorted(shapes, key=_by_number))
     matrices = tuple(tuple(matrix.shape) for matrix in matrices_of(model).values())
@@ -191,7 +216,7 @@ def build(config: Any, seed: int) -> torch.nn.Module:  # noqa: ANN401 - as above
     """Make the model on the CPU with the initial weights that `seed` gives everywhere."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _from_config(config)
+        return from_config(config)
 
 
 def flatten(model: torch.nn.Module, layout: Layout, device: torch.device) -> Tensor:

@@ -6,9 +6,9 @@ checkpoint, the same that a newcomer is given. Functions that compare replicas u
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
@@ -63,7 +63,8 @@ def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
         config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     with written_whole(out / "model.safetensors") as handle:
         checkpoint.write_tensors(handle, dict(layout.split(phi)), {"format": "pt", "run_id": sealed.run_id})
-    _write_json(out / "config.json", config.to_diff_dict() | {"model_type": config.model_type})
+    # as transformers writes and reads numbers that are not finite
+    _write_json(out / "config.json", json.loads(config.to_json_string()) | {"model_type": config.model_type})
     _write_json(out / "generation_config.json", GenerationConfig.from_model_config(config).to_diff_dict())
     with written_whole(out / "tokenizer.json") as handle:
         handle.write(_tokenizer_file(sealed).encode())
@@ -97,7 +98,8 @@ def generate(paths: DataDir, sealed: Sealed, prompt: str, tokens: int, temperatu
         if temperature <= 0:
             ids.append(int(logits.argmax()))
         else:
-            ids.append(int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator)))
+            logits = (logits.double() - logits.max()) / temperature  # none above 0, however small the temperature is
+            ids.append(int(torch.multinomial(torch.softmax(logits, 0), 1, generator=generator)))
     return tokenizer.decode(ids[start:])
 
 
@@ -171,4 +173,4 @@ def _tokenizer_file(sealed: Sealed) -> str:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with written_whole(path) as handle:
-        handle.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        handle.write(json.dumps(content, indent=2).encode() + b"\n")

@@ -25,7 +25,7 @@ from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
-from nolocod.trainer.model import Layout, build, check_memory, flatten, layout_of, pick_device, read_config
+from nolocod.trainer.model import Layout, build, check_length, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Replica:
         self.manifest = manifest = sealed.manifest
         self.device = pick_device(device)
         config = read_config(manifest, vocabulary)
+        check_length(config, manifest.inner.sequence)
         self.layout: Layout = layout_of(config)
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
         check_memory(self.layout, config.vocab_size, manifest, 0, self.device)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from nolocod.run.manifest import read_run_file
+from nolocod.run.run_file import read_run_file
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import autocast, make_adamw
 from nolocod.trainer.model import build, pick_device, read_config

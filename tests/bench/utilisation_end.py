@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nolocod.run.manifest import read_run_file
+from nolocod.run.run_file import read_run_file
 from nolocod.studies.daemons import Daemon
 from tests.bench.training import Cores, founder, rate, started
 from tests.bench.workers.talk import Talk

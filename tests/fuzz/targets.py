@@ -66,6 +66,7 @@ from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing, describe
 from nolocod.run import announcements, credentials, manifest
 from nolocod.run import invitations as tokens
+from nolocod.run.run_file import read_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,7 +293,7 @@ def manifest_body(raw: bytes) -> None:
 @target(b'name = "one"\n[model]\nmodel_type = "llama"\n[outer]\nrounds = 200\n')
 def run_file(raw: bytes) -> None:
     with suppress(RunFileError):
-        manifest.read_run_file(FOLDER.write("run.toml", raw))
+        read_run_file(FOLDER.write("run.toml", raw))
 
 
 INVITATION = tokens.Invitation(RUN, bytes(16), WALL + 100, BOB.public)

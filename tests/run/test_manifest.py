@@ -22,12 +22,12 @@ from nolocod.run.manifest import (
     Manifest,
     Outer,
     Sealed,
-    read_run_file,
     seal,
     unseal,
     wire_name,
 )  # fmt: skip
 from nolocod.run.presets import to_toml
+from nolocod.run.run_file import read_run_file
 
 if TYPE_CHECKING:
     from pathlib import Path

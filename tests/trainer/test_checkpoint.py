@@ -289,6 +289,7 @@ def test_evaluate_and_generate_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert offline.evaluate(paths, sealed, write_text(tmp_path)) == pytest.approx(replica.evaluate(), abs=1e-6)
     likeliest = offline.generate(paths, sealed, "time", 8, 0.0, 0)
     assert likeliest == offline.generate(paths, sealed, "time", 8, 0.0, 1)
+    assert likeliest == offline.generate(paths, sealed, "time", 8, 5e-324, (1 << 63) - 1), "the smallest temperature"
     drawn = [offline.generate(paths, sealed, "time", 8, 1.0, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
 

@@ -9,7 +9,7 @@ import pytest
 
 from nolocod import cli
 from nolocod.run import presets
-from nolocod.run.manifest import read_run_file
+from nolocod.run.run_file import read_run_file
 from nolocod.trainer.estimate import EFFICIENCY, Estimate, estimate
 from tests.support.trainer_parts import make_replica, sealed_run
 

@@ -1,0 +1,103 @@
+"""Reads the run file: TOML in which whoever founds a run says what is to be trained, and how.
+
+The rule: whatever is wrong is told with its line and key. A file that it names (a tokenizer, a published configuration) is
+read into the manifest, so that nobody who joins needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nolocod.errors import RunFileError, UnstableError
+from nolocod.run.manifest import Manifest, checked
+from nolocod.run.published import without_inert
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def read_run_file(path: Path, tell: Callable[[str], None] = lambda _: None) -> Manifest:
+    """Parse and check a TOML run file. Raises RunFileError that names the line and the key.
+
+    `tell` gets one line for each key of the model that is left out.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise RunFileError(f"{path} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path} is not UTF-8 text.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RunFileError(f"{path} is not TOML: {error}.") from error
+    _inline_tokenizer(table, path)
+    try:
+        if isinstance(model := table.get("model"), dict):
+            table["model"] = without_inert(_with_config(model, path), tell)
+        (manifest := checked(table)).in_turns()
+        return manifest
+    except msgspec.ValidationError as error:
+        raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
+    except RunFileError as error:
+        raise type(error)(f"{path}{_where(text, error)}: {error.cause}", remedy=error.remedy) from error
+
+
+def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
+    """Replace the tokenizer's path by the file's text: a joiner gets all it needs with the manifest."""
+    data = table.get("data")
+    name = data.get("tokenizer") if isinstance(data, dict) else None
+    if isinstance(data, dict) and isinstance(name, str) and name != "bytes":
+        try:
+            data["tokenizer"] = (path.parent / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunFileError(f"{path}: `data.tokenizer`: {name} cannot be read as text.") from error
+
+
+def _with_config(model: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`model`, in which the key `config` names a published config.json: what this has stands in for keys that are not given."""
+    if not isinstance(name := model.get("config"), str):
+        return model
+    return read_config_file(path.parent / name) | {key: value for key, value in model.items() if key != "config"}
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """What a config.json holds. RunFileError."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunFileError(f"`model.config`: {path} cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise RunFileError(f"`model.config`: {path} is not JSON ({error}).") from error
+    if not isinstance(config, dict):
+        raise RunFileError(f"`model.config`: {path} holds no JSON object.")
+    return config
+
+
+def _where(text: str, error: Exception) -> str:
+    """Find the line of the key that msgspec complains about ("... at `$.inner.steps`")."""
+    if isinstance(error, UnstableError):
+        keys = ["outer", "gamma"]
+    elif isinstance(error, RunFileError):  # a retired key
+        keys = error.cause.split("`")[1].split(".")
+    else:
+        keys = re.findall(r"\.(\w+)", "".join(re.findall(r"at `\$((?:\.\w+)*)", str(error))))
+        keys += re.findall(r"field `(\w+)`", str(error))[:1]
+    section, *rest = keys or [""]
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[([\w.]+)\]", line)
+        if header:
+            inside = header.group(1) == section
+            if inside and not rest:
+                return f", line {number}"
+        elif rest and inside and re.match(rf"\s*{rest[-1]}\s*=", line):
+            return f", line {number}, key `{'.'.join(keys)}`"
+        elif not rest and re.match(rf"\s*{section}\s*=", line):
+            return f", line {number}, key `{section}`"
+    return f", key `{'.'.join(keys)}`" if keys else ""
