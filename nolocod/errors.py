@@ -268,6 +268,14 @@ class TooLongError(RunFileError):
     entry = _entry("NLC-151", "sequence longer than the model", "Make `inner.sequence` smaller, or the model's key larger.", 2)
 
 
+class BaseModelError(LocalError):
+    entry = _entry("NLC-152", "base model not usable", "Name a folder, or ID@REVISION of a model on the hub, with safetensors.")
+
+
+class OtherBaseError(LocalError):
+    entry = _entry("NLC-153", "base model differs", "Leave --base out, or name the files that the run was founded on.")
+
+
 class HttpTokenError(LocalError):
     entry = _entry("NLC-145", "pages need a token", "Use --http-token with a token file that you can read.")
 

@@ -24,6 +24,7 @@ class DataDir:
         self.serving = root / "serving"
         self.incoming = root / "incoming"
         self.cache = root / "cache"
+        self.base = root / "base"
         self.usage = root / "usage.json"
         self.network_key = root / "network.key"
         self.http_token = root / "http.token"

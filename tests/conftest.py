@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs th
 
 SYSTEM = {
     *("socket", "subprocess", "multiprocessing", "psutil", "tests.support.wires", "tests.support.swarm", "tests.fuzz.hosts"),
-    *("nolocod.p2p.host", "nolocod.p2p.mesh", "nolocod.trainer.process"),
+    *("http.server", "nolocod.p2p.host", "nolocod.p2p.mesh", "nolocod.trainer.process"),
     *("nolocod.observe.status.http", "nolocod.observe.status.server"),
     *("tools.compare", "nolocod.studies.lab.results"),  # trials are trained in processes
 }

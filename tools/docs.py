@@ -530,12 +530,12 @@ def _bytes(count: int) -> str:
 
 
 def keys_of(section: type[msgspec.Struct]) -> list[Key]:
-    """The keys of one table with the docstrings below them; retired keys, and those that `seal` sets, are left out."""
+    """The keys of one table with the docstrings below them; retired keys, and those that no run file has, are left out."""
     texts = _docstrings(section)
     hints = get_type_hints(section, include_extras=True)
     keys = []
     for field in msgspec.structs.fields(section):
-        if field.name in ("owner", "format", *manifest.RETIRED) or field.name in _tables():
+        if field.name in ("owner", "format", "base", *manifest.RETIRED) or field.name in _tables():
             continue
         default = "required" if field.required else _literal(field.default)
         keys.append(Key(field.name, type_text(hints[field.name]), default, texts.get(field.name, "")))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
-    *("http_token", "http_open_metrics", "data", "device", "threads", "nice", "max_uploads"),
+    *("http_token", "http_open_metrics", "data", "base", "device", "threads", "nice", "max_uploads"),
     *("checkpoint_every", "linger", "stop_within", "pause_on_battery"),
 )
 """Options that are settings of the same name."""
@@ -92,6 +92,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--relay-only", action="store_true", help="show none of our addresses; connect directly only to bootstraps and relays")
     add("--relay-rate", default="20Mbit", metavar="RATE", help="relay at most this much for others (%(default)s)")
     add("--relay-peers", type=int, default=64, metavar="N", help="relay for at most so many peers (%(default)s)")
+    add("--base", type=Path, metavar="DIR", help="the model that the run starts from, if it is on this machine already")
     add("--http", default="127.0.0.1:0", metavar="HOST:PORT", help="serve the status page and metrics here (%(default)s)")
     add(
         "--http-token",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import NotRunningError, UsageError
 from nolocod.node import data_directory
+from nolocod.node.base import link_base
 from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
 from nolocod.units import parse_rate, parse_span
@@ -53,15 +54,19 @@ def _create(options: argparse.Namespace) -> None:
     if options.plan:
         _plan(options)
         return
-    sealed = data_directory.keep(DataDir(options.data_dir), _checked(options))
+    paths = DataDir(options.data_dir)
+    manifest, folder = _checked(options)
+    sealed = data_directory.keep(paths, manifest)
+    if manifest.base is not None and folder is not None:
+        link_base(manifest.base, folder, paths.base)
     print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
     print(f"run id {sealed.run_id}")
     more = " --data PATH" if sealed.manifest.data.from_node else ""
     print(f"first node: nolocod start --data-dir {options.data_dir}{more}")
 
 
-def _checked(options: argparse.Namespace) -> Manifest:
-    """What the run file says, as nodes can train it."""
+def _checked(options: argparse.Namespace) -> tuple[Manifest, Path | None]:
+    """What the run file says, as nodes can train it, and the folder of the model that it starts from."""
     from nolocod.trainer import founding
 
     return founding.read(options.run_file, lambda line: print(line, file=sys.stderr))
@@ -69,13 +74,13 @@ def _checked(options: argparse.Namespace) -> Manifest:
 
 def _plan(options: argparse.Namespace) -> None:
     rate = parse_rate(options.line, "--line")
-    manifest = _checked(options)
+    manifest, base = _checked(options)
     from nolocod.commands import terminal
     from nolocod.trainer.estimate import estimate, speed
     from nolocod.trainer.model import pick_device
 
     device = pick_device(options.device)
-    terminal.show(terminal.plan_table(manifest, estimate(manifest), speed(device), str(device), rate))
+    terminal.show(terminal.plan_table(manifest, estimate(manifest, base), speed(device), str(device), rate))
 
 
 def _network_key(options: argparse.Namespace) -> None:

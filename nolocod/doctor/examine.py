@@ -183,7 +183,8 @@ class _Doctor:
         """Send the job as soon as the run is known: torch is imported meanwhile."""
         await self._run_settled.wait()
         manifest = self._sealed.to_bytes() if self._sealed else b""
-        job = Job(device=self._device, data=self._data, manifest=manifest, loaded=self._here.held)
+        base = str(self._config.paths.base.absolute())
+        job = Job(device=self._device, data=self._data, manifest=manifest, loaded=self._here.held, base=base)
         try:
             async with stdin:
                 await stdin.send_all(msgspec.json.encode(job))

@@ -18,6 +18,7 @@ import psutil
 
 from nolocod.doctor.findings import CHECKS, Finding, failed, ok, skipped, warn
 from nolocod.errors import DataError, NolocodError, TrainerError
+from nolocod.run.base import TOKENIZER
 from nolocod.run.manifest import Manifest, unseal
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 200_000
 """Characters of the training text that are encoded."""
+_NO_BASE = "the model that the run starts from is not here: it comes with the first start."
 _RECORDS = 20
 """Documents that are read from a streamed data set."""
 
@@ -37,6 +39,12 @@ class Job(msgspec.Struct, frozen=True):
     manifest: bytes = b""
     loaded: bool = False
     """Whether a node that runs here holds the model in memory already."""
+    base: str = ""
+    """The folder for the model that the run starts from."""
+
+    def lacks_tokenizer(self, manifest: Manifest) -> bool:
+        """Whether the run's tokenizer comes with the first start only."""
+        return manifest.data.tokenizer == "base" and not Path(self.base, TOKENIZER).exists()
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,11 +107,13 @@ def device(name: str) -> Finding:
 
 def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Finding:
     """D04; tells the model's size as soon as it is known. Raises ModelTooLargeError, RunFileError or DeviceError."""
+    if job.lacks_tokenizer(manifest):
+        return skipped("D04", _NO_BASE)
     from nolocod.trainer.capture import Plan
     from nolocod.trainer.data import make_tokenizer
     from nolocod.trainer.model import check_memory, layout_of, pick_device, read_config
 
-    config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
+    config = read_config(manifest, make_tokenizer(manifest.data, Path(job.base)).vocabulary)
     layout = layout_of(config)
     tell(Line(parameters=layout.size))
     where = pick_device("cpu" if job.loaded else job.device)
@@ -125,7 +135,9 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
     settings = manifest.data
     if job.loaded and not job.data and settings.from_node:
         return skipped("D10", "the node that runs here has its own text; --data checks another one.")
-    tokenizer = make_tokenizer(settings)
+    if job.lacks_tokenizer(manifest):
+        return skipped("D10", _NO_BASE)
+    tokenizer = make_tokenizer(settings, Path(job.base))
     if settings.source == "hub":
         text, whole = _streamed(manifest), False
     else:

@@ -30,6 +30,8 @@ class NodeConfig:
     """Whether /metrics may be read without it."""
     data: Path | None = None
     """Training text on this machine, for runs whose source is text, jsonl or parquet."""
+    base: Path | None = None
+    """A folder with the files of the model that the run starts from."""
     device: str = "auto"
     threads: int = 0
     """CPU threads of the trainer; 0 leaves the choice to torch."""

@@ -21,6 +21,7 @@ from nolocod import identity
 from nolocod.disk import write_whole
 from nolocod.errors import AllowanceError, ClonedIdentityError, LostStepsError, TrainerError, WrongRunError, first_error
 from nolocod.node import data_directory
+from nolocod.node.base import BaseFiles
 from nolocod.node.host_checks import check_host, watch_loop
 from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
 from nolocod.node.schedule import PausePolicy, month_spent, on_battery, outside_hours
@@ -106,6 +107,7 @@ class Node:
         self._snapshot = OwnSnapshot(config.paths.serving, self._loaded_trainer)
         self._receipts = ReceiptStore(config.paths.receipts)
         self._answerer = CurrentLoop()
+        self._base: BaseFiles | None = None
         self._stop = trio.Event()
         self._joined: tuple[SessionSettings, Peers] | None = None
         self._session: TrainingSession | None = None
@@ -209,6 +211,8 @@ class Node:
         self._session = session = TrainingSession(settings, trainer, peers, self._pause_policy, self.emit)
         if not await session.rest(self._stop):
             return
+        if self._base is not None:
+            await self._base.gather(trainer, peers)
         self._tell_lost(await session.weights.load())
         self._keep_back(trainer.outbox.size, peers.expect(trainer.outbox.size))
         self._answerer.loop = session.loop
@@ -258,7 +262,10 @@ class Node:
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
         nursery.start_soon(exchanges.doubts.run)
         nursery.start_soon(self._snapshot.run)
-        donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit, mesh.origin)
+        if (base := sealed.manifest.base) is not None:
+            self._base = BaseFiles(base, paths.base, self._config.base, self.emit)
+        pinned = self._base.served if self._base else None
+        donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit, mesh.origin, pinned)
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
         self._keep_registry(mesh, sealed, nursery)
@@ -298,6 +305,7 @@ class Node:
             nice=config.nice,
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
+            base=config.paths.base if sealed.manifest.base else None,
         )
         return SessionSettings(
             setup, sealed.manifest, config.paths.incoming, self._may_seed, config.checkpoint_every, config.grace

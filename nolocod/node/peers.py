@@ -12,6 +12,7 @@ import trio
 from nolocod.errors import DataDirError, DiskFullError, LocalError, NolocodError, PeerBusyError, first_error
 from nolocod.observe.events import Troubled, WeightsComing, WeightsFetched
 from nolocod.p2p.membership.peer_scoring import Conduct
+from nolocod.p2p.snapshots.base import fetch_file
 from nolocod.p2p.snapshots.client import fetch_snapshot
 from nolocod.p2p.snapshots.cross_check import fetch_parts
 from nolocod.p2p.snapshots.server import ServedSnapshot
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.service import ExchangeService
     from nolocod.p2p.mesh import Mesh
     from nolocod.p2p.transport.stream import Handler, Stream
-    from nolocod.proto.types import SnapshotParts
+    from nolocod.proto.types import Description, SnapshotParts
+    from nolocod.run.base import BaseFile
     from nolocod.trainer.process import TrainerProcess
 
 _SERVED_TIMES = 4.0
@@ -85,6 +87,14 @@ class Peers:
         fetched = await fetch_snapshot(self._context, self._mesh.dial, donors, into, size, self._mesh.blame, tell)
         self._emit(WeightsFetched(fetched.donor, fetched.standing.round, fetched.size, fetched.seconds))
         return fetched.donor, fetched.standing
+
+    async def fetch_file(self, file: BaseFile, into: Path) -> Description:
+        """Fetch a file that the manifest pins from whoever has it; NoDonorError if nobody does."""
+
+        def donors() -> list[PeerId]:
+            return [member.peer_id for member in self.live() if member.verified and member.state != "paused"]
+
+        return await fetch_file(self._context, self._mesh.dial, donors, (file, into), self._mesh.blame)
 
     async def sample_weights(
         self, donors: list[PeerId], wanted: tuple[int, int], folder: Path, took: tuple[float, float]

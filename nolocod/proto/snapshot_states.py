@@ -43,7 +43,7 @@ _NEWCOMER: dict[Serving, dict[str, Serving]] = {
         "<busy": _S.CLOSED,
         "<refuse": _S.CLOSED,
     },
-    _S.WHOLE: {},
+    _S.WHOLE: {">chunk_request": _S.MOVING},  # chunks before the last, which others were asked for first
     _S.CLOSED: {},
 }
 

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError, SignatureError, UnstableError, VersionError
 from nolocod.identity import Identity, verify
+from nolocod.run.base import Base  # noqa: TC001 - msgspec reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,8 @@ class Data(Section, frozen=True):
     field: str = "text"
     """The column or key that holds the text (jsonl, parquet, hub)."""
     tokenizer: str = "bytes"
-    """"bytes" (256 ids), or the whole text of a `tokenizers` JSON file; the run file names its path."""
+    """"bytes" (256 ids), or the whole text of a `tokenizers` JSON file; the run file names its path. "base": that of the
+    model in `model.base`, which is the default of such a run."""
     held_out: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
     """Share of the text that nobody trains on."""
     documents: Literal["apart", "joined"] = "apart"
@@ -216,7 +218,7 @@ class Manifest(Section, frozen=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     model: dict[str, Any]
     """A `transformers` configuration: `model_type` and its keys, or `config`, the path of a published config.json
-    (docs/architectures.md). Remote code is never run."""
+    (docs/architectures.md), or `base`, the model to start from (docs/base-model.md). Remote code is never run."""
     owner: str = ""
     """Peer id of the owner; set by `seal`."""
     format: int = FORMAT
@@ -231,12 +233,15 @@ class Manifest(Section, frozen=True):
     trust: Trust = Trust()
     codec: Codec = "modulo8"
     """How weights become bytes for a partner, see docs/codecs.md: 4, 2 or 1 bytes per parameter."""
+    base: Base | None = None  # made of `model.base` (run_file.py)
     access: Literal["open", "invited"] = "open"
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("model_type"), str):
             raise ValueError('`model.model_type` must name a transformers architecture, for example "llama"')
+        if self.data.tokenizer == "base" and self.base is None:
+            raise ValueError('`data.tokenizer = "base"` needs `model.base`')
         for key, value in self.model.items():
             if named := next((text for text in _texts(value) if not _PLAIN_WORD.fullmatch(text)), None):
                 raise ValueError(f"`model.{key}` holds {named[:60]!r}: a model is made of numbers and plain words")
@@ -284,6 +289,8 @@ def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
     owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
     said = msgspec.to_builtins(owned, order="deterministic")
+    if owned.base is None:  # as every run before there was such a key
+        del said["base"]
     for section, unsaid in _UNSAID.items():
         said[section] = {key: value for key, value in said[section].items() if unsaid.get(key, ...) != value}
     body = msgspec.json.encode(said)

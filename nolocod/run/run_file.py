@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,11 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from nolocod.run.base import Base
 
-def read_run_file(path: Path, tell: Callable[[str], None] = lambda _: None) -> Manifest:
+
+@dataclass(frozen=True)
+class OpenBase:
+    """A model to start from: its configuration as published, its files, and the folder in which they lie."""
+
+    config: dict[str, Any]
+    pinned: Base
+    folder: Path
+
+
+def read_run_file(
+    path: Path, tell: Callable[[str], None] = lambda _: None, open_base: Callable[[str], OpenBase] | None = None
+) -> Manifest:
     """Parse and check a TOML run file. Raises RunFileError that names the line and the key.
 
-    `tell` gets one line for each key of the model that is left out.
+    `tell` gets one line for each key of the model that is left out. `open_base` reads the model to start from.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -38,7 +52,11 @@ def read_run_file(path: Path, tell: Callable[[str], None] = lambda _: None) -> M
         raise RunFileError(f"{path} is not TOML: {error}.") from error
     _inline_tokenizer(table, path)
     try:
+        if "base" in table:
+            raise RunFileError("`base` is a key of `[model]`.")
         if isinstance(model := table.get("model"), dict):
+            if isinstance(name := model.get("base"), str) and open_base is not None:
+                table["base"], model = _with_base(open_base(name), table, model)
             table["model"] = without_inert(_with_config(model, path), tell)
         (manifest := checked(table)).in_turns()
         return manifest
@@ -52,11 +70,20 @@ def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:
     """Replace the tokenizer's path by the file's text: a joiner gets all it needs with the manifest."""
     data = table.get("data")
     name = data.get("tokenizer") if isinstance(data, dict) else None
-    if isinstance(data, dict) and isinstance(name, str) and name != "bytes":
+    if isinstance(data, dict) and isinstance(name, str) and name not in ("bytes", "base"):
         try:
             data["tokenizer"] = (path.parent / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RunFileError(f"{path}: `data.tokenizer`: {name} cannot be read as text.") from error
+
+
+def _with_base(base: OpenBase, table: dict[str, Any], model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the manifest pins, and `model` with the base's configuration for the keys that are not given."""
+    data = table.setdefault("data", {})
+    if isinstance(data, dict):
+        data.setdefault("tokenizer", "base")
+    model = base.config | {key: value for key, value in model.items() if key != "base"}
+    return msgspec.to_builtins(base.pinned), model
 
 
 def _with_config(model: dict[str, Any], path: Path) -> dict[str, Any]:

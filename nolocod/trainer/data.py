@@ -11,6 +11,7 @@ import os
 import re
 import sysconfig
 from bisect import insort
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import blake3
@@ -18,11 +19,11 @@ import msgspec
 import numpy as np
 
 from nolocod.disk import written_whole
-from nolocod.errors import DataError, RunFileError
+from nolocod.errors import BaseModelError, DataError, RunFileError
+from nolocod.run.base import TOKENIZER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from typing import IO
 
     from numpy.typing import NDArray
@@ -88,9 +89,19 @@ class JsonTokenizer:
         return str(self._fast.decode(ids, skip_special_tokens=False))
 
 
-def make_tokenizer(settings: Data) -> Tokenizer:
-    """The run's tokenizer."""
-    return ByteTokenizer() if settings.tokenizer == "bytes" else JsonTokenizer(settings.tokenizer)
+def make_tokenizer(settings: Data, base: Path | None = None) -> Tokenizer:
+    """The run's tokenizer; `base` is the folder of the model that it starts from."""
+    return ByteTokenizer() if settings.tokenizer == "bytes" else JsonTokenizer(tokenizer_text(settings, base))
+
+
+def tokenizer_text(settings: Data, base: Path | None) -> str:
+    """The tokenizers file of a run whose tokenizer is not "bytes". BaseModelError."""
+    if settings.tokenizer != "base":
+        return settings.tokenizer
+    try:
+        return (base or Path()).joinpath(TOKENIZER).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaseModelError(f"{base}: {TOKENIZER} cannot be read as text.") from error
 
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
@@ -292,8 +303,6 @@ def _parquet(file: Path, field: str) -> Iterator[str]:
 
 def _stdlib_files() -> list[Path]:
     """The .py files of the running Python's standard library, in sorted order, up to the cap."""
-    from pathlib import Path
-
     root = Path(sysconfig.get_path("stdlib"))
     found: list[Path] = []
     total = 0

@@ -19,6 +19,8 @@ from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, read_config
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nolocod.run.manifest import Manifest
 
 EFFICIENCY = 0.4
@@ -59,9 +61,9 @@ class Estimate:
         return self.message / rate
 
 
-def estimate(manifest: Manifest) -> Estimate:
-    """Work it out. RunFileError if the model is not possible."""
-    config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
+def estimate(manifest: Manifest, base: Path | None = None) -> Estimate:
+    """Work it out; `base` is the folder of the model that the run starts from. RunFileError if the model is not possible."""
+    config = read_config(manifest, make_tokenizer(manifest.data, base).vocabulary)
     layout = layout_of(config)
     inner = manifest.inner
     # by the names that transformers maps them to; 0 where an architecture has none

@@ -16,7 +16,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from nolocod.errors import RunFileError, UnsupportedModelError, on_one_line
 from nolocod.run.published import without_unknown
-from nolocod.run.run_file import read_run_file
+from nolocod.run.run_file import OpenBase, read_run_file
+from nolocod.trainer import base_model
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.model import check_length, from_config, own_keys, read_config
 
@@ -27,12 +28,18 @@ if TYPE_CHECKING:
     from nolocod.run.manifest import Manifest
 
 
-def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Manifest:
-    """The run that the file at `path` describes, whole and such that nodes can train it. Raises RunFileError.
+def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> tuple[Manifest, Path | None]:
+    """The run that the file at `path` describes, whole and such that nodes can train it, and the folder with its base.
 
-    `tell` gets one line for each key of a published configuration that is left out.
+    `tell` gets one line for each key of a published configuration that is left out. Raises RunFileError, BaseModelError.
     """
-    manifest = read_run_file(path, tell)
+    opened: list[OpenBase] = []
+
+    def open_base(name: str) -> OpenBase:
+        opened.append(base_model.open_base(name, path.parent))
+        return opened[0]
+
+    manifest = read_run_file(path, tell, open_base)
     try:
         known = AutoConfig.for_model(manifest.model["model_type"])
     except ValueError:
@@ -40,19 +47,21 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Manifest:
     if known is not None:
         model = without_unknown(manifest.model, own_keys(known) | {"model_type"}, tell)
         manifest = msgspec.structs.replace(manifest, model=model)
-    check(manifest)
-    return manifest
+    _check(manifest, opened[0] if opened else None)
+    return manifest, opened[0].folder if opened else None
 
 
-def check(manifest: Manifest) -> None:
+def _check(manifest: Manifest, base: OpenBase | None) -> None:
     """Raise RunFileError, or what is more exact, where no node could train the run."""
-    config = read_config(manifest, make_tokenizer(manifest.data).vocabulary)
+    config = read_config(manifest, make_tokenizer(manifest.data, base.folder if base else None).vocabulary)
     check_length(config, manifest.inner.sequence, strict=True)
     with torch.device("meta"):
         model = from_config(config)
     if not _is_causal(model, config):
         kind = manifest.model["model_type"]
         raise UnsupportedModelError(f"`model.model_type` = {kind!r} sees the tokens that it should predict: it is not causal.")
+    if base is not None:
+        base_model.check_weights(base, {name: tuple(one.shape) for name, one in model.named_parameters()})
     _try(model, config, manifest.inner.sequence)
 
 

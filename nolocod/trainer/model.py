@@ -128,7 +128,8 @@ def own_keys(known: PretrainedConfig, *, old: bool = True) -> set[str]:
     `old`: with names of earlier releases, of which an architecture may read some only.
     """
     own, base = (inspect.signature(one.__init__).parameters.keys() for one in (type(known), PretrainedConfig))
-    keys = set(own - base) | set(known.attribute_map) | _COMMON
+    shown = {key for key in known.to_dict().keys() - PretrainedConfig().to_dict().keys() if not key.startswith("_")}
+    keys = set(own - base) | shown - base | set(known.attribute_map) | _COMMON
     if "num_key_value_heads" in keys:
         keys.add("head_dim")  # every such model reads it, and not every configuration declares it
     return keys | _OLD_NAMES if old and "rope_parameters" in keys else keys

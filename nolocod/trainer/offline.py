@@ -15,14 +15,16 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from nolocod.disk import written_whole
+from nolocod.disk import write_whole, written_whole
 from nolocod.errors import CheckpointError, NothingToUseError
 from nolocod.outer.codec.blocks import pieces
+from nolocod.run.base import BESIDE
 from nolocod.run.manifest import Sealed, unseal
 from nolocod.trainer import checkpoint
-from nolocod.trainer.data import Tokenizer, make_tokenizer
+from nolocod.trainer.base_model import initial
+from nolocod.trainer.data import Tokenizer, make_tokenizer, tokenizer_text
 from nolocod.trainer.inner import mean_loss
-from nolocod.trainer.model import build, flatten, layout_of, read_config
+from nolocod.trainer.model import flatten, from_config, layout_of, read_config
 from nolocod.trainer.replica import open_replica
 from nolocod.trainer.source import open_source
 
@@ -55,19 +57,21 @@ def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
     Raises NothingToUseError, CheckpointError, DiskFullError, DataDirError.
     """
     phi = last_tensor(paths.checkpoints, sealed, "phi")
-    tokenizer = make_tokenizer(sealed.manifest.data)
+    base = _base_of(paths, sealed)
+    tokenizer = make_tokenizer(sealed.manifest.data, base)
     config = read_config(sealed.manifest, tokenizer.vocabulary)
     layout = layout_of(config)
+    tensors = dict(layout.split(phi)) | _buffers(sealed, config, base)
     config.use_cache = True
     with torch.device("meta"):
         config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     with written_whole(out / "model.safetensors") as handle:
-        checkpoint.write_tensors(handle, dict(layout.split(phi)), {"format": "pt", "run_id": sealed.run_id})
+        checkpoint.write_tensors(handle, tensors, {"format": "pt", "run_id": sealed.run_id})
     # as transformers writes and reads numbers that are not finite
     _write_json(out / "config.json", json.loads(config.to_json_string()) | {"model_type": config.model_type})
     _write_json(out / "generation_config.json", GenerationConfig.from_model_config(config).to_diff_dict())
     with written_whole(out / "tokenizer.json") as handle:
-        handle.write(_tokenizer_file(sealed).encode())
+        handle.write(_tokenizer_file(sealed, base).encode())
     _write_json(
         out / "tokenizer_config.json",
         {
@@ -76,18 +80,35 @@ def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
             "clean_up_tokenization_spaces": False,
         },
     )
+    if base is not None and sealed.manifest.data.tokenizer == "base":
+        for name in BESIDE:
+            if (base / name).exists():
+                write_whole(out / name, (base / name).read_bytes())
+
+
+def _base_of(paths: DataDir, sealed: Sealed) -> Path | None:
+    return paths.base if sealed.manifest.base else None
+
+
+def _buffers(sealed: Sealed, config: Any, base: Path | None) -> dict[str, Tensor]:  # noqa: ANN401 - transformers has no common typed base
+    """What belongs to the model's weights and is not trained: of the base, if the run has one."""
+    with torch.device("meta"):
+        bare = from_config(config)
+    names = bare.state_dict().keys() - dict(bare.named_parameters(remove_duplicate=False)).keys()
+    model = initial(sealed.manifest, config, base) if names else bare
+    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 
 def evaluate(paths: DataDir, sealed: Sealed, data: Path | None = None) -> float:
     """Mean held-out loss of the last checkpoint, nats per token. `data` as for the daemon's --data."""
     phi = last_tensor(paths.checkpoints, sealed, "phi")
-    return _loss(sealed, phi, data, paths.cache)
+    return _loss(sealed, phi, data, paths.cache, _base_of(paths, sealed))
 
 
 def generate(paths: DataDir, sealed: Sealed, prompt: str, tokens: int, temperature: float, seed: int) -> str:
     """Continue `prompt` by `tokens` tokens; temperature 0 takes the likeliest each time. Returns the continuation."""
     phi = last_tensor(paths.checkpoints, sealed, "phi")
-    model, tokenizer = _model(sealed, phi)
+    model, tokenizer = _model(sealed, phi, _base_of(paths, sealed))
     generator = torch.Generator().manual_seed(seed)
     ids = tokenizer.encode(prompt).tolist() or [0]
     start = len(ids)
@@ -112,7 +133,7 @@ def train_alone(setup: Setup, inner_steps: int) -> tuple[float, float]:
     sealed = unseal(setup.manifest)
     if setup.threads:
         torch.set_num_threads(setup.threads)
-    replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device)
+    replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base)
     first = replica.evaluate()
     for step in range(inner_steps):
         replica.step()
@@ -140,19 +161,19 @@ def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
     return total / size
 
 
-def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path) -> float:
-    model, tokenizer = _model(sealed, flat)
+def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path, base: Path | None = None) -> float:
+    model, tokenizer = _model(sealed, flat, base)
     source = open_source(sealed.manifest, tokenizer, "", data, cache)
     batch = sealed.manifest.inner.batch
     windows = source.held_out(batch * sealed.manifest.evaluation.batches)
     return mean_loss(model, windows, batch, torch.device("cpu"))
 
 
-def _model(sealed: Sealed, flat: Tensor) -> tuple[torch.nn.Module, Tokenizer]:
-    tokenizer = make_tokenizer(sealed.manifest.data)
+def _model(sealed: Sealed, flat: Tensor, base: Path | None) -> tuple[torch.nn.Module, Tokenizer]:
+    tokenizer = make_tokenizer(sealed.manifest.data, base)
     config = read_config(sealed.manifest, tokenizer.vocabulary)
     layout = layout_of(config)
-    model = build(config, sealed.manifest.seed)
+    model = initial(sealed.manifest, config, base)
     theta = flatten(model, layout, torch.device("cpu"))
     if flat.shape != theta.shape:
         raise CheckpointError(f"it holds {flat.numel()} weights where the run's model has {theta.numel()}.")
@@ -160,10 +181,10 @@ def _model(sealed: Sealed, flat: Tensor) -> tuple[torch.nn.Module, Tokenizer]:
     return model.eval(), tokenizer
 
 
-def _tokenizer_file(sealed: Sealed) -> str:
+def _tokenizer_file(sealed: Sealed, base: Path | None) -> str:
     """The run's tokenizer as a `tokenizers` file; for "bytes", one whose ids are the byte values."""
     if sealed.manifest.data.tokenizer != "bytes":
-        return sealed.manifest.data.tokenizer
+        return tokenizer_text(sealed.manifest.data, base)
     # ByteLevel writes bytes as printable characters.
     fast = Fast(models.BPE(vocab={name: byte for byte, name in bytes_to_unicode().items()}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -40,6 +40,17 @@ class Setup(Message, frozen=True, kw_only=True):
     """Priority among the machine's programs, from 0 to 19 (the lowest); 0 leaves it as it is."""
     checkpoints: Path
     cache: Path
+    base: Path | None = None
+    """The folder of the model that the run starts from; None where it starts from a seed."""
+
+
+class Download(Message, frozen=True):
+    """Have a file of a commit on the hub in the cache of its library. Answered with its path; BaseModelError."""
+
+    source: str
+    commit: str
+    name: str
+    size: int
 
 
 class Adopt(Message, frozen=True):
@@ -125,7 +136,7 @@ class Stop(Message, frozen=True):
 
 
 Command = (
-    (Setup | Adopt | Place | Compare | Train | Pause)
+    (Setup | Download | Adopt | Place | Compare | Train | Pause)
     | (Capture | Inspect | Apply | Solo | Discard)
     | (Checkpoint | Dump | Evaluate | Stop)
 )

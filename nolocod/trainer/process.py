@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -29,10 +30,10 @@ from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.patience import CHECKPOINT_BYTES, LOAD, Patience
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
+from nolocod.units import SLOWEST_RATE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from nolocod.observe.events import Emit
 
@@ -104,6 +105,11 @@ class TrainerProcess:
         self.parameters = loaded.parameters
         self._phase = loaded.phase
         return loaded
+
+    async def download(self, source: str, commit: str, file: tuple[str, int]) -> Path:
+        """Where a file of a commit on the hub, by its name and size, lies in the hub library's cache. Raises BaseModelError."""
+        name, size = file
+        return Path(await self._ask(pipe.Download(source, commit, name, size), str, LOAD + size / SLOWEST_RATE))
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         """Take a donor's slow weights, and its standing; momentum starts anew, the optimizer's state stays.

@@ -21,11 +21,12 @@ from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
 from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
 from nolocod.trainer import checkpoint, compare_donors
+from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
-from nolocod.trainer.model import Layout, build, check_length, check_memory, flatten, layout_of, pick_device, read_config
+from nolocod.trainer.model import Layout, check_length, check_memory, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
@@ -46,18 +47,22 @@ def open_replica(
     data: Path | None,
     cache: Path,
     device: str = "cpu",
+    base: Path | None = None,
     tell: Callable[[TextSupply], None] | None = None,
 ) -> Replica:
-    """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run, the data or the device."""
-    tokenizer = make_tokenizer(sealed.manifest.data)
+    """The run's replica on the text of the node `peer_id`; `base` is the folder of the model that it starts from.
+
+    Raises what is wrong with the run, the data or the device.
+    """
+    tokenizer = make_tokenizer(sealed.manifest.data, base)
     source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
-    return Replica(sealed, tokenizer.vocabulary, source, device)
+    return Replica(sealed, tokenizer.vocabulary, source, device, base)
 
 
 class Replica:
-    """A model in training. Built with the run's initial weights; `restore` and `adopt` bring others."""
+    """A model in training. Built with the run's initial weights (trainer/base_model.py); `restore` and `adopt` bring others."""
 
-    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, device: str) -> None:
+    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, device: str, base: Path | None = None) -> None:
         """Raises RunFileError, DeviceError or ModelTooLargeError before anything large is allocated."""
         self.manifest = manifest = sealed.manifest
         self.device = pick_device(device)
@@ -69,7 +74,7 @@ class Replica:
         fragments = self.layout.fragments(manifest.outer.turns)
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
         at_once = check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
-        self.model = build(config, manifest.seed)
+        self.model = initial(manifest, config, base)
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)

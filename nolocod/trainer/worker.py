@@ -214,6 +214,11 @@ class Worker:
         """The command's result, or _LATER. Raises what went wrong."""
         if isinstance(request.command, pipe.Setup):
             return self._load(request.command)
+        if isinstance(request.command, pipe.Download):
+            from nolocod.trainer import model_hub
+
+            wanted = request.command
+            return str(model_hub.download(wanted.source, wanted.commit, wanted.name, wanted.size))
         replica = self._loaded()
         assert self._boxes is not None and self._files is not None  # noqa: PT018 - both are set with the replica
         outbox, inbox = self._boxes
@@ -291,7 +296,7 @@ class Worker:
         def tell(supply: TextSupply) -> None:
             self._parent.send(lambda: pipe.Supplied(supply))
 
-        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, tell)
+        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell)
         replica.draw_as(setup.peer_id)
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
         if found.path is not None and found.state is not None:

@@ -101,7 +101,7 @@ def run_file(folder: Path, model_type: str, model: dict[str, Any]) -> Path:
 def live(folder: Path, model_type: str, model: dict[str, Any]) -> Life:
     """Create a run, train two nodes, have them exchange, resume one, export it, load it."""
     manifest = msgspec.structs.replace(
-        founding.read(run_file(folder, model_type, model)),
+        founding.read(run_file(folder, model_type, model))[0],
         data=Data(source="text"),
         inner=Inner(steps=4, batch=2, sequence=32, learning_rate=3e-3),
         evaluation=Evaluation(batches=2),

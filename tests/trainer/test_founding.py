@@ -27,7 +27,7 @@ def created(folder: Path, config: dict[str, Any], more: str = "") -> tuple[Manif
     path = run_file(folder, config["model_type"], config)
     path.write_text(path.read_text() + more)
     told: list[str] = []
-    manifest = founding.read(path, told.append)
+    manifest, _ = founding.read(path, told.append)
     return manifest, [line.split("`")[1].removeprefix("model.") for line in told]
 
 
@@ -66,7 +66,7 @@ def test_old_names_mean_what_they_meant(tmp_path: Path) -> None:
         ({"use_kernels": True}, "`model.use_kernels` is set: it has code fetched"),
         ({"rms_norm_eps": float("inf")}, "`model.rms_norm_eps` holds a number that is not finite"),
         ({"hidden_act": "some/where"}, "`model.hidden_act` holds 'some/where'"),
-        ({"intermediate_size": "large"}, "intermediate_size"),
+        ({"intermediate_size": "large"}, "`[model]`"),
     ],
 )
 def test_a_key_that_may_mean_something_or_that_fetches_code_is_refused_by_name(
@@ -88,7 +88,7 @@ def test_keys_in_the_run_file_count_before_those_of_the_configuration_it_names(t
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     path = tmp_path / "run.toml"
     path.write_text('name = "x"\n[model]\nnum_hidden_layers = 3\nconfig = "config.json"\n')
-    assert founding.read(path).model == MODEL | {"num_hidden_layers": 3}
+    assert founding.read(path)[0].model == MODEL | {"num_hidden_layers": 3}
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]", '{"model_type": 5}', "[" * 100_000])

@@ -80,10 +80,13 @@ class DonorStream:
         self.came = 0
         """Bytes of chunks, checked or not."""
 
-    async def describe(self, size: int) -> tuple[Standing, Description]:
-        """What the donor has and signs for. Raises PeerBusyError or RefusedError if it gives nothing of `size` bytes."""
+    async def describe(self, size: int, root: bytes = b"") -> tuple[Standing, Description]:
+        """What the donor has and signs for: its weights, or the file with the root hash `root`.
+
+        Raises PeerBusyError or RefusedError if it gives nothing of `size` bytes.
+        """
         limits = self._context.limits
-        await self._ask("snapshot_request", pb.Body(snapshot_request=pb.SnapshotRequest()))
+        await self._ask("snapshot_request", pb.Body(snapshot_request=pb.SnapshotRequest(id=root)))
         with deadline(limits.written(size), "a snapshot"):
             while (body := await self._next()).HasField("working"):
                 pass
@@ -93,6 +96,8 @@ class DonorStream:
         description = await self._context.aside(describe_from_wire, offer.content, limits)
         if offer.id != description.root:
             raise errors.ProtocolError("a snapshot is not named by its content.")
+        if root and offer.id != root:
+            raise errors.ProtocolError("another file was offered than was asked for.")
         if abs(description.size - size) > ROOM:
             raise errors.RefusedError(
                 f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due."

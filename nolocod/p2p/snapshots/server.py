@@ -108,7 +108,8 @@ class _Upload:
 class Donor:
     """Serves SNAPSHOT streams. `snapshot` gives the present one; PeerBusyError of it is told to the newcomer.
 
-    `origin` tells the address group of a peer, its own id where it has none, and whether it is verified.
+    `origin` tells the address group of a peer, its own id where it has none, and whether it is verified. `pinned` gives the
+    file of a root hash that the manifest pins; PeerBusyError while it is not here.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Donor:
         max_uploads: int,
         emit: Emit,
         origin: Callable[[PeerId], tuple[str, bool]] = lambda peer: (peer, False),
+        pinned: Callable[[bytes], ServedSnapshot] | None = None,
     ) -> None:
         self._context = context
         self._limits = context.limits
@@ -127,6 +129,7 @@ class Donor:
         self._uploads: dict[PeerId, _Upload] = {}
         self._open: dict[bytes, _Open] = {}
         self._origin = origin
+        self._pinned = pinned
         self._had = Newest[str, _Had](_GROUPS)
         self._whole = 0  # bytes of the last snapshot: all of a run have nearly the same
 
@@ -213,7 +216,7 @@ class Donor:
             upload.service.step(f"<{name}")
             match name:
                 case "snapshot_request":
-                    if not await self._offer(upload):
+                    if not await self._offer(upload, body.snapshot_request.id):
                         return
                 case "chunk_request":
                     if not self._bind(upload, body.chunk_request.id):
@@ -232,14 +235,15 @@ class Donor:
                 raise
             body = upload.dialogue.open(raw)
 
-    async def _offer(self, upload: _Upload) -> bool:
-        """Describe the present snapshot; False if there is none now, after saying so."""
+    async def _offer(self, upload: _Upload, root: bytes) -> bool:
+        """Describe the present snapshot, or the pinned file `root`; False if there is none now, after saying so."""
 
         async def get() -> None:
             asked = trio.current_time()
-            snapshot = await self._snapshot()  # the trainer that writes it has a deadline
+            # the trainer that writes it has a deadline
+            snapshot = self._pinned(root) if root and self._pinned else await self._snapshot()
             upload.began += trio.current_time() - asked
-            self._whole = snapshot.description.size
+            self._whole = max(self._whole, snapshot.description.size) if root else snapshot.description.size
             self._let_go(upload)
             self._bind(upload, self._keep(snapshot).id)  # at once: a newer one may take its file's place
 
