@@ -6,13 +6,13 @@ of a kind that code is loaded from.
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING, Annotated
 
+import blake3
 import msgspec
 from msgspec import Meta
 
-from nolocod.proto.types import Description, describe
+from nolocod.proto.types import CHUNK_SIZE, Description
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,13 +44,13 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def described(path: Path) -> Description:
-    """Hash the file at `path` chunk by chunk. OSError; ValueError where it is empty."""
-    with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        view = memoryview(content)
-        try:
-            return describe(view)
-        finally:
-            view.release()
+    """Hash the file at `path` chunk by chunk, of which one is in memory at a time. OSError."""
+    hashes, size = [], 0
+    with path.open("rb") as handle:
+        while content := handle.read(CHUNK_SIZE):
+            hashes.append(blake3.blake3(content).digest())
+            size += len(content)
+    return Description(size, CHUNK_SIZE, tuple(hashes))
 
 
 def differs(path: Path, file: BaseFile) -> Description | str:

@@ -77,7 +77,7 @@ def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, se
 def to_toml(manifest: Manifest) -> str:
     """The run file of a manifest, every key written out."""
     table = msgspec.to_builtins(manifest)
-    for key in ("owner", "format", "protocol"):
+    for key in ("owner", "format", "protocol", "base"):
         del table[key]
     for section in (table["outer"], table["trust"]):
         for key in RETIRED & section.keys():
@@ -91,4 +91,10 @@ def to_toml(manifest: Manifest) -> str:
 
 
 def _toml_line(key: str, value: object) -> str:
-    return f"{key} = {json.dumps(value)}"
+    return f"{key} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(_toml_line(json.dumps(key), one) for key, one in value.items() if one is not None) + "}"
+    return json.dumps(value)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from nolocod.errors import BaseModelError, RunFileError, on_one_line
@@ -81,8 +82,10 @@ def _pinned(name: str, path: Path) -> BaseFile:
             raise BaseModelError(f"{path} is not a whole safetensors file ({on_one_line(error)}).") from error
     try:
         description = described(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise BaseModelError(f"{path} cannot be read ({on_one_line(error)}).") from error
+    if not description.size:
+        raise BaseModelError(f"{path} is empty.")
     return BaseFile(name, description.size, description.root.hex())
 
 
@@ -93,6 +96,7 @@ def initial(manifest: Manifest, config: Any, base: Path | None) -> torch.nn.Modu
     """
     if manifest.base is None or base is None:
         return build(config, manifest.seed)
+    transformers.utils.logging.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):
             model, report = AutoModelForCausalLM.from_pretrained(

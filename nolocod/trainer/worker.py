@@ -365,6 +365,7 @@ def _import_heavy() -> None:
     """Import what every run needs, while the parent still looks for a manifest."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
     logging.getLogger("torch").setLevel(logging.ERROR)

@@ -40,6 +40,7 @@ from nolocod.p2p.host import Host, open_host
 from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.paths import DataDir
 from nolocod.run import invitations
+from nolocod.run.base import Base, BaseFile
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.units import Address
 from tests.support.wires import own_port
@@ -343,6 +344,15 @@ def test_training_in_order(text: Path) -> None:
     assert {one.status for one in found.values()} == {"ok"}, found
     assert f"{parameters:,} parameters fit" in found["D04"].found
     assert "all of it, 128,000 characters give 128,000 tokens" in found["D10"].found
+
+
+def test_before_the_first_start_a_base_model_is_not_here(text: Path, tmp_path: Path) -> None:
+    pinned = Base((BaseFile("tokenizer.json", 1, "00" * 32),))
+    run = replace(a_manifest(), base=pinned)
+    run = replace(run, data=replace(run.data, tokenizer="base"))
+    found, _ = looked_at(training.Job("cpu", str(text), seal(run, OWNER).to_bytes(), base=str(tmp_path)))
+    assert {code: one.status for code, one in found.items()} == {"D02": "ok", "D03": "ok", "D04": "skipped", "D10": "skipped"}
+    assert "comes with the first start" in found["D10"].found
 
 
 def test_without_a_run(text: Path) -> None:

@@ -268,6 +268,37 @@ def test_how_often_its_slow_weights_travelled_has_no_effect_and_stays_in_the_run
     assert "refresh" not in to_toml(manifest)
 
 
+def test_a_run_file_is_written_with_tables_within_the_model(tmp_path: Path) -> None:
+    """As published configurations have them; what is none is each class's default."""
+    model = {**MODEL, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low": None}, "sliding_window": None}
+    again = read_run_file(written(tmp_path, to_toml(Manifest(name="x", model=model))))
+    assert again.model == {**MODEL, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {"name": "../config.json", "size": 1, "root": "00" * 32},
+        {"name": "modeling_evil.py", "size": 1, "root": "00" * 32},
+        {"name": "pytorch_model.bin", "size": 1, "root": "00" * 32},
+        {"name": "config.json", "size": 0, "root": "00" * 32},
+        {"name": "config.json", "size": 1, "root": "00"},
+    ],
+)
+def test_what_a_manifest_pins_has_a_plain_name_and_holds_no_code(file: dict[str, object]) -> None:
+    content = {"name": "demo", "model": MODEL, "owner": str(OWNER.peer_id), "format": 1}
+    good = {"name": "model.safetensors", "size": 1, "root": "00" * 32}
+    assert unseal(signed({**content, "base": {"files": [good]}})).manifest.base is not None
+    for base in (
+        {"files": [good, file]},
+        {"files": []},
+        {"files": [good], "source": "/etc/x"},
+        {"files": [good], "revision": "main"},
+    ):
+        with pytest.raises(ManifestError):
+            unseal(signed({**content, "base": base}))
+
+
 # --- signed manifests ------------------------------------------------------------------------------
 
 

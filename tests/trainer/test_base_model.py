@@ -131,6 +131,7 @@ def test_what_the_base_lacks_is_not_made_up(tmp_path: Path, base: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a tokenizers file"),
         (lambda folder: next(folder.glob("*-00002-*")).unlink(), "lacks files that model.safetensors.index.json names"),
         (lambda folder: next(folder.glob("*-00002-*")).write_bytes(b"x" * 99), "is not a whole safetensors file"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text(""), "is empty"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is no index of weights"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}'), "lacks files"),
     ],
