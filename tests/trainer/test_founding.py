@@ -12,7 +12,7 @@ import torch
 from nolocod.errors import RunFileError, TooLongError, UnsupportedModelError
 from nolocod.identity import Identity
 from nolocod.run.manifest import Data, Inner, Manifest, seal, unseal
-from nolocod.trainer import founding
+from nolocod.trainer import founding, inner
 from nolocod.trainer.inner import balance, cross_entropy
 from nolocod.trainer.model import build, layout_of, read_config
 from tests.support.architectures import CASES, run_file
@@ -181,3 +181,16 @@ def test_experts_stay_balanced_where_the_run_asks_for_it(tmp_path: Path) -> None
             replica.step()
         shares.append(routed(replica.model, windows))
     assert shares[1] < 0.3 < shares[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_no_token_reached_counts_the_same_steps(optimizer: Any) -> None:  # noqa: ANN401 - a literal
+    """A checkpoint has one count for all: an expert that the first step left out would resume with a wrong one."""
+    run = Manifest(name="x", model=MODEL, inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
+    model = build(read_config(run, 256), 0)
+    model.register_parameter("experts_without_a_token", torch.nn.Parameter(torch.ones(4)))
+    one = inner.Inner(model, run, torch.device("cpu"))
+    windows = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
+    one.step(lambda: windows, 1e-3)
+    steps = {float(state["step"]) for state in one.optimizer.state.values()}
+    assert (steps, len(one.optimizer.state)) == ({1.0}, len(one._parameters))
