@@ -191,6 +191,6 @@ def test_what_no_token_reached_counts_the_same_steps(optimizer: Any) -> None:  #
     model.register_parameter("experts_without_a_token", torch.nn.Parameter(torch.ones(4)))
     one = inner.Inner(model, run, torch.device("cpu"))
     windows = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
-    one.step(lambda: windows, 1e-3)
+    one.step(windows, 1e-3)
     steps = {float(state["step"]) for state in one.optimizer.state.values()}
     assert (steps, len(one.optimizer.state)) == ({1.0}, len(one._parameters))
