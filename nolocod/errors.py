@@ -111,9 +111,7 @@ class VersionError(LocalError):
 
 
 class IdentityError(LocalError):
-    entry = _entry(
-        "NLC-106", "identity file not usable", "Restore it from a backup (mode 0600), or remove it to be a new peer."
-    )
+    entry = _entry("NLC-106", "identity file not usable", "Restore it from a backup (0600), or remove it to be a new peer.")
 
 
 class DataDirInUseError(LocalError):

@@ -17,7 +17,7 @@ from nolocod.paths import DataDir
 from nolocod.run.manifest import Data, Evaluation, Inner, seal
 from nolocod.trainer import checkpoint, founding, offline
 from nolocod.trainer.inner import mean_loss
-from tests.support.trainer_parts import OWNER, make_replica
+from tests.support.trainer_parts import OWNER, make_replica, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +113,7 @@ def live(folder: Path, model_type: str, model: dict[str, Any]) -> Life:
     _train(bob, 8)
     _exchange(alice, bob)
     paths = DataDir(folder)
-    alice.save(paths.checkpoints, "alice")
+    save(alice, paths.checkpoints, "alice")
     again = _resumed(sealed, folder)
     for one in (alice, again):
         _train(one, 2)

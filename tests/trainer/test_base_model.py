@@ -27,6 +27,7 @@ from nolocod.trainer.model import read_config
 from nolocod.trainer.replica import open_replica
 from tests.support.architectures import CASES
 from tests.support.base_model import RUN_FILE, TEXT, publish
+from tests.support.trainer_parts import save
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +105,7 @@ def test_an_export_has_what_belongs_to_the_weights_and_is_not_trained(tmp_path: 
     link_base(sealed.manifest.base, folder, paths.base)
     (tmp_path / "text.txt").write_text(TEXT)
     replica = open_replica(sealed, "alice", tmp_path / "text.txt", tmp_path / "cache", base=paths.base)
-    replica.save(paths.checkpoints, "alice")
+    save(replica, paths.checkpoints, "alice")
     offline.export(paths, sealed, tmp_path / "out")
     for loaded in (replica.model, AutoModelForCausalLM.from_pretrained(tmp_path / "out")):
         assert torch.equal(loaded.get_buffer(bias), torch.arange(8.0))
