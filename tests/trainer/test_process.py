@@ -298,7 +298,13 @@ async def stand_in(answers: Answers, parameters: int = 0) -> AsyncIterator[tuple
             async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as end:
                 async for data in end:
                     for request in map(pipe.REQUESTS.decode, requests.feed(data)):
-                        seconds, result = answers[type(request.command)]
+                        command = request.command
+                        seconds, result = answers[type(command)]
+                        if isinstance(command, pipe.Checkpoint | pipe.Dump):
+                            await end.send_all(pipe.frame(pipe.answer(request.id, None, None)))
+                            await trio.sleep(seconds)
+                            await end.send_all(pipe.frame(pipe.written(command.number, result)))
+                            continue
                         await trio.sleep(seconds)
                         await end.send_all(pipe.frame(pipe.answer(request.id, result, None)))
 
