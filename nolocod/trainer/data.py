@@ -46,6 +46,8 @@ _SURE = 8
 class Tokenizer(Protocol):
     """Turns text into ids below `vocabulary`."""
 
+    content: str
+    """The `tokenizers` file, or "bytes"."""
     vocabulary: int
     end: int | None
     """The id that ends a document, if there is one."""
@@ -58,6 +60,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Ids are the bytes of the UTF-8 text, in which 0 ends a document."""
 
+    content = "bytes"
     vocabulary = 256
     end: int | None = 0
 
@@ -78,6 +81,7 @@ class JsonTokenizer:
             self._fast = Fast.from_str(content)
         except Exception as error:  # tokenizers raises plain Exception; this is the seam
             raise RunFileError(f"`data.tokenizer` is not a tokenizers file ({error}).") from error
+        self.content = content
         ids = self._fast.get_vocab(with_added_tokens=True).values()
         self.vocabulary = max(ids, default=0) + 1  # ids may have gaps, so counting them is not enough
         self.end: int | None = next((found for name in _ENDS if (found := self._fast.token_to_id(name)) is not None), None)
@@ -131,7 +135,7 @@ def local_parts(
     are, those with the lowest hashes are held out. Raises DataError.
     """
     files = _files(settings, path)
-    target = _cached(settings, files, cache, sequence, "train")
+    target = _cached(settings, tokenizer, files, cache, sequence, "train")
     held = target.with_suffix(".held")
     dtype = _dtype(tokenizer)
     if not (target.exists() and held.exists()):
@@ -196,10 +200,10 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if tokenizer.vocabulary <= 1 << 8 else np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32
 
 
-def _cached(settings: Data, files: list[Path], cache: Path, *more: object) -> Path:
+def _cached(settings: Data, tokenizer: Tokenizer, files: list[Path], cache: Path, *more: object) -> Path:
     """Where the tokens of `files` lie: named by the files' paths, sizes and times, the field and the tokenizer."""
     facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    what: list[object] = [settings.source, settings.field, settings.tokenizer, facts]
+    what: list[object] = [settings.source, settings.field, tokenizer.content, facts]
     if more:
         what += [settings.held_out, *more]
     return cache / f"tokens-{blake3.blake3(msgspec.json.encode(what)).hexdigest()[:32]}.bin"
@@ -211,7 +215,7 @@ def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache:
     Raises DataError.
     """
     files = _files(settings, path)
-    target, dtype = _cached(settings, files, cache), _dtype(tokenizer)
+    target, dtype = _cached(settings, tokenizer, files, cache), _dtype(tokenizer)
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as handle:

@@ -80,6 +80,19 @@ def test_tokenizer_file(tmp_path: Path) -> None:
         JsonTokenizer("{")
 
 
+def test_two_base_models_with_one_cache_have_tokens_of_their_own(tmp_path: Path) -> None:
+    settings = Data(source="text", tokenizer="base")
+    (tmp_path / "a.txt").write_text("a b a")
+    found = []
+    for number in (7, 9):
+        fast = Fast(models.WordLevel({"a": 0, "b": number}, unk_token="a"))
+        fast.pre_tokenizer = pre_tokenizers.Whitespace()
+        (base := tmp_path / f"{number}").mkdir()
+        (base / "tokenizer.json").write_text(fast.to_str())
+        found.append(local_tokens(settings, tmp_path / "a.txt", make_tokenizer(settings, base), tmp_path / "cache").tolist())
+    assert found == [[0, 7, 0], [0, 9, 0]]
+
+
 @pytest.mark.parametrize(
     ("source", "name", "content", "says"),
     [

@@ -177,10 +177,10 @@ def test_experts_stay_balanced_where_the_run_asks_for_it(tmp_path: Path) -> None
         folder.mkdir()
         replica = make_replica(seal(experts(share), Identity.from_secret(b"o" * 32)), folder)
         windows = torch.from_numpy(replica.source.held_out(4))
-        for _ in range(40):
+        for _ in range(80):
             replica.step()
         shares.append(routed(replica.model, windows))
-    assert shares[1] < 0.3 < shares[0]
+    assert shares[1] < 0.6 * shares[0], shares
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -189,7 +189,7 @@ def test_what_no_token_reached_counts_the_same_steps(optimizer: Any) -> None:  #
     run = Manifest(name="x", model=MODEL, inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
     model = build(read_config(run, 256), 0)
     model.register_parameter("experts_without_a_token", torch.nn.Parameter(torch.ones(4)))
-    one = inner.Inner(model, run, torch.device("cpu"))
+    one = inner.Inner(model, run, torch.device("cpu"), 2)
     windows = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
     one.step(windows, 1e-3)
     steps = {float(state["step"]) for state in one.optimizer.state.values()}

@@ -96,7 +96,7 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
         await alice.wait_steps(phase)
         await alice.pause()
         taken = alice.steps_since_outer
-        await alice.capture(alice.subject(phase))
+        await alice.capture(0)  # on a slow machine both parts may be due by now
         copy_box(alice)
         await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == taken
@@ -345,9 +345,9 @@ async def test_a_trainer_with_long_inner_steps_is_not_taken_for_one_that_hangs(s
     """With steps above 120 s a node killed its own trainer, three times, and ended: it did not answer 'solo'."""
     async with stand_in({pipe.Train: (0, None), pipe.Solo: (2.5 * step, SOLO), pipe.Pause: (1e9, None)}) as (trainer, tell):
         await trainer.train()
-        assert await trainer.solo() == SOLO, "the first step is not measured yet"
+        assert await trainer.solo(0, 0) == SOLO, "the first step is not measured yet"
         tell(step)
-        assert await trainer.solo() == SOLO
+        assert await trainer.solo(0, 0) == SOLO
         began = trio.current_time()
         with pytest.raises(TrainerError, match="did not answer"):
             await trainer.pause()
