@@ -157,7 +157,7 @@ def _require_causal(replica: Replica) -> None:
     with torch.no_grad():
         said = [replica.model.eval()(input_ids=ids).logits[0, :16] for ids in (one, other)]
     replica.model.train()
-    assert torch.allclose(*said, atol=1e-5)
+    assert torch.allclose(said[0], said[1], atol=1e-5)
 
 
 def _difference(replica: Replica, sealed: Sealed, folder: Path) -> float:
