@@ -52,3 +52,9 @@ class Commands:
             help="the node's identity, run and checkpoints ($NOLOCOD_HOME, or ~/.nolocod)",
         )
         return command
+
+
+def bootstrap_option(
+    parser: argparse.ArgumentParser, text: str = "address of a node of the run: /ip4/…/tcp/…/p2p/…; repeatable"
+) -> None:
+    parser.add_argument("--bootstrap", action="append", default=[], metavar="MULTIADDR", help=text)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nolocod.commands import bootstrap_option
 from nolocod.errors import UsageError
 from nolocod.node.config import NodeConfig
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
@@ -55,13 +56,7 @@ def add_to(commands: Commands) -> None:
 
 def _reach_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--bootstrap",
-        action="append",
-        default=[],
-        metavar="MULTIADDR",
-        help="address of a node of the run: /ip4/…/tcp/…/p2p/…; repeatable",
-    )
+    bootstrap_option(parser)
     add("--listen", action="append", metavar="HOST:PORT", help="listen for peers here; repeatable (0.0.0.0:0 and [::]:0)")
     add(
         "--announce",

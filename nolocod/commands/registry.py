@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from nolocod.commands import bootstrap_option
 from nolocod.errors import HttpTokenError, NoSuchRunError, NotRunningError, UsageError, WrongRunError
 from nolocod.paths import DataDir
 from nolocod.units import parse_span
@@ -56,10 +57,6 @@ def add_to(commands: Commands) -> None:
     bootstrap_option(runs, "ask this node, of any run; repeatable (see docs/registry.md)")
     runs.add_argument("--fits", action="store_true", help="only runs that need no more memory than this machine has")
     runs.add_argument("--json", action="store_true", help="print one JSON object per run")
-
-
-def bootstrap_option(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--bootstrap", action="append", default=[], metavar="MULTIADDR", help=text)
 
 
 def bootstraps(given: Sequence[str], paths: DataDir) -> tuple[str, ...]:

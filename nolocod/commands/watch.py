@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nolocod.commands import bootstrap_option
 from nolocod.commands.node import is_run_id
 from nolocod.commands.registry import found_by
 from nolocod.errors import UsageError
@@ -32,13 +33,7 @@ def add_to(commands: Commands) -> None:
     )
     add = watch.add_argument
     add("run", nargs="?", default="", metavar="RUN", help="the run's id, or the first 12 digits; its link or name (any run)")
-    add(
-        "--bootstrap",
-        action="append",
-        default=[],
-        metavar="MULTIADDR",
-        help="address of a node of the run: /ip4/…/tcp/…/p2p/…; repeatable",
-    )
+    bootstrap_option(watch)
     add("--network-key", type=Path, metavar="FILE", help="the key of a private network; it is kept for later")
     add("--invite", default="", metavar="TOKEN", help="the token from the owner of a run by invitation")
     add(

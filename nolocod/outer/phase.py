@@ -18,11 +18,18 @@ class Phase:
     """The phases of one node in a run of `inner_steps`; the one under way has `steps`."""
 
     def __init__(self, inner_steps: int) -> None:
-        self._inner_steps = self.steps = inner_steps
-        self.turn = float(inner_steps)
-        """As `steps`, but not of whole steps: of a slow node several of the run's turns go by in one."""
+        self._inner_steps = inner_steps
         self._step_seconds = 0.0  # not known yet
         self._parts = PARTS
+
+    @property
+    def turn(self) -> float:
+        """As `steps`, but not of whole steps: of a slow node several of the run's turns go by in one."""
+        return self._parts * self._inner_steps / PARTS
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.turn)
 
     @property
     def own(self) -> float:
@@ -47,8 +54,6 @@ class Phase:
         or half as long as the last one at most."""
         parts = round(PARTS * runs / self.own) if self.own else PARTS
         self._parts = min(max(parts + max(lead - 1, 0), self._parts // 2, 1), 2 * self._parts, PARTS * _MOST)
-        self.turn = self._parts * self._inner_steps / PARTS
-        self.steps = math.ceil(self.turn)
 
 
 def is_part(done: int, inner_steps: int) -> bool:

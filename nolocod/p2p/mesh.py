@@ -30,7 +30,7 @@ from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
 from nolocod.p2p.membership.peer_selection import PeerSelection
-from nolocod.p2p.membership.run_clock import believed_round, pace
+from nolocod.p2p.membership.run_clock import believed_round, pace_in
 from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
@@ -305,7 +305,7 @@ class Mesh:
         """Tell others that our phases take `phase` seconds (0: not known); return how long the run's are, as soon as we know
         the run, and by how many rounds one at round `number` is before the others."""
         self._phase = phase
-        return pace(self.live() if self._table.settled(trio.current_time()) else (), number, phase)
+        return pace_in(self._table, trio.current_time(), number, phase)
 
     def expect(self, size: int) -> None:
         """Exchanges are of `size` bytes each way: a relay that carries less is not tried."""

@@ -8,7 +8,6 @@ anything is loaded. Writing never needs a second copy of the model in memory. Th
 from __future__ import annotations
 
 import json
-import mmap
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +20,8 @@ import torch
 from nolocod.disk import PARTIAL, check_room, disk_errors, folder_written_whole, restore_folders, written_whole
 from nolocod.errors import CheckpointError
 from nolocod.outer.codec.blocks import bytes_of
-from nolocod.proto.types import Description, Standing, describe
+from nolocod.proto.types import Standing  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.run.base import described
 from nolocod.trainer.clipping import History
 from nolocod.trainer.windows import Position
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing import IO
 
     from torch import Tensor
+
+    from nolocod.proto.types import Description
 
 KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
@@ -142,12 +144,7 @@ def write_snapshot(
     check_room(path.parent, size_of(tensors))
     with written_whole(path) as handle:
         write_tensors(handle, tensors, metadata, check)
-    with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        view = memoryview(content)
-        try:
-            return describe(view)
-        finally:
-            view.release()
+    return described(path)
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

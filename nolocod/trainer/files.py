@@ -64,9 +64,8 @@ class Files:
         self._replica = replica
         self._setup = setup
         self._tell = tell
-        self._thread = ThreadPoolExecutor(
-            1
-        )  # of training's priority: it would hold the interpreter while it waits for a processor
+        # of training's priority: it would hold the interpreter while it waits for a processor
+        self._thread = ThreadPoolExecutor(1)
         self._waiting: list[pipe.Checkpoint | pipe.Dump] = []
         self._under_way: Future[None] | None = None
         self._give_up = threading.Event()

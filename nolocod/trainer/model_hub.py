@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub import errors as hub_errors
 
-from nolocod.errors import BaseModelError, on_one_line
+from nolocod.errors import BaseModelError
+from nolocod.trainer.hub import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def _told(source: str, revision: str, name: str = "") -> Iterator[None]:
     except hub_errors.EntryNotFoundError as error:
         raise BaseModelError(f"{what}: there is no such file.") from error
     except (hub_errors.HTTPError, hub_errors.OfflineModeIsEnabled, OSError, ValueError) as error:  # type: ignore[attr-defined] # httpx's or requests'
-        raise BaseModelError(f"{what}: {on_one_line(error, 300) or type(error).__name__}.", remedy=_OFFLINE) from error
+        raise BaseModelError(f"{what}: {cause_of(error)}.", remedy=_OFFLINE) from error
 
 
 _OFFLINE = "Check the network, or give a folder with the files."

@@ -66,12 +66,10 @@ async def seeking(mesh: MeshSettings, emit: Emit) -> AsyncIterator[tuple[Seeker,
     identity = load_or_create(mesh.paths.identity)
     access = mesh.access
     token = credentials.accept(mesh.paths, access.invite, identity.peer_id, time.time()) if access.invite else None
-    if access.network_key is not None:
-        credentials.keep_network_key(mesh.paths, credentials.read_network_key(access.network_key))
     texts = (*mesh.bootstrap, *(token.bootstrap if token else ()))
     bootstrap = [(peer, (address,)) for peer, address in map(split, texts)]
     bootstrap += [(found[0], (found[1],)) for _, (address,) in bootstrap if (found := via(address))]
-    prologue = credentials.prologue(credentials.stored_network_key(mesh.paths))
+    prologue = credentials.prologue(credentials.network_key(mesh.paths, access.network_key))
     async with open_seeker(identity, bootstrap, prologue, emit) as seeker:
         yield seeker, RunId(mesh.run or (unchecked(token).run_id if token else ""))
 

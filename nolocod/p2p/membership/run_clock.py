@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nolocod.identity import PeerId
+    from nolocod.p2p.membership.table import Membership
     from nolocod.proto.types import Member
 
 
@@ -42,6 +43,12 @@ def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: 
 def _counted(members: Iterable[Member]) -> Iterable[Member]:
     """Those whose rounds decide anything."""
     return (member for member in members if member.verified and member.state == "training")
+
+
+def pace_in(table: Membership, now: float, number: int, phase: float) -> tuple[float, int]:
+    """`pace` among the members of `table`; nobody is followed until we know the run, for whom a newcomer meets first may all
+    lie."""
+    return pace(table.live(now) if table.settled(now) else (), number, phase)
 
 
 def pace(members: Iterable[Member], number: int, phase: float) -> tuple[float, int]:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.disk import PARTIAL, disk_errors, sync_folder
+from nolocod.disk import PARTIAL, disk_errors
 from nolocod.errors import LocalError, NoDonorError, PeerBusyError, ProtocolError, RemoteError
 from nolocod.identity import short
 from nolocod.p2p.snapshots.client import open_donor_stream
+from nolocod.p2p.snapshots.partial import finish, private
 from nolocod.proto.content import check_chunk
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class _Fetch:
 
     async def run(self, donors: Callable[[], Sequence[PeerId]]) -> Description:
         with disk_errors(self._partial):
-            file = FileIO(self._partial, "r+", opener=_kept)
+            file = FileIO(self._partial, "r+", opener=private)
         with file:
             async with trio.open_nursery() as nursery:
                 while (self._description is None or self._missing) and self._failed is None:
@@ -88,7 +89,7 @@ class _Fetch:
                 nursery.cancel_scope.cancel()
             if self._failed is not None or self._description is None:
                 raise self._failed or AssertionError("no description, and no failure")
-            await self._context.aside(_finish, file, self._partial, self._into)
+            await self._context.aside(finish, self._partial, self._into)
         return self._description
 
     def _free(self, donors: Sequence[PeerId]) -> list[PeerId]:
@@ -152,15 +153,3 @@ def _missing(description: Description, file: FileIO, partial: Path) -> set[int]:
                     check_chunk(description, index, content)
                     missing.discard(index)
     return missing
-
-
-def _kept(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _finish(file: FileIO, partial: Path, into: Path) -> None:
-    """On the disk first, under its name second."""
-    with disk_errors(into):
-        os.fsync(file.fileno())
-        partial.rename(into)
-        sync_folder(into.parent)

@@ -48,7 +48,7 @@ class Partial:
     @contextmanager
     def opened(self) -> Iterator[FileIO]:
         with disk_errors(self.path):
-            file = FileIO(self.path, "r+", opener=_private)
+            file = FileIO(self.path, "r+", opener=private)
         with file:
             yield file
 
@@ -81,12 +81,17 @@ class Partial:
             one.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """It is whole: on the disk first, under its name second."""
-        with disk_errors(self._into):
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-            self.path.rename(self._into)
-            sync_folder(self._into.parent)
+        """It is whole."""
+        finish(self.path, self._into)
+
+
+def finish(partial: Path, into: Path) -> None:
+    """On the disk first, under its name second."""
+    with disk_errors(into):
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.rename(into)
+        sync_folder(into.parent)
 
 
 def store(file: FileIO, description: Description, index: int, content: memoryview) -> None:
@@ -131,5 +136,6 @@ def _check(file: FileIO, description: Description, index: int) -> None:
     check_chunk(description, index, memoryview(os.pread(file.fileno(), length, start)))
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """Open a file that is made if it is not there, for this user alone."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -15,7 +15,7 @@ from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.membership.peer_scoring import Reputation
 from nolocod.p2p.membership.peer_selection import PeerSelection
-from nolocod.p2p.membership.run_clock import believed_round, pace
+from nolocod.p2p.membership.run_clock import believed_round, pace_in
 from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.studies.sim.clock import sleep
@@ -141,7 +141,7 @@ class SimNode(SimMember):
 
     def pace(self, number: int, phase: float) -> tuple[float, int]:
         self.told_phase = phase
-        return pace(self.members() if self.table.settled(trio.current_time()) else (), number, phase)
+        return pace_in(self.table, trio.current_time(), number, phase)
 
     async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: LocalSide) -> Ended:
         ended = await self.exchange_service.offer(partner, standing, subject, local_side)

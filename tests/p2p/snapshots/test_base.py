@@ -21,10 +21,11 @@ from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto.limits import Limits
 from nolocod.proto.types import Standing, describe
 from nolocod.run.base import BaseFile
+from tests.p2p.snapshots.test_snapshots import _threads_inline
 from tests.support.sim_net import Cut, Net
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 SIZE, CHUNK = 5300, 100
@@ -35,15 +36,7 @@ DESCRIPTION = describe(memoryview(CONTENT), CHUNK)
 FILE = BaseFile("model.safetensors", SIZE, DESCRIPTION.root.hex())
 
 
-@pytest.fixture(autouse=True)
-def _threads_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The virtual clock does not wait for threads, and would jump over every deadline meanwhile."""
-
-    async def run_sync(function: Callable[..., object], *args: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return function(*args)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+__all__ = ["_threads_inline"]
 
 
 class Peer:
