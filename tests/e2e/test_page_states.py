@@ -26,8 +26,9 @@ from tests.support.wires import own_port
 from tools import browser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from nolocod.observe.status.server import Answers
     from nolocod.observe.status.state import StatusState
     from tools.browser import Browser, Page
 
@@ -61,19 +62,38 @@ def axe() -> str:
     return CACHE.read_text(encoding="utf-8")
 
 
-async def in_browser(state: StatusState, look: Callable[[str], None], address: Address = LOCAL) -> None:
-    """Serve the pages of a node in `state` while `look`, which is told their address, does its work in a thread."""
+async def served(pages: Answers, look: Callable[[str], None], address: Address = LOCAL) -> None:
+    """Serve `pages` while `look`, which is told their address, does its work in a thread."""
     async with trio.open_nursery() as nursery:
-        where = await nursery.start(serve_http, address, Pages(state, Metrics()))
+        where = await nursery.start(serve_http, address, pages)
         await trio.to_thread.run_sync(look, f"http://{where}/")
         nursery.cancel_scope.cancel()
 
 
-def opened(chromium: Browser, address: str, size: str, *, dark: bool = False) -> Page:
-    page = chromium.page(*SIZES[size], dark=dark)
+async def in_browser(state: StatusState, look: Callable[[str], None], address: Address = LOCAL) -> None:
+    """The pages of a node in `state`."""
+    await served(Pages(state, Metrics()), look, address)
+
+
+def opened(
+    chromium: Browser, address: str, size: str, *, dark: bool = False, sizes: Mapping[str, tuple[int, int]] = SIZES
+) -> Page:
+    page = chromium.page(*sizes[size], dark=dark)
     page.open(address)
     page.wait(LIVE, ENOUGH)
     return page
+
+
+def check_whole_and_without_barriers(page: Page, axe: str, address: str, size: str, *, dark: bool) -> None:
+    """And close it."""
+    assert page.run("getComputedStyle(document.body).colorScheme") == ("dark" if dark else "light")
+    assert not page.run("document.documentElement.scrollWidth > innerWidth"), f"wider than a {size}"
+    page.run(axe)
+    found = page.run("axe.run().then(({ violations }) => violations.map(v => v.id + ' ' + v.nodes[0].html))")
+    assert found == [], f"on a {size}: {found}"
+    assert page.complaints == []
+    assert all(one.startswith(address) for one in page.asked_for), page.asked_for
+    page.close()
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -81,14 +101,7 @@ async def test_every_state_is_shown_whole_and_without_barriers(chromium: Browser
     def look(address: str) -> None:
         for size, dark in (("desktop", False), ("phone", True)):
             page = opened(chromium, address, size, dark=dark)
-            assert page.run("getComputedStyle(document.body).colorScheme") == ("dark" if dark else "light")
-            assert not page.run("document.documentElement.scrollWidth > innerWidth"), f"wider than a {size}"
-            page.run(axe)
-            found = page.run("axe.run().then(({ violations }) => violations.map(v => v.id + ' ' + v.nodes[0].html))")
-            assert found == [], f"on a {size}: {found}"
-            assert page.complaints == []
-            assert all(one.startswith(address) for one in page.asked_for), page.asked_for
-            page.close()
+            check_whole_and_without_barriers(page, axe, address, size, dark=dark)
 
     await in_browser(STATES[name](), look)
 

@@ -11,33 +11,26 @@ import trio
 from nolocod.observe.run.pages import RunPages
 from nolocod.observe.status.access import PageAccess
 from nolocod.observe.status.server import serve_http
-from tests.e2e.test_page_states import FOCUS, LIVE, LOCAL, axe
+from tests.e2e.test_page_states import FOCUS, LOCAL, axe, check_whole_and_without_barriers, served
+from tests.e2e.test_page_states import opened as page_opened
 from tests.support.runs import STATES, a_dozen, a_run, member, peer
-from tests.support.swarm import ENOUGH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nolocod.observe.run.state import RunState
-    from tools.browser import Browser, Page
+    from tools.browser import Browser
 
 __all__ = ["axe"]
 SIZES = {"phone": (390, 844), "tablet": (768, 1024), "desktop": (1440, 900)}
 
 
+opened = partial(page_opened, sizes=SIZES)
+
+
 async def in_browser(state: RunState, look: Callable[[str], None]) -> None:
-    """Serve the run's page while `look`, which is told its address, does its work in a thread."""
-    async with trio.open_nursery() as nursery:
-        where = await nursery.start(serve_http, LOCAL, RunPages(state))
-        await trio.to_thread.run_sync(look, f"http://{where}/")
-        nursery.cancel_scope.cancel()
-
-
-def opened(chromium: Browser, address: str, size: str, *, dark: bool = False) -> Page:
-    page = chromium.page(*SIZES[size], dark=dark)
-    page.open(address)
-    page.wait(LIVE, ENOUGH)
-    return page
+    """The page of a run in `state`."""
+    await served(RunPages(state), look)
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -46,14 +39,7 @@ async def test_every_state_is_shown_whole_and_without_barriers(chromium: Browser
         for size in SIZES:
             for dark in (False, True):
                 page = opened(chromium, address, size, dark=dark)
-                assert page.run("getComputedStyle(document.body).colorScheme") == ("dark" if dark else "light")
-                assert not page.run("document.documentElement.scrollWidth > innerWidth"), f"wider than a {size}"
-                page.run(axe)
-                found = page.run("axe.run().then(({ violations }) => violations.map(v => v.id + ' ' + v.nodes[0].html))")
-                assert found == [], f"on a {size}: {found}"
-                assert page.complaints == []
-                assert all(one.startswith(address) for one in page.asked_for), page.asked_for
-                page.close()
+                check_whole_and_without_barriers(page, axe, address, size, dark=dark)
 
     await in_browser(STATES[name](), look)
 
