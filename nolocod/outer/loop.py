@@ -126,10 +126,10 @@ class TrainerSide:
 
     def __init__(
         self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf,
-        *, wary: bool = False, believes: bool = True,
+        *, wary: bool = False, credit: float = 1.0,
     ) -> None:  # fmt: skip
         """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
-        self._trainer, self.phase, self.wary, self.believes = trainer, phase, wary, believes
+        self._trainer, self.phase, self.wary, self.credit = trainer, phase, wary, credit
         self.outbox, self.inbox = trainer.outbox, trainer.inbox
         self._begun = begun
         self._probation = probation
@@ -342,7 +342,8 @@ class OuterLoop:
         now = trio.current_time()
         lost = self._wasted.wary(now)
         wary = partner in self._wasted.apart(now) or (probation() and lost)
-        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary, believes=not lost)
+        credit = 0.0 if lost else 0.25 if probation() else 1.0
+        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary, credit=credit)
         self._started = now
         if self._idle.is_set():
             self._idle = trio.Event()

@@ -12,6 +12,9 @@ import math
 PARTS, _MOST = 8, 8
 """A phase is so many parts of the run's `inner.steps`, one at least; and at most so many times `inner.steps`. A machine that is
 faster or slower than that beside the median one is before the others, or gives up rounds."""
+_ALIKE = 4 / 3
+"""A machine that is faster by less than that takes the run's `inner.steps`: members who tell endless phases move the median by
+a few hundredths, and would have everybody's last longer."""
 
 
 class Phase:
@@ -52,7 +55,8 @@ class Phase:
     def fit(self, runs: float, lead: int) -> None:
         """Begin one that lasts `runs` seconds, and longer while we are `lead` rounds before the others all the same; but twice
         or half as long as the last one at most."""
-        parts = round(PARTS * runs / self.own) if self.own else PARTS
+        ratio = runs / self.own if self.own else 1.0
+        parts = PARTS if 1 <= ratio < _ALIKE else round(PARTS * ratio)
         self._parts = min(max(parts + max(lead - 1, 0), self._parts // 2, 1), 2 * self._parts, PARTS * _MOST)
 
 

@@ -213,8 +213,8 @@ class LocalSide(Protocol):
     """Seconds of its inner phase: half of that is what a partner's trainer may take (Limits.paced)."""
     wary: bool
     """Too much time was lost with partners already: this one has less of it."""
-    believes: bool
-    """A partner's word of how long its steps take counts: partners took no more of our time than they may."""
+    credit: float
+    """Phases for which a partner is waited for because it says that its steps are long."""
 
     @property
     def outbox(self) -> Box: ...

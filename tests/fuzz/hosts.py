@@ -81,7 +81,7 @@ _STANDING = Standing(5, 100, 2.5)
 class LocalSide:
     """Stands for a trainer, and accepts whoever offers."""
 
-    phase, wary, believes = math.inf, False, True
+    phase, wary, credit = math.inf, False, 1.0
 
     def __init__(self) -> None:
         self.content = memoryview(bytearray(random.Random(1).randbytes(_SIZE)))

@@ -447,12 +447,13 @@ async def test_a_stranger_has_less_time_while_too_much_was_lost_and_a_partner_of
     table = Table()
     node = table.add("node")
     await trio.sleep(INNER_STEPS)
-    for wasted, newcomers, wary, believes in ((0.0, True, False, True), (100.0, True, True, False), (0.0, False, False, False)):
+    said = ((0.0, False, False, 1.0), (0.0, True, False, 0.25), (100.0, True, True, 0.0), (0.0, False, False, 0.0))
+    for wasted, newcomers, wary, credit in said:
         node.loop._wasted.charge(PeerId("x"), wasted, trio.current_time())
         node.loop._probation = lambda _, new=newcomers: new  # type: ignore[misc]
         assert isinstance(node.loop.decide(Offer(PeerId("y"), b"s", Standing(0, 0, 1.0))), Accept)
         assert node.loop.local_side.wary == wary
-        assert node.loop.local_side.believes == believes, "what partners of old say of their steps has to wait, too"
+        assert node.loop.local_side.credit == credit, "what partners of old say of their steps has to wait, too"
         await node.loop.ended(Ended("aborted", PeerId("y"), b"s"))
 
 

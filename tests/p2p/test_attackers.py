@@ -71,7 +71,7 @@ class Box:
 class Reception:
     """A node that accepts whoever is near, as rounds do, with a local side that stands for its trainer."""
 
-    phase, wary, believes = math.inf, False, True
+    phase, wary, credit = math.inf, False, 1.0
 
     def __init__(self, seed: int) -> None:
         self.outbox, self.inbox = Box(random.Random(seed).randbytes(SIZE)), Box(bytes(SIZE))

@@ -78,8 +78,8 @@ class Session:
         self._channel = channel
         size, side, (ours, told) = self._size, self._local_side, self.machine.steps
         # what the partner's trainer may take
-        self._paced = self._limits.paced(side.phase, size, (ours, told if side.believes else 0.0), wary=side.wary)
-        self.blameless |= told > ours and not side.believes
+        self._paced = self._limits.paced(side.phase, size, (ours, told), side.credit, wary=side.wary)
+        self.blameless |= told > ours and side.credit < 1
         self._pace = Pace(self._paced, size, self._chunks_due)
         try:
             with self._scope:

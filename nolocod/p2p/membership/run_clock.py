@@ -9,7 +9,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from nolocod.identity import PeerId
     from nolocod.p2p.membership.table import Membership
@@ -40,9 +40,9 @@ def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: 
     return max(least, min(told, most))
 
 
-def _counted(members: Iterable[Member]) -> Iterable[Member]:
+def _counted(members: Iterable[Member], states: Collection[str] = ("training",)) -> Iterable[Member]:
     """Those whose rounds decide anything."""
-    return (member for member in members if member.verified and member.state == "training")
+    return (member for member in members if member.verified and member.state in states)
 
 
 def pace_in(table: Membership, now: float, number: int, phase: float) -> tuple[float, int]:
@@ -55,9 +55,9 @@ def pace(members: Iterable[Member], number: int, phase: float) -> tuple[float, i
     """Seconds that a phase takes the median machine, and by how many rounds one at round `number` is before the others.
 
     `phase`: what ours takes; 0 where nobody knows. Of an even number the mean of the middle two: two unlike
-    machines meet halfway.
+    machines meet halfway. Who has finished counts as well, or the last ones would follow whoever stays on to lie.
     """
-    counted = [*_counted(members)]
+    counted = [*_counted(members, ("training", "finished"))]
     phases = [told for told in (phase, *(member.phase for member in counted)) if told] or [0.0]
     rounds = [member.standing.round for member in counted] or [number]
     return statistics.median(phases), number - statistics.median_low(rounds)

@@ -51,7 +51,7 @@ class FalseNews(Gossip):
 class Attacker(SimNode):
     """One of them; it is LocalSide and Answerer of its own exchanges, and applies nothing."""
 
-    phase, wary, believes = math.inf, False, True
+    phase, wary, credit = math.inf, False, 1.0
 
     def __init__(self, world: World, victims: Sequence[SimNode], number: int, port: Port, replica: SimReplica) -> None:
         self._victims = victims  # its first heartbeat tells their round

@@ -11,6 +11,7 @@ import math
 import random
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ from nolocod.observe.events import OuterStep
 from nolocod.outer import step
 from nolocod.outer.codec.base import HEADER
 from nolocod.p2p.membership.run_clock import median_round
+from nolocod.proto.limits import SLOWEST_STEP
 from nolocod.proto.types import describe, whose_turn
 from nolocod.run.manifest import seal, wire_name
 from nolocod.studies.sim import clock
@@ -71,7 +73,7 @@ class Learner(SimReplica):
 
     @property
     def standing(self) -> Standing:
-        return self.own.standing
+        return replace(self.own.standing, step_seconds=self.speed)
 
     def subject(self, turn: float) -> int:
         self._train()
@@ -120,7 +122,8 @@ class Forger(Attacker):
 
     def engage(self, victim: SimNode, number: int) -> Standing:
         self.tactic = next(self.world.tactics)
-        return super().engage(victim, number + (self.world.scenario.staleness if self.tactic == "clock" else 0))
+        standing = super().engage(victim, number + (self.world.scenario.staleness if self.tactic == "clock" else 0))
+        return replace(standing, step_seconds=SLOWEST_STEP) if self.tactic == "stall" else standing
 
     async def capture(self, subject: int) -> Description:
         victim = self.victim
@@ -144,7 +147,8 @@ class Forger(Attacker):
         stalls, victim, size = self.tactic == "stall", self.victim, self.outbox.size
         assert victim is not None  # it is engaged
         side = victim.loop.local_side
-        limits = self.world.limits.paced(side.phase, size, wary=side.wary)
+        steps = victim.replica.speed, SLOWEST_STEP
+        limits = self.world.limits.paced(side.phase, size, steps, side.credit, wary=side.wary)
         await clock.sleep(0.9 * (limits.snapshot_seconds + limits.accept_seconds) if stalls else 0.0)
         return stalls
 

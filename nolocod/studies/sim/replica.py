@@ -97,7 +97,7 @@ class SimReplica:
 
     @property
     def standing(self) -> Standing:
-        return Standing(self.round, self.tokens, 1.0)
+        return Standing(self.round, self.tokens, 1.0, self.speed)
 
     @property
     def steps_since_outer(self) -> int:

@@ -85,7 +85,7 @@ class FakeBox:
 class FakeTrainer:
     """Stands for the trainer."""
 
-    phase, wary, believes = math.inf, False, True
+    phase, wary, credit = math.inf, False, 1.0
 
     def __init__(self, seed: int, size: int = SIZE) -> None:
         self.outbox = FakeBox(random.Random(seed).randbytes(size))

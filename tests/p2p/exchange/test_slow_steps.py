@@ -32,7 +32,7 @@ LIMITS = Limits(chunk_bytes=CHUNK)
 async def exchange(alice: Node, bob: Node, steps: tuple[float, float]) -> Ended:
     """Alice offers to Bob; each part of their trainers takes the seconds of one inner step, and a second one under way."""
     for node, step in zip((alice, bob), steps, strict=True):
-        node.local_side.phase = 25 * step
+        node.local_side.phase = 25 * max(step, max(steps) / 8)
         node.local_side.snapshot_seconds = node.local_side.inspect_seconds = 2 * step
     bob.reception.answer = Accept(Standing(4, 40, 2.0, steps[1]))
     ended = await alice.exchange_service.offer(bob.peer_id, Standing(3, 30, 2.5, steps[0]), 0, alice.local_side)
@@ -52,38 +52,45 @@ async def test_an_exchange_commits_however_long_inner_steps_take(
     assert {conduct for _, conduct in (*alice.judged, *bob.judged)} == {Conduct.COMMITTED}
 
 
-async def test_a_step_is_waited_for_three_times_and_no_more(tmp_path: Path, virtual_clock: object) -> None:
+@pytest.mark.parametrize(("phase", "most"), [(100.0, 100.0), (1e5, 3 * SLOWEST_STEP)])
+async def test_a_step_is_waited_for_three_times_or_a_phase_and_no_more(
+    tmp_path: Path, virtual_clock: object, phase: float, most: float
+) -> None:
     """Who stalls says of itself what it likes: up to a bound it is believed, and then blamed."""
     async with pair(tmp_path, LIMITS) as (alice, bob, _):
         bob.local_side.snapshot_seconds = math.inf
         bob.reception.answer = Accept(Standing(4, 40, 2.0, 1e9))
-        alice.local_side.phase = 10.0
+        alice.local_side.phase = phase
         began = trio.current_time()
         ended = await alice.offer(bob)
         took = trio.current_time() - began
     assert ended.outcome == "aborted"
     assert alice.judged == [(bob.peer_id, Conduct.WITHHELD)]
-    assert took < 3 * SLOWEST_STEP + LIMITS.accept_seconds + 5
+    assert most < took < most + LIMITS.accept_seconds + 5
 
 
-async def test_where_time_was_lost_a_partners_word_counts_for_nothing_and_it_has_no_blame(
-    tmp_path: Path, virtual_clock: object
+@pytest.mark.parametrize("credit", [0.0, 0.25])
+async def test_where_time_was_lost_a_partners_word_counts_for_nothing_and_a_newcomers_for_less_and_it_has_no_blame(
+    tmp_path: Path, virtual_clock: object, credit: float
 ) -> None:
     async with pair(tmp_path, LIMITS) as (alice, bob, _):
-        alice.local_side.believes = False
+        alice.local_side.credit = credit
         began = trio.current_time()
-        ended = await exchange(alice, bob, (0.1, 200.0))
+        ended = await exchange(alice, bob, (0.1, 250.0))
         took = trio.current_time() - began
     assert ended.outcome == "aborted"
-    assert took < 35
+    assert took < max(120, credit * 25 * 250 / 8) + LIMITS.accept_seconds + 5
     assert alice.judged == []
 
 
 def test_how_long_a_partner_is_waited_for_follows_from_its_steps_and_ours() -> None:
-    waits = {steps: Limits().paced(10.0, 0, steps).snapshot_seconds for steps in ((0.1, 0.0), (30.0, 0.0), (0.1, 200.0))}
-    assert waits == {(0.1, 0.0): 20.0, (30.0, 0.0): 90.0, (0.1, 200.0): 600.0}
-    assert Limits().paced(10.0, 0, (0.1, 1e9)).settle_seconds == 3 * SLOWEST_STEP
-    assert Limits().paced(10.0, 0, (30.0, 0.0), wary=True).settle_seconds == 90.0
+    waits = {
+        steps: Limits().paced(300.0, 0, steps).snapshot_seconds for steps in ((0.1, 0.0), (60.0, 0.0), (0.1, 70.0), (0.1, 1e9))
+    }
+    assert waits == {(0.1, 0.0): 120.0, (60.0, 0.0): 180.0, (0.1, 70.0): 210.0, (0.1, 1e9): 300.0}
+    assert [Limits().paced(300.0, 0, (0.1, 1e9), credit).settle_seconds for credit in (0.0, 0.25, 1.0)] == [60.0, 75.0, 300.0]
+    assert Limits().paced(1e6, 0, (0.1, 1e9)).settle_seconds == 3 * SLOWEST_STEP
+    assert Limits().paced(10.0, 0, (30.0, 200.0), wary=True).settle_seconds == 60.0
     assert Limits().paced(10.0, 1_000_000_000).snapshot_seconds == 120.0
     assert Limits().paced(10.0, 3_500_000_000).snapshot_seconds == 370.0
 

@@ -19,7 +19,7 @@ from nolocod.p2p.transport.channel import Channel
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.proto.exchange import Exchange, Setting
 from nolocod.proto.exchange_states import State
-from nolocod.proto.limits import SLOWEST_STEP, Limits
+from nolocod.proto.limits import Limits
 from nolocod.proto.types import describe
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.journal import Journal
@@ -143,12 +143,12 @@ def test_where_too_much_time_was_lost_a_staller_has_a_quarter_and_the_slow_no_bl
     assert attacked.blamed == 0, "an honest one may need more than it had"
 
 
-def test_who_says_that_its_steps_take_for_ever_is_waited_for_once(calm: int) -> None:
-    """A quarter of an hour of ours, in four hours; until then its word, and everybody's, counts for nothing."""
-    attacked = outer_steps("never describes", 1.0, told=1e9)
-    assert attacked.taken >= 0.9 * calm * (1.0 - (3 * SLOWEST_STEP + 10) / 3600) / HOURS
+def test_who_says_that_its_steps_take_for_ever_is_waited_for_as_any_other(calm: int) -> None:
+    """A phase is of several steps, of the slow too: where one takes longer than that no word helps."""
+    attacked = outer_steps("never describes", told=1e9)
+    assert attacked.taken >= 0.9 * calm
     assert attacked.blamed > 0
-    assert 3 * SLOWEST_STEP < attacked.longest < 3 * SLOWEST_STEP + 20
+    assert 0 < attacked.longest < WAITS["never describes"]
 
 
 # --- what is too slow, and what is not -----------------------------------------------------------------
@@ -230,7 +230,9 @@ async def test_a_partner_s_trainer_has_half_of_our_inner_phase(virtual_clock: ob
     waits = [(limits.paced(phase, size).snapshot_seconds, limits.paced(phase, size).settle_seconds) for phase, size in PACED]
     assert waits == [(30.0, 30.0), (20.0, 20.0), (30.0, 30.0), (120.0, 120.0)]
     wary = limits.paced(60.0, 0, wary=True)
-    assert (wary.snapshot_seconds, wary.settle_seconds, wary.stall_seconds, wary.accept_seconds) == (7.5, 7.5, 15.0, 2.5)
+    assert (wary.snapshot_seconds, wary.settle_seconds, wary.stall_seconds, wary.accept_seconds) == (5.0, 5.0, 15.0, 2.5)
+    newcomer = limits.paced(60.0, 0, credit=0.25)
+    assert (newcomer.snapshot_seconds, newcomer.settle_seconds, newcomer.stall_seconds) == (15.0, 15.0, 30.0)
     with pytest.raises(StalledError):
         await Pace(limits.paced(60.0, 0), SIZE, lambda: True).watch(trio.Event())
     assert trio.current_time() - began == pytest.approx(30.0 + limits.accept_seconds)

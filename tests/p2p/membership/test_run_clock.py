@@ -57,8 +57,8 @@ def test_no_minority_of_the_verified_moves_the_phase_beyond_the_honest_ones() ->
         liars = [verified(f"liar {number}", phase=lie) for number in range(3)]
         assert 50.0 <= pace([*honest, *liars], 10, 60.0)[0] <= 70.0
         invented = [member(f"invented {number}", phase=lie) for number in range(100)]
-        finished = [verified(f"finished {number}", phase=lie, state="finished") for number in range(100)]
-        assert pace([*honest, *invented, *finished], 10, 60.0) == (60.0, 0)
+        paused = [verified(f"paused {number}", phase=lie, state="paused") for number in range(100)]
+        assert pace([*honest, *invented, *paused], 10, 60.0) == (60.0, 0)
 
 
 def test_how_far_one_is_before_the_others() -> None:
@@ -71,3 +71,10 @@ def test_a_heartbeat_tells_the_phase_in_milliseconds(told: float, heard: float) 
     identity = Identity.from_secret(bytes(32))
     own = OwnHeartbeat(identity, RUN, lambda: (Standing(1, 1, 1.0), "training"), lambda: (), phase=lambda: told)
     assert heartbeat.read(own.heartbeat(), RUN).phase == heard
+
+
+def test_who_is_last_goes_on_at_the_pace_of_those_who_have_finished() -> None:
+    """Else they followed whoever stays on to lie."""
+    liars = [verified(f"liar {number}", phase=1e9) for number in range(3)]
+    finished = [verified(f"finished {number}", phase=60.0, state="finished") for number in range(9)]
+    assert pace([*finished, *liars], 10, 60.0)[0] == 60.0
