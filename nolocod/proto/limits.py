@@ -105,7 +105,7 @@ class Limits:
         In half of the phase, or 20 s and as long as 10 MB/s take, any trainer with short steps ends its step, and writes or
         inspects `size` bytes, also one ten times as slow; one with long steps may take as long as some of them, and takes
         several in a phase, as all do. Who has less credit than a phase has half of it. Where we are `wary` each part has a
-        quarter of the 20 s, or two steps like ours: that is enough for a trainer like ours, and for a line that stands still."""
+        quarter of the 20 s, or two steps like ours: enough for a trainer like ours, and for a line that stands still."""
         own, told = steps
         long, share = max(_STEPS * own, min(_STEPS * min(told, SLOWEST_STEP), credit * phase)), 1.0 if credit >= 1 else 0.5
         if wary:

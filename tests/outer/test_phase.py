@@ -87,7 +87,7 @@ def test_a_trainer_tells_of_each_step_that_a_phase_may_end_after(inner: int) -> 
 
 
 def test_those_who_lie_about_their_phases_make_nobodys_longer() -> None:
-    """A quarter who tell endless ones move the median from 1 to 1.05; of nodes that differ by a tenth a third took an eighth more."""
+    """A quarter who tell endless ones move the median from 1 to 1.05; a third of the nodes took an eighth more."""
     longer = []
     for percent in range(80, 126):
         phase = measured(percent / 100)
