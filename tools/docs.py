@@ -58,7 +58,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 _ERRORS_HEAD = """\
 # Errors
 
-Made by `python tools/docs.py` from `nolocod/errors.py`; do not edit.
+Made by `python tools/docs.py` from `nolocod/errors/`; do not edit.
 
 Every failure that this program knows has a code that never changes its meaning. A *local* error is this
 machine's: the command ends with the exit status given. A *remote* error is a peer's: it costs that peer
