@@ -320,10 +320,10 @@ class Membership:
 
     def verified(self) -> set[PeerId]:
         """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges
-        that speak for themselves; at most `PER_GROUP` of an address group, long-standing partners first."""
+        that speak for themselves, and not banned; at most `PER_GROUP` of an address group, long-standing partners first."""
         groups: dict[str, list[PeerId]] = {}
         for peer, (dialled, group) in self._met.items():
-            if dialled or self.committed(peer):
+            if (dialled or self.committed(peer)) and self.ban(peer) is None:
                 groups.setdefault(group, []).append(peer)
         for peers in groups.values():
             if len(peers) > PER_GROUP:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nolocod.errors import OtherRunError, ProtocolError, RemoteError, SignatureError
+from nolocod.errors import BannedError, OtherRunError, ProtocolError, RemoteError, SignatureError
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import PeerLost, PeerSeen
 from nolocod.p2p.membership.admission import Admission
@@ -490,6 +490,8 @@ def test_only_who_was_dialled_or_committed_an_exchange_is_verified() -> None:
     groups = [live[peer] for peer in peers]
     assert groups[:4] == [(False, ""), (False, ""), (True, "198.51.101.0/24"), (True, "198.51.102.0/24")]
     assert (heard_of in members, groups[4]) == (True, (True, "relayed"))
+    members.ban = lambda peer: BannedError("it lied.") if peer == dialled else None
+    assert members.verified() == {carried, partner}, "who is banned decides nothing"
 
 
 def test_verified_members_of_one_address_group_count_up_to_its_share_partners_first() -> None:
