@@ -58,6 +58,7 @@ LIBRARIES = {
     "miniupnpc": "p2p.nat",
     "torch": "outer.step outer.codec trainer studies doctor.training",
     "transformers": "trainer",
+    "lm_eval": "trainer.tasks",
     "tokenizers": "trainer",
     "safetensors": "trainer",
     "datasets": "trainer",

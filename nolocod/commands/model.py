@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,25 @@ if TYPE_CHECKING:
 
     from nolocod.commands import Commands
     from nolocod.run.manifest import Sealed
+    from nolocod.trainer.tasks import Results
 
 
 def add_to(commands: Commands) -> None:
     """export, eval, generate."""
     export = commands.add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
     export.add_argument("into", type=Path, metavar="DIR", help="the folder to write")
-    evaluate = commands.add_here("eval", _eval, "Print the held-out loss of the last checkpoint.")
+    evaluate = commands.add_here("eval", _eval, "Print the held-out loss of the last checkpoint, or what it does in tasks.")
     evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
+    evaluate.add_argument("--tasks", default="", metavar="NAME,…", help="tasks of lm-eval, such as hellaswag,arc_easy")
+    evaluate.add_argument(
+        "--text", action="append", default=[], metavar="NAME=FILE", help="perplexity on a file; again for more"
+    )
+    evaluate.add_argument("--model", type=Path, metavar="DIR", help="an exported model, not the last checkpoint")
+    evaluate.add_argument("--shots", type=int, metavar="N", help="examples before each question (the task's own number)")
+    evaluate.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task (all)")
+    evaluate.add_argument("--more-tasks", type=Path, metavar="DIR", help="a folder of tasks of your own, in lm-eval's YAML")
+    evaluate.add_argument("--device", default="cpu", metavar="NAME", help="for tasks and texts (%(default)s)")
+    evaluate.add_argument("--into", type=Path, metavar="DIR", help="write eval.json and eval.md there")
     generate = commands.add_here("generate", _generate, "Write text with the last checkpoint.")
     generate.add_argument("prompt", nargs="?", default="\n", help="the text to begin with")
     generate.add_argument("--tokens", type=int, default=200, metavar="N", help="how many tokens to write (%(default)s)")
@@ -33,16 +45,45 @@ def add_to(commands: Commands) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from nolocod.trainer import offline
+    from nolocod.commands import card
+    from nolocod.trainer import checkpoint, offline
 
-    offline.export(DataDir(options.data_dir), _run_of(options), options.into)
+    paths, sealed = DataDir(options.data_dir), _run_of(options)
+    offline.export(paths, sealed, options.into)
+    if (state := checkpoint.find(paths.checkpoints, sealed.run_id).state) is not None:
+        card.write(paths, sealed, state, options.into)
     print(f'AutoModelForCausalLM.from_pretrained("{options.into}")')
 
 
 def _eval(options: argparse.Namespace) -> None:
     from nolocod.trainer import offline
 
-    print(f"{offline.evaluate(DataDir(options.data_dir), _run_of(options), options.data):.4f}")
+    if not (options.tasks or options.text):
+        if options.model or options.into:
+            raise UsageError("--model and --into are for --tasks and --text.")
+        print(f"{offline.evaluate(DataDir(options.data_dir), _run_of(options), options.data):.4f}")
+        return
+    texts = dict(text.partition("=")[::2] for text in options.text)
+    if not all(texts) or not all(texts.values()):
+        raise UsageError("--text takes NAME=FILE.")
+    tasks = [task for task in options.tasks.split(",") if task]
+    with tempfile.TemporaryDirectory(prefix="nolocod-eval-") as folder:
+        model = options.model or Path(folder)
+        if options.model is None:
+            offline.export(DataDir(options.data_dir), _run_of(options), model)
+        elif not (model / "config.json").exists():
+            raise UsageError(f"{model} holds no exported model.", remedy="Write one with `nolocod export DIR`.")
+        results = _in_tasks(model, tasks, {name: Path(file) for name, file in texts.items()}, options)
+    print(results.to_text())
+    if options.into is not None:
+        results.write(options.into)
+
+
+def _in_tasks(model: Path, tasks: list[str], texts: dict[str, Path], options: argparse.Namespace) -> Results:
+    from nolocod.trainer.tasks import evaluate
+
+    more = {"shots": options.shots, "limit": options.limit, "device": options.device, "more": options.more_tasks}
+    return evaluate(model, tasks, texts, **more)
 
 
 def _generate(options: argparse.Namespace) -> None:

@@ -199,5 +199,9 @@ class OtherBaseError(LocalError):
     entry = listed("NLC-153", "base model differs", "Leave --base out, or name the files that the run was founded on.")
 
 
+class TasksError(LocalError):
+    entry = listed("NLC-155", "tasks could not be evaluated", "`lm-eval ls tasks` names all; most are read from the hub once.")
+
+
 class HttpTokenError(LocalError):
     entry = listed("NLC-145", "pages need a token", "Use --http-token with a token file that you can read.")

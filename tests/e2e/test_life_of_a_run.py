@@ -301,6 +301,12 @@ def test_a_stopped_node_evaluates_writes_and_exports(pair: Pair, tmp_path: Path)
     assert 0 < loss < pair.first_loss
     assert len(nolocod("generate", "line ", "--tokens", "20", home=home)[0]) >= len("line ") + 20
     nolocod("export", str(tmp_path / "model"), home=home)
+    card = (tmp_path / "model" / "README.md").read_text()
+    receipts = nolocod("receipts", "list", "--json", home=home)[0].splitlines()
+    assert f"| exchanges | {len(receipts)}, each signed by this node and its partner; partners: 1 |" in card
+    assert json.loads(receipts[0])["run_id"] in card
+    told = nolocod("eval", "--model", str(tmp_path / "model"), "--text", f"readme={ROOT / 'README.md'}", home=home)[0]
+    assert "bits_per_byte" in told
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

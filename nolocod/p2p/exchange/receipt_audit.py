@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import blake3
+
 from nolocod.disk import disk_errors, written_whole
 from nolocod.errors import ProtocolError, ReceiptError
 from nolocod.identity import short
@@ -134,6 +136,14 @@ def find(receipts: Sequence[Receipt], name: str) -> Receipt:
     if len(found) > 1:
         raise ReceiptError(f"{len(found)} receipts begin with {name!r}.", remedy="Give more of the session's name.")
     return next(iter(found.values()))
+
+
+def digest(receipts: Iterable[Receipt]) -> str:
+    """BLAKE3, in hex, of what the sides signed in all of `receipts`, each once, in the order of their bytes."""
+    hasher = blake3.blake3()
+    for content in sorted({receipt.content for receipt in receipts}):
+        hasher.update(content)
+    return hasher.hexdigest()
 
 
 def export(receipt: Receipt, path: Path) -> None:

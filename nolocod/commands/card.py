@@ -1,0 +1,60 @@
+"""The card of an exported model: what it was made of, by whom it was signed, and what became of it.
+
+The rule: each line comes from what is signed or stored: the manifest, the last checkpoint, and receipts that verify. What a
+command measures later (`nolocod eval --into`) lies beside the card, in eval.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nolocod import __version__
+from nolocod.disk import write_whole
+from nolocod.p2p.exchange import receipt_audit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.paths import DataDir
+    from nolocod.run.manifest import Sealed
+    from nolocod.trainer.checkpoint import State
+
+
+def write(paths: DataDir, sealed: Sealed, state: State, out: Path) -> None:
+    """Write README.md, the card, to the folder `out` of a model from the checkpoint with `state`."""
+    manifest, standing = sealed.manifest, state.standing
+    verdict = receipt_audit.verify(receipt_audit.stored(paths.receipts), sealed.run_id)
+    partners = {side.peer_id for receipt in verdict.receipts for side in receipt.parsed.sides} - {state.peer_id}
+    base, data, inner, outer = manifest.base, manifest.data, manifest.inner, manifest.outer
+    front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- nolocod"]
+    if base is not None and base.source:
+        front += [f"base_model: {base.source}"]
+    source = (
+        f"`{data.dataset}` of the hub, {data.split}" if data.dataset else data.source + ", each node's own" * data.from_node
+    )
+    if base is None:
+        began = f"Weights drawn from seed {manifest.seed}."
+    elif base.source:
+        began = f"`{base.source}` at revision `{base.revision}`, {len(base.files)} files pinned by hash."
+    else:
+        began = f"A published model of {len(base.files)} files, pinned by hash in the run's manifest."
+    goal = f" of {outer.rounds // outer.turns}" if outer.rounds else ""
+    rounds = f"{standing.round // outer.turns}{goal}"
+    lines = [
+        *front, "---", "", f"# {manifest.name}", "",
+        f"Trained by volunteers with nolocod {__version__} (NoLoCo, arXiv 2506.10911): no coordinator, no all-reduce.", "",
+        "| | |", "|---|---|",
+        f"| run | `{sealed.run_id}` |",
+        f"| begun with | {began} |",
+        f"| data | {source} |",
+        f"| rounds | {rounds}, of {inner.steps * outer.turns} inner steps with {inner.tokens_per_step:,} tokens each |",
+        f"| tokens | {standing.tokens:,} behind these weights: this node's, and of the weights that it took over |",
+        f"| training loss | {standing.loss:.4f} nats per token, lately |",
+        f"| exchanges | {len(verdict.receipts)}, each signed by this node and its partner; partners: {len(partners)} |",
+        f"| receipts' digest | `{receipt_audit.digest(verdict.receipts)}` |",
+        f"| written by | `{state.peer_id}` |", "",
+        "Anybody can check the receipts that lead to the digest with `nolocod receipts verify FILE`. What was evaluated stands "
+        "in eval.md beside this page, if it was (`nolocod eval --model DIR --tasks NAME --into DIR`).", "",
+        "Licence: that of the base model and of the data; this page does not know it.", "",
+    ]  # fmt: skip
+    write_whole(out / "README.md", "\n".join(lines).encode())
