@@ -55,8 +55,8 @@ _RADIUS = 1.5
 _LOOK = 5.0
 """As node.training_session: seconds between two looks at how far the others are."""
 STARVED, LONELY = 0.9, 0.25
-"""Fewer outer steps than this share of the phases that the median machine has in its time, and a smaller share with honest
-partners: starved."""
+"""Fewer outer steps than this share of the inner phases that a node has in its time, or the median machine if that is slower, and
+a smaller share with honest partners: starved."""
 
 
 class Learner(SimReplica):
@@ -220,9 +220,9 @@ class LearningSwarm(Swarm):
     def starved(self) -> list[int]:
         """Nodes that had too few outer steps, or too few with honest partners."""
         found = []
-        phase = self.scenario.outer.inner_steps * statistics.median(node.replica.speed for node in self.nodes)
+        median = statistics.median(node.replica.speed for node in self.nodes)
         for node in self.nodes:
-            steps = self.taken[node.number]
+            steps, phase = self.taken[node.number], self.scenario.outer.inner_steps * max(median, node.replica.speed)
             due = steps[-1][0] / phase if steps else math.inf
             if len(steps) < STARVED * due or sum(honest for _, honest in steps) < LONELY * len(steps):
                 found.append(node.number)
