@@ -55,7 +55,7 @@ _RADIUS = 1.5
 _LOOK = 5.0
 """As node.training_session: seconds between two looks at how far the others are."""
 STARVED, LONELY = 0.9, 0.25
-"""Fewer outer steps than this share of the inner phases that a node has in its time, or the median machine if that is slower, and
+"""Fewer outer steps than this share of the inner phases that it, or the median machine if that is slower, has in its time, and
 a smaller share with honest partners: starved."""
 
 
