@@ -320,10 +320,10 @@ class Membership:
 
     def verified(self) -> set[PeerId]:
         """The members that count where something is decided: dialled and authenticated, or partners of committed exchanges
-        that speak for themselves, and not banned; at most `PER_GROUP` of an address group, long-standing partners first."""
+        that speak for themselves; at most `PER_GROUP` of an address group, long-standing partners first."""
         groups: dict[str, list[PeerId]] = {}
         for peer, (dialled, group) in self._met.items():
-            if (dialled or self.committed(peer)) and self.ban(peer) is None:
+            if dialled or self.committed(peer):
                 groups.setdefault(group, []).append(peer)
         for peers in groups.values():
             if len(peers) > PER_GROUP:
@@ -337,7 +337,8 @@ class Membership:
     # --- what is asked ----------------------------------------------------------------------------
 
     def live(self, now: float, reach: Mapping[PeerId, Reach] | None = None) -> list[Member]:
-        """All live members, in the order in which they were learned; `reach` says who is connected how."""
+        """All live members, in the order in which they were learned; `reach` says who is connected how. Of the verified, those
+        that are banned are told as not: they decide nothing."""
         seconds, reach, verified = self.lasts(now), reach or {}, self.verified()
         members = []
         for peer, entry in self._entries.items():
@@ -347,7 +348,8 @@ class Membership:
                 dialled, group = self._met.get(peer, (False, ""))
                 group = group if dialled or self.committed(peer) else ""
                 ways = reach.get(peer), entry.lead, said.nat, said.relays
-                members.append(Member(peer, *facts, *ways, group, peer in verified, said.phase))
+                counts = peer in verified and self.ban(peer) is None
+                members.append(Member(peer, *facts, *ways, group, counts, said.phase))
         return members
 
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:
