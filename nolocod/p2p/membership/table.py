@@ -337,8 +337,7 @@ class Membership:
     # --- what is asked ----------------------------------------------------------------------------
 
     def live(self, now: float, reach: Mapping[PeerId, Reach] | None = None) -> list[Member]:
-        """All live members, in the order in which they were learned; `reach` says who is connected how. Of the verified, those
-        that are banned are told as not: they decide nothing."""
+        """All live members as they were learned, those banned as not verified; `reach` says who is connected how."""
         seconds, reach, verified = self.lasts(now), reach or {}, self.verified()
         members = []
         for peer, entry in self._entries.items():
@@ -348,8 +347,7 @@ class Membership:
                 dialled, group = self._met.get(peer, (False, ""))
                 group = group if dialled or self.committed(peer) else ""
                 ways = reach.get(peer), entry.lead, said.nat, said.relays
-                counts = peer in verified and self.ban(peer) is None
-                members.append(Member(peer, *facts, *ways, group, counts, said.phase))
+                members.append(Member(peer, *facts, *ways, group, peer in verified and not self.ban(peer), said.phase))
         return members
 
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:
