@@ -38,8 +38,8 @@ _LOOK_AGAIN = 0.5
 _OWN_TRIES = 3
 """Draws of our own that must fail before more offers are taken than are due (`Mesh.admits`)."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
-"""Of an inner phase: between a partner that is busy and the next one, doubled with each. A node that offers is busy itself,
-so where all hurry from one to the next nobody finds anybody; and in a large swarm there is always a next one to bother."""
+"""Of an inner phase: between a partner that is busy and the next one, doubled with each. Who offers is busy itself, so where
+all hurry from one to the next nobody finds anybody."""
 
 
 class Trainer(Protocol):
@@ -196,15 +196,16 @@ class OuterLoop:
         return self._trainer.steps_since_outer >= self._phase.steps
 
     async def _outer_step(self) -> None:
-        """Offer to one partner after another until a step was taken, by them, by us, or solo."""
-        deadline, began = trio.current_time() + self._settings.patience, self._trainer.standing.round
+        """Offer to one partner after another until a step was taken, by them, by us, or, in half a phase at most, solo."""
+        deadline = trio.current_time() + min(self._settings.patience, self._phase.seconds / 2)
+        began = self._trainer.standing.round
         self._pause = _FIRST_PAUSE * self._phase.seconds
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
             own = self._trainer.standing
             if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
-                return  # it was taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
+                return  # taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
             late = trio.current_time() >= deadline
             partner = None if late else self._draw(own)
             self._tries = self._tries + 1 if partner is not None else _OWN_TRIES
