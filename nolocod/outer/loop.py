@@ -171,7 +171,8 @@ class OuterLoop:
         self._pause = 0.0  # after a partner that is busy
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
-        self._failed = False  # in this step an exchange failed while we were wary
+        self._failed = False  # in this step an exchange failed while we were wary ...
+        self._let_down = False  # ... or at all: it is not waited for as long, for the others are two rounds on by then
 
     # --- the offering side ------------------------------------------------------------------------
 
@@ -196,9 +197,8 @@ class OuterLoop:
         return self._trainer.steps_since_outer >= self._phase.steps
 
     async def _outer_step(self) -> None:
-        """Offer to one partner after another until a step was taken, by them, by us, or, in half a phase at most, solo."""
-        deadline = trio.current_time() + min(self._settings.patience, self._phase.seconds / 2)
-        began = self._trainer.standing.round
+        """Offer to one partner after another until a step was taken, by them, by us, or solo."""
+        since, began = trio.current_time(), self._trainer.standing.round
         self._pause = _FIRST_PAUSE * self._phase.seconds
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
@@ -206,8 +206,8 @@ class OuterLoop:
             own = self._trainer.standing
             if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
                 return  # taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
-            late = trio.current_time() >= deadline
-            partner = None if late else self._draw(own)
+            deadline = since + min(self._settings.patience, self._phase.seconds / 2 if self._let_down else math.inf)
+            partner = None if (late := trio.current_time() >= deadline) else self._draw(own)
             self._tries = self._tries + 1 if partner is not None else _OWN_TRIES
             if partner is not None:
                 if await self._attempt(partner) == "busy":
@@ -283,7 +283,7 @@ class OuterLoop:
             applied = await self._trainer.solo(self._run_round(self._own, self._trainer.standing.round), subject)
         finally:
             self._release(local_side)
-        self._tries, self._failed = 0, False
+        self._tries, self._failed, self._let_down = 0, False, False
         self._tell("solo", None, applied)
 
     # --- the answering side (proto.types.Answerer) -----------------------------------------------------
@@ -340,8 +340,7 @@ class OuterLoop:
         def probation() -> bool:
             return partner is not None and self._probation(partner)
 
-        now = trio.current_time()
-        lost = self._wasted.wary(now)
+        lost = self._wasted.wary(now := trio.current_time())
         wary = partner in self._wasted.apart(now) or (probation() and lost)
         credit = 0.0 if lost else 0.25 if probation() else 1.0
         self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary, credit=credit)
@@ -365,8 +364,8 @@ class OuterLoop:
     async def _conclude(self, ended: Ended, local_side: TrainerSide, *, initiator: bool) -> None:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
         if ended.outcome != "committed":
-            now = trio.current_time()
-            self._failed |= self._wasted.wary(now)
+            self._failed |= self._wasted.wary(now := trio.current_time())
+            self._let_down |= ended.outcome == "aborted"
             self._wasted.charge(ended.partner, now - self._started, now)
             try:
                 await self._abandon(local_side)
@@ -376,7 +375,7 @@ class OuterLoop:
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
-        self._tries, self._failed = 0, False
+        self._tries, self._failed, self._let_down = 0, False, False
         number = self._run_round(ended.partner, ended.partner_standing.round)
         try:
             with trio.CancelScope(shield=True):  # the partner applies too: a stop must not come between
@@ -387,8 +386,8 @@ class OuterLoop:
         self._tell("paired", ended.partner, applied)
 
     def _run_round(self, peer: PeerId, told: int) -> int:
-        most = self._trainer.standing.round + self._settings.staleness
-        return min(most, self._mesh.believed(peer, told, self._phase.seconds))
+        believed = self._mesh.believed(peer, told, self._phase.seconds)
+        return min(believed, self._trainer.standing.round + self._settings.staleness)
 
     def _tell(self, kind: Literal["paired", "solo"], partner: PeerId | None, done: Applied) -> None:
         self._fit_phase()
