@@ -535,6 +535,25 @@ async def test_patience_ends_though_there_is_always_another_to_ask(autojump_cloc
     assert 30 <= trio.current_time() - began - INNER_STEPS < 32
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most(autojump_clock: object, fails: bool) -> None:
+    """Beside attackers whom nobody had banned yet nodes lost a round with each of them: a whole patience, and the time before."""
+    table = Table()
+    node = table.add("one", patience=3 * INNER_STEPS, goal=1)
+    for index in range(4):
+        other = table.add(f"other-{index}")
+        other.loop.run = trio.sleep_forever  # type: ignore[method-assign]
+        other.trainer.began = 1e9
+    if fails:
+        other.trainer.began = -1e9
+        table.broken.add(other.name)
+    began = trio.current_time()
+    await node.loop.run()
+    assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
+    least = INNER_STEPS / 2 if fails else 3 * INNER_STEPS
+    assert least <= trio.current_time() - began - INNER_STEPS < least + 2
+
+
 async def test_a_busy_partner_is_not_followed_by_the_next_at_once(autojump_clock: object) -> None:
     """A node that offers is busy itself: where all hurry nobody finds anybody, and a swarm of thousands is asked through."""
     table = Table()
