@@ -537,7 +537,7 @@ async def test_patience_ends_though_there_is_always_another_to_ask(autojump_cloc
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most(autojump_clock: object, fails: bool) -> None:
-    """Beside attackers whom nobody had banned yet nodes lost a round with each of them: a whole patience, and the time before."""
+    """Beside attackers that nobody had banned yet nodes lost a round with each: a whole patience, and the time before."""
     table = Table()
     node = table.add("one", patience=3 * INNER_STEPS, goal=1)
     for index in range(4):
