@@ -63,6 +63,7 @@ LIBRARIES = {
     "safetensors": "trainer",
     "datasets": "trainer",
     "fsspec": "trainer",
+    "jinja2": "trainer",
     "huggingface_hub": "trainer",
     "pyarrow": "trainer",
     "numpy": "trainer studies",

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from nolocod.studies.lab.trials import Trial
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.inner import cross_entropy
 from nolocod.trainer.model import build, pick_device, read_config
+from nolocod.trainer.objective import cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ import importlib
 import os
 import platform
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from nolocod.run.manifest import Manifest, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nolocod.trainer.data import Tokenizer
 
 _SAMPLE = 200_000
 """Characters of the training text that are encoded."""
@@ -138,8 +141,10 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
     if job.lacks_tokenizer(manifest):
         return skipped("D10", _NO_BASE)
     tokenizer = make_tokenizer(settings, Path(job.base))
+    if settings.kind != "text":
+        return _samples(manifest, tokenizer, Path(job.data) if job.data else None)
     if settings.source == "hub":
-        text, whole = _streamed(manifest), False
+        text, whole = "\n".join(_streamed(manifest)), False
     else:
         text, whole = some_text(settings, Path(job.data) if job.data else None, _SAMPLE)
     tokens = tokenizer.encode(text)
@@ -154,9 +159,23 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
     return ok("D10", f"{where}: {share}{len(text):,} characters give {len(tokens):,} tokens.")
 
 
-def _streamed(manifest: Manifest) -> str:
-    from itertools import islice
+def _samples(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> Finding:
+    from nolocod.trainer.data import local_files, local_records
+    from nolocod.trainer.samples import LEARNT, Samples
 
+    samples, settings = Samples(manifest, tokenizer), manifest.data
+    if settings.source == "hub":
+        texts = _streamed(manifest)
+    else:
+        texts = [text for _, text in islice(local_records(settings, local_files(settings, data)), _RECORDS)]
+    found = [tokens for text in texts if (tokens := samples.read(text)) is not None]
+    if not found:
+        return warn("D10", f"none of the first {len(texts)} records fits into a window of {manifest.inner.sequence} tokens.")
+    learnt = sum(int((tokens & LEARNT != 0).sum()) for tokens in found)
+    return ok("D10", f"the first {len(texts)} records give {len(found)} samples: {learnt:,} tokens to learn.")
+
+
+def _streamed(manifest: Manifest) -> list[str]:
     from nolocod.trainer.data import missing_packages
     from nolocod.trainer.hub import cause_of, failures, open_hub
 
@@ -166,7 +185,7 @@ def _streamed(manifest: Manifest) -> str:
     except ImportError as error:
         raise missing_packages(name) from error
     try:
-        return "\n".join(islice(open_hub(manifest.data).texts(), _RECORDS))
+        return list(islice(open_hub(manifest.data).texts(), _RECORDS))
     except known as error:
         raise DataError(f"{name}: {cause_of(error)}.", remedy="Check the network, or ask the run's owner.") from error
 

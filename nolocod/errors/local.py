@@ -203,5 +203,17 @@ class TasksError(LocalError):
     entry = listed("NLC-155", "tasks could not be evaluated", "`lm-eval ls tasks` names all; most are read from the hub once.")
 
 
+class NoChatTemplateError(LocalError):
+    entry = listed("NLC-170", "no chat template", "Take a model that has one, or put chat_template.jinja into its folder.")
+
+
+class ChatTemplateError(LocalError):
+    entry = listed("NLC-171", "chat template not usable", "Take another model, or mend chat_template.jinja in its folder.")
+
+
+class RecordError(DataError):
+    entry = listed("NLC-172", "record not usable", "Correct the record, or take other data (docs/fine-tuning.md).")
+
+
 class HttpTokenError(LocalError):
     entry = listed("NLC-145", "pages need a token", "Use --http-token with a token file that you can read.")

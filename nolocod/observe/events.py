@@ -297,6 +297,15 @@ class MicroBatch(Event, frozen=True):
     windows: int
 
 
+class SamplesRead(Event, frozen=True):
+    """Of so many fine-tuning samples some were cut to the length of a window, and some were left out: they are too long, or
+    have nothing to learn."""
+
+    samples: int
+    cut: int
+    left_out: int
+
+
 class TextSupply(Event, frozen=True):
     """Whether new text to train on comes. While it does not, the last windows are trained on again, and the source is asked
     for ever."""

@@ -195,6 +195,9 @@ class LogFollower:
                     event.at_once,
                     event.windows,
                 )
+            case events.SamplesRead():
+                told = event.samples, event.left_out, event.cut
+                _say(event, INFO, "of %d samples %d are left out, and %d are cut to the length of a window", *told)
             case events.TextSupply(trouble=""):
                 _say(event, INFO, "new text to train on comes again, after %s", duration(event.seconds))
             case events.TextSupply():

@@ -68,12 +68,17 @@ class Data(Section, frozen=True):
     subset: str | None = None
     split: str = "train"
     field: str = "text"
-    """The column or key that holds the text (jsonl, parquet, hub)."""
+    """The column or key that holds the text (jsonl, parquet, hub), or a chat where it is not `messages` or `conversations`."""
     tokenizer: str = "bytes"
     """"bytes" (256 ids), or the whole text of a `tokenizers` JSON file; the run file names its path. "base": that of the
     model in `model.base`, which is the default of such a run."""
     held_out: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
     """Share of the text that nobody trains on."""
+    kind: Literal["text", "chat", "instruction", "preference"] = "text"
+    """What is learnt of a record (docs/fine-tuning.md): its text; the assistant's answers in a chat; the answer to an
+    instruction; or which of two answers is preferred, by DPO."""
+    beta: Annotated[float, Meta(gt=0, le=100)] = 0.1
+    """DPO's beta (arXiv 2305.18290, Eq. 7): the higher it is, the closer the model stays to what the run starts from."""
     documents: Literal["apart", "joined"] = "apart"
     """"apart": a document ends with the tokenizer's token for that, and is held out by its own hash. "joined": with a line
     break, and local text by its place."""
@@ -81,6 +86,8 @@ class Data(Section, frozen=True):
     def __post_init__(self) -> None:
         if (self.source == "hub") != (self.dataset is not None):
             raise ValueError('`data.dataset` belongs to `data.source = "hub"`, and only to it')
+        if self.kind != "text" and (self.source in ("stdlib", "text") or self.documents == "joined"):
+            raise ValueError(f'`data.kind = "{self.kind}"` needs records, apart: `data.source` = "jsonl", "parquet" or "hub"')
 
     @property
     def from_node(self) -> bool:
@@ -127,7 +134,11 @@ class Inner(Section, frozen=True):
 
 
 _ADAMW = {"optimizer": "adamw", "schedule": "cosine"}
-_UNSAID: dict[str, dict[str, Any]] = {"data": {"documents": "joined"}, "inner": _ADAMW, "outer": {"turns": 1}}
+_UNSAID: dict[str, dict[str, Any]] = {
+    "data": {"documents": "joined", "kind": "text", "beta": 0.1},
+    "inner": _ADAMW,
+    "outer": {"turns": 1},
+}
 """What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id."""
 
 

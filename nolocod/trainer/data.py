@@ -11,6 +11,7 @@ import os
 import re
 import sysconfig
 from bisect import insort
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,14 +22,17 @@ import numpy as np
 from nolocod.disk import written_whole
 from nolocod.errors import BaseModelError, DataError, RunFileError
 from nolocod.run.base import TOKENIZER
+from nolocod.trainer.chat_template import read_template
+from nolocod.trainer.records import columns_of, text_of, told_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import IO
 
     from numpy.typing import NDArray
 
     from nolocod.run.manifest import Data
+    from nolocod.trainer.chat_template import ChatTemplate
 
 _STDLIB_BYTES = 20 << 20
 """The most of the standard library that is read: enough for a small model, quick to tokenise."""
@@ -74,7 +78,8 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A `tokenizers` file, given as its text; RunFileError if it is none."""
 
-    def __init__(self, content: str) -> None:
+    def __init__(self, content: str, template: ChatTemplate | None = None) -> None:
+        """`template`: how chats are written with it, if that is known."""
         from tokenizers import Tokenizer as Fast  # only runs that use one pay for the import
 
         try:
@@ -82,6 +87,10 @@ class JsonTokenizer:
         except Exception as error:  # tokenizers raises plain Exception; this is the seam
             raise RunFileError(f"`data.tokenizer` is not a tokenizers file ({error}).") from error
         self.content = content
+        self.template = template
+        if template is not None:  # a published file may cut or fill what it encodes, which `transformers` leaves aside too
+            self._fast.no_truncation()
+            self._fast.no_padding()
         ids = self._fast.get_vocab(with_added_tokens=True).values()
         self.vocabulary = max(ids, default=0) + 1  # ids may have gaps, so counting them is not enough
         self.end: int | None = next((found for name in _ENDS if (found := self._fast.token_to_id(name)) is not None), None)
@@ -89,13 +98,21 @@ class JsonTokenizer:
     def encode(self, text: str) -> NDArray[Any]:
         return np.array(self._fast.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
+    def encode_where(self, text: str) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+        """Also which characters each token is made of: the first, and the one behind the last."""
+        found = self._fast.encode(text, add_special_tokens=False)
+        return np.array(found.ids, dtype=np.int64), found.offsets
+
     def decode(self, ids: list[int]) -> str:
         return str(self._fast.decode(ids, skip_special_tokens=False))
 
 
 def make_tokenizer(settings: Data, base: Path | None = None) -> Tokenizer:
     """The run's tokenizer; `base` is the folder of the model that it starts from."""
-    return ByteTokenizer() if settings.tokenizer == "bytes" else JsonTokenizer(tokenizer_text(settings, base))
+    if settings.tokenizer == "bytes":
+        return ByteTokenizer()
+    template = read_template(base or Path()) if settings.tokenizer == "base" and settings.kind != "text" else None
+    return JsonTokenizer(tokenizer_text(settings, base), template)
 
 
 def tokenizer_text(settings: Data, base: Path | None) -> str:
@@ -120,10 +137,11 @@ def end_of(settings: Data, tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 def is_held_out(text: str, share: float) -> bool:
     """Whether nobody trains on this document: its own hash decides."""
-    return _draw(text) < share
+    return drawn(text) < share
 
 
-def _draw(text: str) -> float:
+def drawn(text: str) -> float:
+    """The hash of a document, from 0 to 1."""
     return int.from_bytes(blake3.blake3(text.encode("utf-8", errors="replace")).digest(8), "big") / 2**64
 
 
@@ -134,8 +152,8 @@ def local_parts(
     its own, and is held out by its own hash, so that nodes that have it agree; so are the pieces of a long text. Where too few
     are, those with the lowest hashes are held out. Raises DataError.
     """
-    files = _files(settings, path)
-    target = _cached(settings, tokenizer, files, cache, sequence, "train")
+    files = local_files(settings, path)
+    target = cached(settings, tokenizer, files, cache, sequence, "train")
     held = target.with_suffix(".held")
     dtype = _dtype(tokenizer)
     if not (target.exists() and held.exists()):
@@ -147,7 +165,7 @@ def local_parts(
             for file in files:
                 before: IO[bytes] | None = None
                 for text, is_last in _pieces(settings, file, pieces):
-                    into = apart if _draw(text) <= edge else handle
+                    into = apart if drawn(text) <= edge else handle
                     if before is not None and into is not before:
                         before.write(end)  # what follows there is not its continuation
                     into.write(tokenizer.encode(text).astype(dtype).tobytes() + (end if is_last else b""))
@@ -164,7 +182,7 @@ def _edge(texts: Iterator[str], share: float, sequence: int) -> float:
     lowest: list[tuple[float, int]] = []
     have = total = 0
     for text in texts:
-        draw = _draw(text)
+        draw = drawn(text)
         total += len(text)
         have += len(text) if draw < share else 0
         insort(lowest, (draw, len(text)))
@@ -200,7 +218,7 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if tokenizer.vocabulary <= 1 << 8 else np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32
 
 
-def _cached(settings: Data, tokenizer: Tokenizer, files: list[Path], cache: Path, *more: object) -> Path:
+def cached(settings: Data, tokenizer: Tokenizer, files: list[Path], cache: Path, *more: object) -> Path:
     """Where the tokens of `files` lie: named by the files' paths, sizes and times, the field and the tokenizer."""
     facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     what: list[object] = [settings.source, settings.field, tokenizer.content, facts]
@@ -214,8 +232,8 @@ def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache:
 
     Raises DataError.
     """
-    files = _files(settings, path)
-    target, dtype = _cached(settings, tokenizer, files, cache), _dtype(tokenizer)
+    files = local_files(settings, path)
+    target, dtype = cached(settings, tokenizer, files, cache), _dtype(tokenizer)
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as handle:
@@ -232,7 +250,7 @@ def some_text(settings: Data, path: Path | None, characters: int) -> tuple[str, 
     """The first `characters` or so of a local source without a cache, and whether that is all. Raises DataError."""
     parts: list[str] = []
     have = 0
-    for file in _files(settings, path):
+    for file in local_files(settings, path):
         for text in _texts(settings, file):
             if have >= characters:
                 return "".join(parts), False
@@ -242,20 +260,49 @@ def some_text(settings: Data, path: Path | None, characters: int) -> tuple[str, 
 
 
 def _texts(settings: Data, file: Path) -> Iterator[str]:
+    if settings.source in ("jsonl", "parquet"):
+        yield from (_text_in(record, settings.field, where) for where, record in _rows(settings, file, (settings.field,)))
+        return
+    with _readable(file), file.open(encoding="utf-8", errors="replace") as handle:
+        while text := handle.read(_READ):
+            yield text
+
+
+def local_records(settings: Data, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Each record as text (records.py), and where it lies. DataError, RecordError."""
+    for file in files:
+        for where, record in _rows(settings, file, columns_of(settings)):
+            with told_of(where):
+                text = text_of(record, settings)
+            yield where, text
+
+
+def _rows(settings: Data, file: Path, columns: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Each record, and where it lies."""
+    with _readable(file):
+        yield from _jsonl(file) if settings.source == "jsonl" else _parquet(file, columns)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
     try:
-        if settings.source == "jsonl":
-            yield from _jsonl(file, settings.field)
-        elif settings.source == "parquet":
-            yield from _parquet(file, settings.field)
-        else:
-            with file.open(encoding="utf-8", errors="replace") as handle:
-                while text := handle.read(_READ):
-                    yield text
+        yield
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error}).") from error
 
 
-def _jsonl(file: Path, field: str) -> Iterator[str]:
+_OTHER_FIELD = "Set `data.field` in the run file to the one that holds the text, or point --data at other files."
+
+
+def _text_in(record: object, field: str, where: str) -> str:
+    value = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(value, str):
+        keys = ", ".join(sorted(record)) if isinstance(record, dict) else "none"
+        raise DataError(f"{where} has no text in the field {field!r} (fields: {keys}).", remedy=_OTHER_FIELD)
+    return value + "\n"
+
+
+def _jsonl(file: Path) -> Iterator[tuple[str, object]]:
     with file.open("rb") as handle:
         for number, line in enumerate(handle, 1):
             if not line.strip():
@@ -264,14 +311,7 @@ def _jsonl(file: Path, field: str) -> Iterator[str]:
                 record = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise DataError(f"{file}, line {number} is not JSON ({error}).") from error
-            value = record.get(field) if isinstance(record, dict) else None
-            if not isinstance(value, str):
-                keys = ", ".join(sorted(record)) if isinstance(record, dict) else "none"
-                raise DataError(
-                    f"{file}, line {number} has no text in the field {field!r} (fields: {keys}).",
-                    remedy="Set `data.field` in the run file to the field that holds the text, or point --data at other files.",
-                )
-            yield value + "\n"
+            yield f"{file}, line {number}", record
 
 
 def missing_packages(what: str) -> DataError:
@@ -282,7 +322,8 @@ def missing_packages(what: str) -> DataError:
     )
 
 
-def _parquet(file: Path, field: str) -> Iterator[str]:
+def _parquet(file: Path, wanted: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Each row: the wanted columns of it, and None for the others."""
     try:
         import pyarrow  # type: ignore[import-untyped] # ships no types
         from pyarrow import parquet
@@ -291,16 +332,14 @@ def _parquet(file: Path, field: str) -> Iterator[str]:
     try:
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names
-        if field not in names:
-            raise DataError(
-                f"{file} has no column {field!r} (columns: {', '.join(names)}).",
-                remedy="Set `data.field` in the run file to the column that holds the text, or point --data at other files.",
-            )
-        for batch in table.iter_batches(batch_size=1024, columns=[field]):
-            for value in batch.column(0).to_pylist():
-                if not isinstance(value, str):
-                    raise DataError(f"{file}: column {field!r} does not hold text.")
-                yield value + "\n"
+        if not (columns := [name for name in wanted if name in names]):
+            what = " or ".join(map(repr, wanted))
+            raise DataError(f"{file} has no column {what} (columns: {', '.join(names)}).", remedy=_OTHER_FIELD)
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", dict.fromkeys(names) | row
     except pyarrow.ArrowException as error:
         raise DataError(f"{file} is not a parquet file ({error}).") from error
 
@@ -324,7 +363,8 @@ def _stdlib_files() -> list[Path]:
     return found
 
 
-def _files(settings: Data, path: Path | None) -> list[Path]:
+def local_files(settings: Data, path: Path | None) -> list[Path]:
+    """The files of the node's own, or the standard library's, that the run trains on. DataError."""
     settings.check_given(path)
     if path is None or settings.source == "stdlib":
         return _stdlib_files()

@@ -68,6 +68,7 @@ def estimate(manifest: Manifest, base: Path | None = None) -> Estimate:
     inner = manifest.inner
     # by the names that transformers maps them to; 0 where an architecture has none
     layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
+    forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     return Estimate(
         parameters=layout.size,
@@ -79,7 +80,7 @@ def estimate(manifest: Manifest, base: Path | None = None) -> Estimate:
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         message=plan.box_size,
         # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)
-        operations=inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence)
+        operations=forward * inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence)
         + (sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0),
     )
 

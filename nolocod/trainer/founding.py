@@ -20,6 +20,7 @@ from nolocod.run.run_file import OpenBase, read_run_file
 from nolocod.trainer import base_model
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.model import check_length, from_config, own_keys, read_config
+from nolocod.trainer.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,11 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> tuple[Mani
 
 def _check(manifest: Manifest, base: OpenBase | None) -> None:
     """Raise RunFileError, or what is more exact, where no node could train the run."""
-    config = read_config(manifest, make_tokenizer(manifest.data, base.folder if base else None).vocabulary)
+    tokenizer = make_tokenizer(manifest.data, base.folder if base else None)
+    config = read_config(manifest, tokenizer.vocabulary)
     check_length(config, manifest.inner.sequence, strict=True)
+    if manifest.data.kind != "text":
+        Samples(manifest, tokenizer)
     with torch.device("meta"):
         model = from_config(config)
     if not _is_causal(model, config):

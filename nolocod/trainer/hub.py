@@ -18,6 +18,7 @@ import msgspec
 
 from nolocod.errors import DataError, on_one_line
 from nolocod.trainer.data import missing_packages
+from nolocod.trainer.records import columns_of, text_of, told_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ class DataSet:
     name: str
     kind: str
     files: tuple[str, ...]
-    field: str
+    settings: Data
 
     def open(self, index: int) -> Opened:
         """File `index`. Raises what `failures` tells, or DataError."""
@@ -70,10 +71,20 @@ class DataSet:
                         break
 
     def text(self, value: object) -> str:
-        """The value of the field in a record; DataError if it is no text."""
+        """The value of the field in a record, or a sample's record as text; DataError if it is no text."""
         if not isinstance(value, str):
-            raise DataError(f"a record of data set {self.name!r} has no text in {self.field!r}.")
+            raise DataError(f"a record of data set {self.name!r} has no text in {self.settings.field!r}.")
         return value
+
+    def text_in(self, record: object) -> str:
+        """What counts of a record, as text. DataError, RecordError."""
+        if self.settings.kind != "text":
+            with told_of(f"a record of data set {self.name!r}"):
+                return text_of(record, self.settings)
+        if not isinstance(record, dict) or self.settings.field not in record:
+            keys = ", ".join(sorted(record)) if isinstance(record, dict) else "none"
+            raise DataError(f"a record of {self.name!r} has no text in {self.settings.field!r} (fields: {keys}).")
+        return self.text(record[self.settings.field])
 
 
 class _Parquet:
@@ -83,13 +94,21 @@ class _Parquet:
 
         self._handle = fsspec.open(url, "rb").open()
         self._file = parquet.ParquetFile(self._handle)
-        self._field = dataset.field
+        self._dataset = dataset
         self.groups = self._file.metadata.num_row_groups
-        if (names := self._file.schema_arrow.names) and dataset.field not in names:
-            raise DataError(f"data set {dataset.name!r} has no column {dataset.field!r} (columns: {', '.join(names)}).")
+        wanted, names = columns_of(dataset.settings) or (dataset.settings.field,), self._file.schema_arrow.names
+        self._columns = [name for name in wanted if name in names]
+        if names and not self._columns:
+            what = " or ".join(map(repr, wanted))
+            raise DataError(f"data set {dataset.name!r} has no column {what} (columns: {', '.join(names)}).")
 
     def read(self, group: int) -> Any:  # noqa: ANN401 - see Opened
-        return self._file.read_row_group(group, columns=[self._field]).column(0)
+        found = self._file.read_row_group(group, columns=self._columns)
+        if self._dataset.settings.kind == "text":
+            return found.column(0)
+        import pyarrow
+
+        return pyarrow.array([self._dataset.text_in(record) for record in found.to_pylist()], pyarrow.string())
 
     def close(self) -> None:
         self._handle.close()
@@ -117,7 +136,7 @@ class _Lines:
             if (line := self._handle.readline()).strip():
                 lines.append(line)
         records = [msgspec.json.decode(line) for line in lines]
-        return pyarrow.array([_value(self._dataset, record) for record in records], pyarrow.string())
+        return pyarrow.array([self._dataset.text_in(record) for record in records], pyarrow.string())
 
     def close(self) -> None:
         self._handle.close()
@@ -147,17 +166,10 @@ class _Records:
             pass
         self._next = group + 1
         run = itertools.islice(self._records, _RUN)
-        return pyarrow.array([_value(self._dataset, record) for record in run], pyarrow.string())
+        return pyarrow.array([self._dataset.text_in(record) for record in run], pyarrow.string())
 
     def close(self) -> None:
         self._records = iter(())
-
-
-def _value(dataset: DataSet, record: object) -> str:
-    if not isinstance(record, dict) or dataset.field not in record:
-        keys = ", ".join(sorted(record)) if isinstance(record, dict) else "none"
-        raise DataError(f"a record of {dataset.name!r} has no text in {dataset.field!r} (fields: {keys}).")
-    return dataset.text(record[dataset.field])
 
 
 def open_hub(settings: Data) -> DataSet:
@@ -183,7 +195,7 @@ def from_builder(builder: Any, settings: Data) -> DataSet:  # noqa: ANN401 - `da
     name, found = settings.dataset or "", builder.config.data_files or {}
     if settings.split not in found:
         raise DataError(f"data set {name!r} has no split {settings.split!r} (splits: {', '.join(map(str, found))}).")
-    return DataSet(name, builder.name, tuple(map(str, found[settings.split])), settings.field)
+    return DataSet(name, builder.name, tuple(map(str, found[settings.split])), settings)
 
 
 def failures() -> tuple[type[Exception], ...]:

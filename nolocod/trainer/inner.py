@@ -7,16 +7,15 @@ count of steps that were not finite are kept there and read when a report is due
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
 
 from nolocod.errors import ModelTooLargeError, TrainerError
 from nolocod.trainer.model import matrices_of
 from nolocod.trainer.muon import Muon
+from nolocod.trainer.objective import NextToken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.run.manifest import Manifest
+    from nolocod.trainer.objective import Objective
 
 _PATIENCE = 10
 """Steps in a row without a finite gradient before training is given up."""
@@ -75,27 +75,6 @@ def make_adamw(parameters: Sequence[Tensor], manifest: Manifest, device: torch.d
     return torch.optim.AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), fused=fused)
 
 
-def cross_entropy(model: torch.nn.Module, windows: Tensor) -> Tensor:
-    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1))."""
-    return _loss_of(model(input_ids=windows[:, :-1]).logits, windows)
-
-
-def _loss_of(logits: Tensor, windows: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
-
-
-def balance(model: torch.nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of `windows` alone, and with what a mixture of experts adds so that all get tokens (arXiv 2101.03961,
-    Eq. 4), times the configuration's `router_aux_loss_coef`. The same of models without that."""
-    share = getattr(model.config, "router_aux_loss_coef", None)
-    if not share or "output_router_logits" not in inspect.signature(model.forward).parameters:
-        loss = cross_entropy(model, windows)
-        return loss, loss
-    output = model(input_ids=windows[:, :-1], output_router_logits=True)
-    loss = _loss_of(output.logits, windows)
-    return loss, loss if output.aux_loss is None else loss + share * output.aux_loss
-
-
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Compute in bfloat16 where the hardware has it; weights and optimizer stay float32."""
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
@@ -104,14 +83,18 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 @torch.no_grad()
-def mean_loss(model: torch.nn.Module, windows: NDArray[np.int64], batch: int, device: torch.device) -> float:
-    """Mean next-token loss in nats over all `windows` (count x (sequence + 1)), `batch` of them at once."""
-    total = 0.0
+def mean_loss(
+    model: torch.nn.Module, windows: NDArray[np.int64], batch: int, device: torch.device, objective: Objective | None = None
+) -> float:
+    """Mean loss over all `windows` (count x (sequence + 1)), `batch` of them at once; the next token's without an objective."""
+    objective, total, weight = objective or NextToken(), 0.0, 0
     for start in range(0, len(windows), batch):
-        part = torch.from_numpy(windows[start : start + batch]).to(device)
+        part = torch.from_numpy(windows[start : start + batch])
         with autocast(device):
-            total += cross_entropy(model, part).item() * len(part)
-    return total / len(windows)
+            loss, _ = objective.loss(model, part, device)
+        counts = objective.weight(part)
+        total, weight = total + loss.item() * counts, weight + counts
+    return total / weight
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -127,7 +110,9 @@ def halved(count: int) -> int:
 class Inner:
     """Takes inner steps on `model`."""
 
-    def __init__(self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int, objective: Objective
+    ) -> None:
         """`at_once`: windows that are computed together at first, and halved for good where memory does not take them."""
         self.at_once = at_once
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
@@ -135,6 +120,7 @@ class Inner:
         self.optimizer = make_adamw(rest, manifest, device)
         self._muon = Muon(list(by_muon.values()), device)
         self._model = model
+        self._objective = objective
         self._settings = manifest.inner
         self._device = device
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -175,12 +161,12 @@ class Inner:
 
     def _differentiate(self, windows: Tensor) -> Tensor | None:
         """Leave the gradient of the mean loss over `windows`, which is returned; None if memory ran out."""
-        total = self._zero
+        total, weight = self._zero, self._objective.weight(windows)
         try:
             for part in torch.split(windows, self.at_once):
                 with autocast(self._device):
-                    loss, balanced = balance(self._model, part.to(self._device))
-                share = len(part) / len(windows)
+                    loss, balanced = self._objective.loss(self._model, part, self._device)
+                share = self._objective.weight(part) / weight
                 (balanced * share).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
                 total = total + loss.detach() * share
         except (MemoryError, RuntimeError) as error:

@@ -37,6 +37,8 @@ _BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
 _MOMENT = 4
 """... of which Muon has one only."""
+_REFERENCE = 4
+"""More, where preferences need the first weights beside them."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
@@ -175,9 +177,10 @@ def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def bytes_on_device(layout: Layout, manifest: Manifest) -> int:
-    """Of weights, gradients and the optimizer's state."""
+    """Of weights, gradients, the optimizer's state, and the weights that preferences are compared by."""
     saved = _MOMENT * sum(map(math.prod, layout.matrices)) if manifest.inner.optimizer == "muon" else 0
-    return _BYTES_ON_DEVICE * layout.size - saved
+    reference = _REFERENCE * layout.size if manifest.data.kind == "preference" else 0
+    return _BYTES_ON_DEVICE * layout.size - saved + reference
 
 
 def _by_number(name: str) -> list[str | int]:

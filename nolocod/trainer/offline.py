@@ -25,6 +25,7 @@ from nolocod.trainer.base_model import initial
 from nolocod.trainer.data import Tokenizer, make_tokenizer, tokenizer_text
 from nolocod.trainer.inner import mean_loss
 from nolocod.trainer.model import flatten, from_config, layout_of, read_config
+from nolocod.trainer.objective import objective_of
 from nolocod.trainer.replica import open_replica
 from nolocod.trainer.source import open_source
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.paths import DataDir
+    from nolocod.trainer.objective import Objective
     from nolocod.trainer.pipe import Setup
 
 
@@ -108,7 +110,7 @@ def evaluate(paths: DataDir, sealed: Sealed, data: Path | None = None) -> float:
 def generate(paths: DataDir, sealed: Sealed, prompt: str, tokens: int, temperature: float, seed: int) -> str:
     """Continue `prompt` by `tokens` tokens; temperature 0 takes the likeliest each time. Returns the continuation."""
     phi = last_tensor(paths.checkpoints, sealed, "phi")
-    model, tokenizer = _model(sealed, phi, _base_of(paths, sealed))
+    model, tokenizer, _ = _model(sealed, phi, _base_of(paths, sealed))
     generator = torch.Generator().manual_seed(seed)
     ids = tokenizer.encode(prompt).tolist() or [0]
     start = len(ids)
@@ -162,14 +164,14 @@ def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
 
 
 def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path, base: Path | None = None) -> float:
-    model, tokenizer = _model(sealed, flat, base)
+    model, tokenizer, objective = _model(sealed, flat, base)
     source = open_source(sealed.manifest, tokenizer, "", data, cache)
     batch = sealed.manifest.inner.batch
     windows = source.held_out(batch * sealed.manifest.evaluation.batches)
-    return mean_loss(model, windows, batch, torch.device("cpu"))
+    return mean_loss(model, windows, batch, torch.device("cpu"), objective)
 
 
-def _model(sealed: Sealed, flat: Tensor, base: Path | None) -> tuple[torch.nn.Module, Tokenizer]:
+def _model(sealed: Sealed, flat: Tensor, base: Path | None) -> tuple[torch.nn.Module, Tokenizer, Objective]:
     tokenizer = make_tokenizer(sealed.manifest.data, base)
     config = read_config(sealed.manifest, tokenizer.vocabulary)
     layout = layout_of(config)
@@ -177,8 +179,9 @@ def _model(sealed: Sealed, flat: Tensor, base: Path | None) -> tuple[torch.nn.Mo
     theta = flatten(model, layout, torch.device("cpu"))
     if flat.shape != theta.shape:
         raise CheckpointError(f"it holds {flat.numel()} weights where the run's model has {theta.numel()}.")
+    objective = objective_of(sealed.manifest, model)
     theta.copy_(flat)
-    return model.eval(), tokenizer
+    return model.eval(), tokenizer, objective
 
 
 def _tokenizer_file(sealed: Sealed, base: Path | None) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nolocod.errors import NolocodError  # noqa: TC001 - as below
-from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, TextSupply  # noqa: TC001 - as below
+from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead, TextSupply  # noqa: TC001 - as below
 from nolocod.proto.types import Description, SnapshotParts, Standing  # noqa: TC001 - msgspec reads these annotations at run time
 
 MAX_MESSAGE = 64 << 20
@@ -217,6 +217,10 @@ class Supplied(Message, frozen=True):
     event: TextSupply
 
 
+class Read(Message, frozen=True):
+    event: SamplesRead
+
+
 class Fitted(Message, frozen=True):
     event: MicroBatch
 
@@ -239,7 +243,7 @@ def failed(error: NolocodError) -> Failed:
     return Failed(error.code, error.cause, error.remedy)
 
 
-Reply = Answer | Trained | EvaluatedReport | Supplied | Fitted | Written
+Reply = Answer | Trained | EvaluatedReport | Supplied | Read | Fitted | Written
 
 
 def encode(message: Request | Reply) -> bytes:

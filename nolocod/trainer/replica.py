@@ -27,6 +27,7 @@ from nolocod.trainer.clipping import Clipping
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
 from nolocod.trainer.model import Layout, check_length, check_memory, flatten, layout_of, pick_device, read_config
+from nolocod.trainer.objective import objective_of
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.observe.events import TextSupply
+    from nolocod.observe.events import SamplesRead, TextSupply
     from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.windows import Source
@@ -48,7 +49,7 @@ def open_replica(
     cache: Path,
     device: str = "cpu",
     base: Path | None = None,
-    tell: Callable[[TextSupply], None] | None = None,
+    tell: Callable[[TextSupply | SamplesRead], None] | None = None,
 ) -> Replica:
     """The run's replica on the text of the node `peer_id`; `base` is the folder of the model that it starts from.
 
@@ -79,7 +80,8 @@ class Replica:
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
         self.weights = Weights.of(self.theta, self.phi, self.delta, fragments)
-        self.inner = Inner(self.model, manifest, self.device, at_once)
+        self.objective = objective_of(manifest, self.model)
+        self.inner = Inner(self.model, manifest, self.device, at_once, self.objective)
         self.source = source
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(fragments)
@@ -131,11 +133,11 @@ class Replica:
         return self.standing.loss
 
     def evaluate(self) -> float:
-        """Mean held-out loss of the fast weights, in nats per token."""
+        """Mean held-out loss of the fast weights, in nats per token (of preferences, per pair)."""
         batch = self.manifest.inner.batch
         windows = self.source.held_out(batch * self.manifest.evaluation.batches)
         self.model.eval()
-        loss = mean_loss(self.model, windows, self.inner.at_once, self.device)
+        loss = mean_loss(self.model, windows, self.inner.at_once, self.device, self.objective)
         self.model.train()
         return loss
 

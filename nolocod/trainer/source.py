@@ -23,6 +23,8 @@ from nolocod.errors import DataError
 from nolocod.trainer.data import Tokenizer, end_of, is_held_out, local_parts, local_tokens
 from nolocod.trainer.hub import DataSet, cause_of, failures, is_damage, open_hub
 from nolocod.trainer.prefetch import Prefetched, Supply, persist
+from nolocod.trainer.records import told_of
+from nolocod.trainer.samples import Samples, local_samples, pack, unpacked
 from nolocod.trainer.windows import Parts, Position, Shard, Source, Windows, permuted
 
 if TYPE_CHECKING:
@@ -31,11 +33,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from nolocod.observe.events import TextSupply
+    from nolocod.observe.events import SamplesRead, TextSupply
     from nolocod.run.manifest import Manifest
 
 T = TypeVar("T")
 
+_NOTHING = np.empty(0, dtype=np.int64)
 _TRIES = 4
 """To read a file that makes no sense, before the rest of it is left out."""
 _LOOK_FOR_HELD_OUT = 100_000
@@ -48,22 +51,25 @@ def open_source(
     peer_id: str,
     data: Path | None,
     cache: Path,
-    tell: Callable[[TextSupply], None] | None = None,
+    tell: Callable[[TextSupply | SamplesRead], None] | None = None,
 ) -> Source:
     """Open the run's text for the node `peer_id`; DataError if it cannot be used. Waits for the hub as long as it takes if it
     can `tell`; else an outage is a DataError too."""
     settings, inner = manifest.data, manifest.inner
+    samples = Samples(manifest, tokenizer, tell) if settings.kind != "text" else None
     if settings.source == "hub":
         supply, ask = Supply(tell or (lambda supply: None)), _asked_once
         if tell is not None:
             ask = partial(persist, trouble=supply.out, closed=threading.Event())
-        stream = ask(lambda: Stream(open_hub(settings), manifest, tokenizer, peer_id))
+        stream = ask(lambda: Stream(open_hub(settings), manifest, samples or tokenizer, peer_id))
         count = inner.batch * manifest.evaluation.batches
         held_out = ask(lambda: kept_held_out(stream, manifest, count, cache))
         supply.back()
         return Prefetched(stream, inner.batch * inner.accumulation, held_out, supply)
     windows: Windows | Parts
-    if settings.documents == "apart":
+    if samples is not None:
+        windows = local_samples(samples, data, cache)
+    elif settings.documents == "apart":
         windows = Parts(*local_parts(settings, inner.sequence, data, tokenizer, cache), inner.sequence)
     else:
         windows = Windows(local_tokens(settings, data, tokenizer, cache), inner.sequence, settings.held_out)
@@ -79,7 +85,7 @@ def _asked_once(work: Callable[[], T]) -> T:
 
 def kept_held_out(stream: Stream, manifest: Manifest, count: int, cache: Path) -> NDArray[np.int64]:
     """The stream's held-out windows, read once and kept in a file."""
-    facts = msgspec.json.encode([manifest.data, manifest.inner.sequence, count])
+    facts = msgspec.json.encode([manifest.data, manifest.inner.sequence, count, *stream.facts])
     target = cache / f"held-out-{blake3.blake3(facts).hexdigest()[:32]}.npy"
     if not target.exists():
         found = stream.held_out(count)
@@ -92,11 +98,13 @@ def kept_held_out(stream: Stream, manifest: Manifest, count: int, cache: Path) -
 class Stream:
     """One node's way through a data set of the hub. Raises hub.failures, and goes on where it was when asked again."""
 
-    def __init__(self, dataset: DataSet, manifest: Manifest, tokenizer: Tokenizer, peer_id: str) -> None:
+    def __init__(self, dataset: DataSet, manifest: Manifest, reader: Tokenizer | Samples, peer_id: str) -> None:
+        """`reader` makes tokens of documents: of texts or, in runs on samples, of records."""
         self._dataset = dataset
         self._settings = manifest.data
-        self._tokenizer = tokenizer
-        self._end = end_of(manifest.data, tokenizer)
+        self._samples = reader if isinstance(reader, Samples) else None
+        self._tokenizer = reader.tokenizer if isinstance(reader, Samples) else reader
+        self._end = end_of(manifest.data, self._tokenizer)
         self._length = manifest.inner.sequence + 1
         self._key = f"{manifest.seed} {peer_id}"
         self._epoch = self._file = self._group = self._index = 0
@@ -106,13 +114,19 @@ class Stream:
         """So often in a row what was read made no sense."""
 
     @property
+    def facts(self) -> list[object]:
+        """What its tokens depend on, beside the run."""
+        return [] if self._samples is None else self._samples.facts
+
+    @property
     def position(self) -> Position:
         carry = tuple(token for part in self._carry for token in part.tolist())
         return Position(self._epoch, self._index, carry, self._file, self._group)
 
     def seek(self, position: Position) -> None:
         self._epoch, self._file, self._group, self._index = position.epoch, position.file, position.group, position.index
-        self._carry = [np.array(position.carry, dtype=np.int64)]
+        carry = np.array(position.carry, dtype=np.int64)
+        self._carry = [carry] if self._samples is None else unpacked(carry, self._samples.documents)
         self._documents = None
 
     def take(self, count: int) -> NDArray[np.int64]:
@@ -130,9 +144,12 @@ class Stream:
                 if self._failed == _TRIES:
                     self._file, self._group, self._index, self._failed = self._file + 1, 0, 0, 0
                 raise
-            self._carry.append(tokens)
+            if len(tokens):
+                self._carry.append(tokens)
             self._failed = 0
             have += len(tokens)
+        if self._samples is not None:
+            return np.stack([pack(self._carry, self._length) for _ in range(count)])
         joined = np.concatenate(self._carry)
         self._carry = [joined[needed:]]
         return joined[:needed].reshape(count, self._length)
@@ -143,13 +160,17 @@ class Stream:
         have = 0
         for text in itertools.islice(self._dataset.texts(), _LOOK_FOR_HELD_OUT):
             if is_held_out(text, self._settings.held_out):
-                parts.append(self._tokens(text))
-                have += len(parts[-1])
+                if len(tokens := self._tokens(text)):
+                    parts.append(tokens)
+                have += len(tokens)
                 if have >= count * self._length:
                     break
-        windows = min(count, have // self._length)
+        one = self._samples is not None and have > 0  # which need not be full
+        windows = min(count, max(have // self._length, int(one)))
         if not windows:
             raise DataError(f"data set {self._settings.dataset!r} is too short to hold text out for evaluation.")
+        if self._samples is not None:
+            return np.stack([pack(parts, self._length) for _ in range(windows)])
         return np.concatenate(parts)[: windows * self._length].reshape(windows, self._length)
 
     def _through(self) -> Iterator[str]:
@@ -189,4 +210,8 @@ class Stream:
         return f"{self._key} {self._epoch}{of}".encode()
 
     def _tokens(self, text: str) -> NDArray[np.int64]:
+        if self._samples is not None:
+            with told_of(f"data set {self._settings.dataset!r}, the record that begins with {text[:80]!r}"):
+                found = self._samples.read(text)
+            return _NOTHING if found is None else found
         return np.concatenate([self._tokenizer.encode(text).astype(np.int64), self._end])

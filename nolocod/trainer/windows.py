@@ -122,15 +122,17 @@ class Windows:
 class Parts:
     """The windows of a text whose held-out part `held` lies apart. DataError if either is too short."""
 
-    def __init__(self, train: NDArray[Any], held: NDArray[Any], sequence: int) -> None:
-        self._train, self._held, self._sequence = train, held, sequence
+    def __init__(self, train: NDArray[Any], held: NDArray[Any], sequence: int, *, share_ends: bool = True) -> None:
+        """`share_ends`: a window's last token is the next one's first."""
+        self._train, self._held = train, held
+        self._stride = sequence if share_ends else sequence + 1
         self._offsets = np.arange(sequence + 1)
         self.training = self._count(train)
         if not (self.training and self._count(held)):
             raise DataError(f"{len(train)} tokens, and {len(held)} that are held out, are too few for windows of {sequence}.")
 
     def _count(self, tokens: NDArray[Any]) -> int:
-        return (len(tokens) - 1) // self._sequence
+        return max(0, (len(tokens) - len(self._offsets)) // self._stride + 1)
 
     def train(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The training windows with these indices (below `training`)."""
@@ -142,7 +144,7 @@ class Parts:
         return self._gather(self._held, np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)))
 
     def _gather(self, tokens: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = tokens[indices[:, None] * self._sequence + self._offsets].astype(np.int64)
+        found: NDArray[np.int64] = tokens[indices[:, None] * self._stride + self._offsets].astype(np.int64)
         return found
 
 

@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
-from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch
+from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead
 from nolocod.outer.phase import is_part
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
@@ -293,8 +293,8 @@ class Worker:
             os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
         sealed = unseal(setup.manifest)
 
-        def tell(supply: TextSupply) -> None:
-            self._parent.send(lambda: pipe.Supplied(supply))
+        def tell(event: TextSupply | SamplesRead) -> None:
+            self._parent.send(lambda: pipe.Read(event) if isinstance(event, SamplesRead) else pipe.Supplied(event))
 
         replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell)
         replica.draw_as(setup.peer_id)

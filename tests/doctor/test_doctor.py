@@ -31,6 +31,7 @@ from nolocod.errors import (
     PeerNotAllowedError,
     PeerUnavailableError,
     PortTakenError,
+    RecordError,
     UsageError,
 )
 from nolocod.identity import Identity, load_or_create
@@ -344,6 +345,19 @@ def test_training_in_order(text: Path) -> None:
     assert {one.status for one in found.values()} == {"ok"}, found
     assert f"{parameters:,} parameters fit" in found["D04"].found
     assert "all of it, 128,000 characters give 128,000 tokens" in found["D10"].found
+
+
+def test_records_to_answer(text: Path, tmp_path: Path) -> None:
+    run = a_manifest()
+    run = replace(run, data=replace(run.data, source="jsonl", kind="instruction"))
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "tide?", "completion": "no"}\n' * 30)
+    found, _ = looked_at(training.Job("cpu", str(path), seal(run, OWNER).to_bytes()))
+    assert (found["D10"].status, found["D10"].found) == ("ok", "the first 20 records give 20 samples: 60 tokens to learn.")
+    path.write_text('{"prompt": "' + "tide" * 100 + '", "completion": "no"}\n')
+    assert looked_at(training.Job("cpu", str(path), seal(run, OWNER).to_bytes()))[0]["D10"].status == "warn"
+    path.write_text('{"prompt": "tide?"}\n')
+    assert looked_at(training.Job("cpu", str(path), seal(run, OWNER).to_bytes()))[0]["D10"].error == RecordError.entry.code
 
 
 def test_before_the_first_start_a_base_model_is_not_here(text: Path, tmp_path: Path) -> None:

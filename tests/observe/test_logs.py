@@ -36,6 +36,7 @@ from nolocod.observe.events import (
     RelayLost,
     Resumed,
     RunFound,
+    SamplesRead,
     Started,
     StateChanged,
     TextSupply,
@@ -65,6 +66,7 @@ outer_step: round kind partner inner_steps spread seconds weight
 peer_judged: peer_id reputation why
 peer_banned: peer_id seconds why
 checkpointed: round size seconds stopped
+samples_read: samples cut left_out
 text_supply: trouble seconds
 micro_batch: at_once windows
 peer_seen: peer_id round tokens loss state nat
@@ -171,6 +173,7 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
             "warning no new text to train on: the hub is gone; the last is trained on again",
         ),
         (MicroBatch(4, 64), "info 4 of a step's 64 windows are computed at once: memory takes no more"),
+        (SamplesRead(9, 2, 1), "info of 9 samples 1 are left out, and 2 are cut to the length of a window"),
         (TextSupply("", 90.0), "info new text to train on comes again, after 90 s"),
         (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
         (

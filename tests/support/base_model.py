@@ -50,16 +50,19 @@ batches = 2
 """
 
 
-def publish(folder: Path, *, sharded: bool = False) -> Path:
-    """Write it to `folder`, in bfloat16, a little trained; in several files if it is to be `sharded`."""
+def publish(folder: Path, *, sharded: bool = False, template: str = "{{ messages }}", special: tuple[str, ...] = ()) -> Path:
+    """Write it to `folder`, in bfloat16, a little trained; in several files if it is to be `sharded`. `template` and `special`
+    are the tokenizer's."""
     folder.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(folder / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}", "model_max_length": 64}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "model_max_length": 64}
+    about |= {"bos_token": special[0], "eos_token": special[1]} if special else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     (folder / "README.md").write_text("not a part of it")
     model = _trained(torch.tensor(tokenizer.encode(TEXT).ids))

@@ -141,7 +141,7 @@ def test_what_the_run_s_owner_did_wrong_is_named(tmp_path: Path, kind: str) -> N
 
 
 def from_builder_like(dataset: DataSet, settings: Data) -> DataSet:
-    return type(dataset)(dataset.name, dataset.kind, dataset.files, settings.field)
+    return type(dataset)(dataset.name, dataset.kind, dataset.files, settings)
 
 
 def test_a_data_set_without_a_document_to_train_on_is_an_error(tmp_path: Path) -> None:

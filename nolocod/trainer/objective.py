@@ -1,0 +1,177 @@
+"""What inner steps make small: the next token's loss on text, that of answers alone, or DPO's on pairs of answers.
+
+The rule: an objective is a mean over what it counts (windows of text, tokens that are learnt, pairs), so that windows computed
+in parts have the same mean. A document sees none of those before it in its window: positions begin anew with each, by which
+`transformers` keeps them apart in attention; a model that does not is given each document by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from nolocod.trainer.samples import BEGIN, ID, LEARNT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nolocod.run.manifest import Manifest
+
+_APART = 1e-5
+"""Of the largest logit: how far the logits of a document may be from those that it has alone."""
+
+
+class Objective(Protocol):
+    """Windows are int64, count x (sequence + 1), in main memory."""
+
+    def weight(self, windows: Tensor) -> int:
+        """How much these count in a mean over more."""
+        ...
+
+    def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The mean loss, and with what a mixture of experts adds to it."""
+        ...
+
+
+def cross_entropy(model: torch.nn.Module, windows: Tensor) -> Tensor:
+    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1))."""
+    return _loss_of(model(input_ids=windows[:, :-1]).logits, windows)
+
+
+def _loss_of(logits: Tensor, windows: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+def balance(model: torch.nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of `windows` alone, and with what a mixture of experts adds so that all get tokens."""
+    logits, added = _run(model, input_ids=windows[:, :-1])
+    loss = _loss_of(logits, windows)
+    return loss, loss if added is None else loss + added
+
+
+def _run(model: torch.nn.Module, **given: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The logits, and what a mixture of experts adds to the loss (arXiv 2101.03961, Eq. 4), times the configuration's
+    `router_aux_loss_coef`; None of models without that."""
+    share = getattr(model.config, "router_aux_loss_coef", None)
+    if not share or "output_router_logits" not in inspect.signature(model.forward).parameters:
+        return model(**given).logits, None
+    output = model(**given, output_router_logits=True)
+    return output.logits, None if output.aux_loss is None else share * output.aux_loss
+
+
+class NextToken:
+    """Every token of a text, with all before it in its window."""
+
+    def weight(self, windows: Tensor) -> int:
+        return len(windows)
+
+    def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        return balance(model, windows.to(device))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Windows of samples as a model takes them, and the tokens that are learnt, one after another."""
+
+    given: dict[str, Tensor]
+    """Input ids and, where documents share a row, their positions."""
+    places: Tensor
+    """Whose logits, of all rows one behind another, say the token that is learnt ..."""
+    ids: Tensor
+    """... and which it is ..."""
+    documents: Tensor
+    """... and in which document, of those with such tokens."""
+
+
+def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
+    if not packed:
+        flat = windows.flatten()
+        ends = [*(flat & BEGIN).nonzero().flatten().tolist(), len(flat)]
+        parts = [flat[start:end] for start, end in pairwise(ends)]
+        windows = pad_sequence([part for part in parts if (part & LEARNT).any()], batch_first=True)
+    begins, ids = windows & BEGIN != 0, windows & ID
+    here = torch.arange(windows.shape[1]).expand_as(windows)
+    positions = here - torch.where(begins, here, 0).cummax(1).values
+    learnt = (windows & LEARNT != 0)[:, 1:].flatten()
+    _, documents = torch.unique(begins.flatten().cumsum(0).view_as(windows)[:, 1:].flatten()[learnt], return_inverse=True)
+    given = {"input_ids": ids[:, :-1]} | ({"position_ids": positions[:, :-1]} if packed else {})
+    found = learnt.nonzero().flatten(), ids[:, 1:].flatten()[learnt], documents
+    return _Batch({name: one.to(device) for name, one in given.items()}, *(one.to(device) for one in found))
+
+
+class Answers:
+    """The tokens that the assistant said, each with those before it in its document."""
+
+    def __init__(self, *, packed: bool) -> None:
+        self._packed = packed
+
+    def weight(self, windows: Tensor) -> int:
+        return int((windows & LEARNT != 0).sum())
+
+    def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        batch = _batch(windows, device, packed=self._packed)
+        logits, added = _run(model, **batch.given)
+        loss = functional.cross_entropy(logits.flatten(0, 1)[batch.places].float(), batch.ids)
+        return loss, loss if added is None else loss + added
+
+
+class Preferences:
+    """Direct preference optimisation (arXiv 2305.18290, Eq. 7): -log sigma(beta (log-ratio of the chosen answer - log-ratio of
+    the rejected one)), the ratio being that of the answer's probabilities by the model and by `reference`, which stays."""
+
+    def __init__(self, reference: torch.nn.Module, beta: float, *, packed: bool) -> None:
+        self._reference = reference
+        self._beta = beta
+        self._packed = packed
+
+    def weight(self, windows: Tensor) -> int:
+        learnt, began = windows & LEARNT != 0, (windows & BEGIN != 0).flatten().cumsum(0).view_as(windows)
+        return len(torch.unique(began[learnt])) // 2
+
+    def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        batch = _batch(windows, device, packed=self._packed)
+        own, added = self._likelihoods(model, batch)
+        with torch.no_grad():
+            first, _ = self._likelihoods(self._reference, batch)
+        chosen, rejected = (own - first).view(-1, 2).unbind(1)
+        loss = -functional.logsigmoid(self._beta * (chosen - rejected)).mean()
+        return loss, loss if added is None else loss + added
+
+    def _likelihoods(self, model: torch.nn.Module, batch: _Batch) -> tuple[Tensor, Tensor | None]:
+        """The logarithm of each answer's probability."""
+        logits, added = _run(model, **batch.given)
+        each = -functional.cross_entropy(logits.flatten(0, 1)[batch.places].float(), batch.ids, reduction="none")
+        answers = each.new_zeros(int(batch.documents.max()) + 1)
+        return answers.index_add(0, batch.documents, each), added
+
+
+def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
+    """What the run makes small. `model` has its first weights, which are the reference of preferences: a copy is kept."""
+    if manifest.data.kind == "text":
+        return NextToken()
+    packed = keeps_apart(model)
+    if manifest.data.kind == "preference":
+        reference = copy.deepcopy(model).eval().requires_grad_(False)
+        return Preferences(reference, manifest.data.beta, packed=packed)
+    return Answers(packed=packed)
+
+
+@torch.no_grad()
+def keeps_apart(model: Any) -> bool:  # noqa: ANN401 - transformers has no common typed base
+    """Whether positions that begin anew keep a document from those before it in its row: tried on eight tokens."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    device, was_training = next(model.parameters()).device, model.training
+    ids = torch.arange(8, device=device)[None] % model.config.vocab_size
+    model.eval()
+    both = model(input_ids=ids, position_ids=torch.arange(8, device=device)[None] % 4).logits[:, 4:]
+    alone = model(input_ids=ids[:, 4:], position_ids=torch.arange(4, device=device)[None]).logits
+    model.train(was_training)
+    return bool((both - alone).abs().max() <= _APART * alone.abs().max())
