@@ -204,15 +204,15 @@ class TasksError(LocalError):
 
 
 class NoChatTemplateError(LocalError):
-    entry = listed("NLC-170", "no chat template", "Take a model that has one, or put chat_template.jinja into its folder.")
+    entry = listed("NLC-156", "no chat template", "Take a model that has one, or put chat_template.jinja into its folder.")
 
 
 class ChatTemplateError(LocalError):
-    entry = listed("NLC-171", "chat template not usable", "Take another model, or mend chat_template.jinja in its folder.")
+    entry = listed("NLC-157", "chat template not usable", "Take another model, or mend chat_template.jinja in its folder.")
 
 
 class RecordError(DataError):
-    entry = listed("NLC-172", "record not usable", "Correct the record, or take other data (docs/fine-tuning.md).")
+    entry = listed("NLC-158", "record not usable", "Correct the record, or take other data (docs/fine-tuning.md).")
 
 
 class HttpTokenError(LocalError):
