@@ -59,6 +59,7 @@ LIBRARIES = {
     "torch": "outer.step outer.codec trainer studies doctor.training",
     "transformers": "trainer",
     "lm_eval": "trainer.tasks",
+    "peft": "trainer",
     "tokenizers": "trainer",
     "safetensors": "trainer",
     "datasets": "trainer",

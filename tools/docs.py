@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -556,6 +556,8 @@ def type_text(annotation: Any) -> str:  # noqa: ANN401  # whatever stands in an 
 
 
 def _plain_type(info: msgspec.inspect.Type) -> str:
+    if isinstance(info, msgspec.inspect.VarTupleType):
+        return f"list of {_plain_type(info.item_type)}"
     names = {"IntType": "integer", "FloatType": "number", "StrType": "string", "BoolType": "boolean", "DictType": "table"}
     name = names[type(info).__name__]
     bounds = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "pattern": "matching"}
@@ -564,7 +566,7 @@ def _plain_type(info: msgspec.inspect.Type) -> str:
 
 
 def _tables() -> dict[str, type[msgspec.Struct]]:
-    hints = get_type_hints(manifest.Manifest)
+    hints = {name: (*get_args(hint), hint)[0] for name, hint in get_type_hints(manifest.Manifest).items()}  # without "or none"
     return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, manifest.Section)}
 
 

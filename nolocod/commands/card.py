@@ -38,6 +38,7 @@ def write(paths: DataDir, sealed: Sealed, state: State, out: Path) -> None:
         began = f"`{base.source}` at revision `{base.revision}`, {len(base.files)} files pinned by hash."
     else:
         began = f"A published model of {len(base.files)} files, pinned by hash in the run's manifest."
+    adapter = [] if (one := manifest.adapter) is None else [f"| trained | {one.kind}, rank {one.rank}, alpha {one.alpha:g} |"]
     goal = f" of {outer.rounds // outer.turns}" if outer.rounds else ""
     rounds = f"{standing.round // outer.turns}{goal}"
     lines = [
@@ -45,7 +46,7 @@ def write(paths: DataDir, sealed: Sealed, state: State, out: Path) -> None:
         f"Trained by volunteers with nolocod {__version__} (NoLoCo, arXiv 2506.10911): no coordinator, no all-reduce.", "",
         "| | |", "|---|---|",
         f"| run | `{sealed.run_id}` |",
-        f"| begun with | {began} |",
+        f"| begun with | {began} |", *adapter,
         f"| data | {source} |",
         f"| rounds | {rounds}, of {inner.steps * outer.turns} inner steps with {inner.tokens_per_step:,} tokens each |",
         f"| tokens | {standing.tokens:,} behind these weights: this node's, and of the weights that it took over |",

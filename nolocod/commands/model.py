@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from nolocod.trainer.tasks import Results
 
 
+_WHOLE = "AutoModelForCausalLM.from_pretrained("
+
+
 def add_to(commands: Commands) -> None:
     """export, eval, generate."""
-    export = commands.add_here("export", _export, "Write the last checkpoint as a Hugging Face model directory.")
+    export = commands.add_here(
+        "export", _export, "Write the last checkpoint for `from_pretrained`, of transformers or of peft."
+    )
     export.add_argument("into", type=Path, metavar="DIR", help="the folder to write")
+    export.add_argument("--merged", action="store_true", help="write the whole model, with the run's adapter added to it")
     evaluate = commands.add_here("eval", _eval, "Print the held-out loss of the last checkpoint, or what it does in tasks.")
     evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
     evaluate.add_argument("--tasks", default="", metavar="NAME,…", help="tasks of lm-eval, such as hellaswag,arc_easy")
@@ -49,10 +55,13 @@ def _export(options: argparse.Namespace) -> None:
     from nolocod.trainer import checkpoint, offline
 
     paths, sealed = DataDir(options.data_dir), _run_of(options)
-    offline.export(paths, sealed, options.into)
+    if options.merged and sealed.manifest.adapter is None:
+        raise UsageError("the run has no adapter: its model is exported whole.", remedy="Leave --merged out.")
+    offline.export(paths, sealed, options.into, merged=options.merged)
     if (state := checkpoint.find(paths.checkpoints, sealed.run_id).state) is not None:
         card.write(paths, sealed, state, options.into)
-    print(f'AutoModelForCausalLM.from_pretrained("{options.into}")')
+    model = "PeftModel.from_pretrained(base, " if sealed.manifest.adapter and not options.merged else _WHOLE
+    print(f'{model}"{options.into}")')
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -70,7 +79,7 @@ def _eval(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nolocod-eval-") as folder:
         model = options.model or Path(folder)
         if options.model is None:
-            offline.export(DataDir(options.data_dir), _run_of(options), model)
+            offline.export(DataDir(options.data_dir), _run_of(options), model, merged=True)
         elif not (model / "config.json").exists():
             raise UsageError(f"{model} holds no exported model.", remedy="Write one with `nolocod export DIR`.")
         results = _in_tasks(model, tasks, {name: Path(file) for name, file in texts.items()}, options)

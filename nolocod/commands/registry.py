@@ -159,7 +159,7 @@ def _announce(options: argparse.Namespace) -> None:
     addresses = _addresses(options.address, paths)
     from nolocod.trainer.estimate import estimate  # imports torch
 
-    needs = estimate(manifest)
+    needs = estimate(manifest, paths.base if manifest.base else None)
     said = sign(
         Announcement(
             run_id=sealed.run_id,

@@ -77,10 +77,10 @@ def _plan(options: argparse.Namespace) -> None:
     manifest, base = _checked(options)
     from nolocod.commands import terminal
     from nolocod.trainer.estimate import estimate, speed
-    from nolocod.trainer.model import pick_device
+    from nolocod.trainer.model import fast_kind, pick_device
 
     device = pick_device(options.device)
-    terminal.show(terminal.plan_table(manifest, estimate(manifest, base), speed(device), str(device), rate))
+    terminal.show(terminal.plan_table(manifest, estimate(manifest, base, fast_kind(device)), speed(device), str(device), rate))
 
 
 def _network_key(options: argparse.Namespace) -> None:

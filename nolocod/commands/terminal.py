@@ -116,9 +116,10 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
     step, phase, exchange = needs.step_seconds(speed), needs.round_seconds(speed), needs.exchange_seconds(rate)
     rounds, batch = manifest.outer.rounds, manifest.inner.tokens_per_step
     tokens = rounds * manifest.inner.steps * batch
-    per_node = f"{tokens:,} tokens per node ({tokens / needs.parameters:.1f} per parameter), {duration(rounds * phase)}"
+    per_node = f"{tokens:,} tokens per node ({tokens / needs.trained:.1f} per trained parameter), {duration(rounds * phase)}"
     rows = {
         "model": f"{needs.parameters:,} parameters",
+        "adapter": f"{needs.trained:,} parameters, which alone are trained and exchanged" if manifest.adapter else "",
         "inner step": f"{batch:,} tokens, about {_short(step)} on this {device} ({speed / 1e12:.2f} TFLOP/s)",
         "outer step": f"every {manifest.inner.steps} inner steps of the median machine, about {_short(phase)} on this one",
         "an exchange": f"{amount(needs.message)} each way at most ({manifest.codec}), {_short(exchange)} at {amount(rate)}/s",
@@ -126,7 +127,7 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
         "inner steps": f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer learn better",
         f"memory on {device}": f"{amount(needs.on_device)}, and about {amount(needs.activations)} for activations",
         "main memory": f"{amount(needs.on_host)}, and about 0.5 GB for the two processes",
-        "checkpoint": f"{amount(20 * needs.parameters)} on disk, two are kept",
+        "checkpoint": f"{amount(20 * needs.trained)} on disk, two are kept",
         "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
     grid = Table.grid(padding=(0, 2))

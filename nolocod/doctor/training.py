@@ -117,7 +117,7 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     from nolocod.trainer.model import check_memory, layout_of, pick_device, read_config
 
     config = read_config(manifest, make_tokenizer(manifest.data, Path(job.base)).vocabulary)
-    layout = layout_of(config)
+    layout = layout_of(config, manifest.adapter)
     tell(Line(parameters=layout.size))
     where = pick_device("cpu" if job.loaded else job.device)
     if not job.loaded:
@@ -125,10 +125,10 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
         check_memory(layout, config.vocab_size, manifest, 0, where)
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     if job.loaded:
-        return skipped("D04", f"the node that runs here holds the model's {layout.size:,} parameters already.")
+        return skipped("D04", f"the node that runs here holds the model's {layout.size + layout.frozen:,} parameters already.")
     check_memory(layout, config.vocab_size, manifest, plan.exchange_size, where)
     free = psutil.virtual_memory().available
-    return ok("D04", f"{layout.size:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
+    return ok("D04", f"{layout.size + layout.frozen:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
 
 
 def training_data(manifest: Manifest, job: Job) -> Finding:

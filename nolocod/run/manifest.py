@@ -178,6 +178,19 @@ class Outer(Section, frozen=True):
             raise _removed("outer.fragments", f"{self.fragments}", "parts of whole tensors were", "with `outer.turns`")
 
 
+class Adapter(Section, frozen=True):
+    """What is trained beside the layers of the model in `model.base`, which stays as it is (docs/adapters.md). Without this
+    table the whole model is trained."""
+
+    kind: Literal["lora"]
+    """LoRA (arXiv 2106.09685), through `peft`, which every node needs."""
+    rank: Annotated[int, Meta(ge=1, le=1024)] = 16
+    alpha: Annotated[float, Meta(gt=0, le=1e4)] = 32.0
+    """What the two matrices make counts for alpha / rank."""
+    targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.]{1,64}\Z")], ...], Meta(max_length=64)] = ()
+    """Ends of layers' names: `["q_proj", "v_proj"]`. All layers, but not the head, if none is named."""
+
+
 class Evaluation(Section, frozen=True):
     every: Positive = 10
     """Outer steps between evaluations."""
@@ -245,6 +258,7 @@ class Manifest(Section, frozen=True):
     codec: Codec = "modulo8"
     """How weights become bytes for a partner, see docs/codecs.md: 4, 2 or 1 bytes per parameter."""
     base: Base | None = None  # made of `model.base` (run_file.py)
+    adapter: Adapter | None = None  # a table of its own
     access: Literal["open", "invited"] = "open"
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
 
@@ -253,6 +267,8 @@ class Manifest(Section, frozen=True):
             raise ValueError('`model.model_type` must name a transformers architecture, for example "llama"')
         if self.data.tokenizer == "base" and self.base is None:
             raise ValueError('`data.tokenizer = "base"` needs `model.base`')
+        if self.adapter is not None and self.base is None:
+            raise ValueError("`adapter` needs `model.base`, the model that it stands beside")
         for key, value in self.model.items():
             if named := next((text for text in _texts(value) if not _PLAIN_WORD.fullmatch(text)), None):
                 raise ValueError(f"`model.{key}` holds {named[:60]!r}: a model is made of numbers and plain words")
@@ -300,8 +316,9 @@ def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
     owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
     said = msgspec.to_builtins(owned, order="deterministic")
-    if owned.base is None:  # as every run before there was such a key
-        del said["base"]
+    for key in ("base", "adapter"):
+        if said[key] is None:  # as every run before there was such a key
+            del said[key]
     for section, unsaid in _UNSAID.items():
         said[section] = {key: value for key, value in said[section].items() if unsaid.get(key, ...) != value}
     body = msgspec.json.encode(said)

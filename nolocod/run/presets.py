@@ -77,7 +77,7 @@ def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, se
 def to_toml(manifest: Manifest) -> str:
     """The run file of a manifest, every key written out."""
     table = msgspec.to_builtins(manifest)
-    for key in ("owner", "format", "protocol", "base"):
+    for key in ("owner", "format", "protocol", "base", "adapter"):
         del table[key]
     for section in (table["outer"], table["trust"]):
         for key in RETIRED & section.keys():

@@ -19,6 +19,7 @@ from nolocod.errors import BaseModelError, RunFileError, on_one_line
 from nolocod.run.base import BESIDE, CONFIG, INDEX, SUFFIX, TOKENIZER, Base, BaseFile, described
 from nolocod.run.run_file import OpenBase, read_config_file
 from nolocod.trainer import model_hub
+from nolocod.trainer.adapter import attach, draw
 from nolocod.trainer.model import build
 
 if TYPE_CHECKING:
@@ -89,10 +90,11 @@ def _pinned(name: str, path: Path) -> BaseFile:
     return BaseFile(name, description.size, description.root.hex())
 
 
-def initial(manifest: Manifest, config: Any, base: Path | None) -> torch.nn.Module:  # noqa: ANN401 - transformers has no common typed base
+def initial(manifest: Manifest, config: Any, base: Path | None, frozen: torch.dtype = torch.float32) -> torch.nn.Module:  # noqa: ANN401 - transformers has no common typed base
     """The model on the CPU in float32, with the weights that every node of the run starts from.
 
-    Those of the model in the folder `base`, in runs that have one; else those that the seed gives. Raises BaseModelError.
+    Those of the model in the folder `base`, in runs that have one; else those that the seed gives. Beside an adapter the
+    base's have the values of bfloat16, and lie in the type `frozen`. Raises BaseModelError.
     """
     if manifest.base is None or base is None:
         return build(config, manifest.seed)
@@ -102,7 +104,7 @@ def initial(manifest: Manifest, config: Any, base: Path | None) -> torch.nn.Modu
             model, report = AutoModelForCausalLM.from_pretrained(
                 base,
                 config=config,
-                dtype=torch.float32,
+                dtype=torch.float32 if manifest.adapter is None else torch.bfloat16,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
@@ -112,6 +114,10 @@ def initial(manifest: Manifest, config: Any, base: Path | None) -> torch.nn.Modu
     if lacking := sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]):
         raise BaseModelError(f"{base} has no weights that fit {lacking[0]} ({len(lacking)} in all) of the run's `[model]`.")
     initialized: torch.nn.Module = model.train()
+    if manifest.adapter is not None:
+        # never to bfloat16: buffers may be finer than the weights
+        attach(initialized if frozen == torch.bfloat16 else initialized.to(frozen), manifest.adapter)
+        draw(initialized, manifest.seed)
     return initialized
 
 

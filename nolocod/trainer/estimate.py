@@ -35,6 +35,8 @@ class Estimate:
     """Bytes and floating-point operations. `activations` is what one micro-batch keeps for its backward pass."""
 
     parameters: int
+    trained: int
+    """As many of them; the others are frozen beside an adapter."""
     inner_steps: int
     on_device: int
     activations: int
@@ -61,26 +63,31 @@ class Estimate:
         return self.message / rate
 
 
-def estimate(manifest: Manifest, base: Path | None = None) -> Estimate:
-    """Work it out; `base` is the folder of the model that the run starts from. RunFileError if the model is not possible."""
+def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype = torch.bfloat16) -> Estimate:
+    """Work it out; `base` is the folder of the model that the run starts from, and `frozen` the type in which the device holds
+    it beside an adapter. RunFileError if the model is not possible."""
     config = read_config(manifest, make_tokenizer(manifest.data, base).vocabulary)
-    layout = layout_of(config)
+    layout = layout_of(config, manifest.adapter)
     inner = manifest.inner
     # by the names that transformers maps them to; 0 where an architecture has none
     layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
     forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     return Estimate(
-        parameters=layout.size,
+        parameters=layout.size + layout.frozen,
+        trained=layout.size,
         inner_steps=inner.steps,
-        on_device=bytes_on_device(layout, manifest),
+        on_device=bytes_on_device(layout, manifest, frozen),
         # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198,
         # Eq. 1, twice as many for float32), and the logits three times over.
         activations=inner.batch * inner.sequence * (68 * layers * hidden + 12 * int(config.vocab_size)),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         message=plan.box_size,
-        # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B)
-        operations=forward * inner.tokens_per_step * (6.0 * layout.size + 12.0 * layers * hidden * inner.sequence)
+        # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B); what
+        # is frozen has no gradient
+        operations=forward
+        * inner.tokens_per_step
+        * (6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layers * hidden * inner.sequence)
         + (sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0),
     )
 

@@ -18,6 +18,7 @@ from nolocod.errors import RunFileError, UnsupportedModelError, on_one_line
 from nolocod.run.published import without_unknown
 from nolocod.run.run_file import OpenBase, read_run_file
 from nolocod.trainer import base_model
+from nolocod.trainer.adapter import attach
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.model import check_length, from_config, own_keys, read_config
 from nolocod.trainer.samples import Samples
@@ -66,6 +67,9 @@ def _check(manifest: Manifest, base: OpenBase | None) -> None:
         raise UnsupportedModelError(f"`model.model_type` = {kind!r} sees the tokens that it should predict: it is not causal.")
     if base is not None:
         base_model.check_weights(base, {name: tuple(one.shape) for name, one in model.named_parameters()})
+    if manifest.adapter is not None:
+        with torch.device("meta"):
+            attach(model, manifest.adapter)
     _try(model, config, manifest.inner.sequence)
 
 

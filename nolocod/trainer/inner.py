@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nolocod.errors import ModelTooLargeError, TrainerError
+from nolocod.trainer.adapter import trained
 from nolocod.trainer.model import matrices_of
 from nolocod.trainer.muon import Muon
 from nolocod.trainer.objective import NextToken
@@ -116,7 +117,7 @@ class Inner:
         """`at_once`: windows that are computed together at first, and halved for good where memory does not take them."""
         self.at_once = at_once
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
-        rest = [parameter for name, parameter in sorted(model.named_parameters()) if name not in by_muon]
+        rest = [parameter for name, parameter in sorted(trained(model).items()) if name not in by_muon]
         self.optimizer = make_adamw(rest, manifest, device)
         self._muon = Muon(list(by_muon.values()), device)
         self._model = model

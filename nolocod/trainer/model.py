@@ -21,17 +21,17 @@ import psutil
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
-from transformers.pytorch_utils import Conv1D
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLongError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
+from nolocod.trainer.adapter import attach, linear_layers, trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from nolocod.run.manifest import Manifest
+    from nolocod.run.manifest import Adapter, Manifest
 
 _BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
@@ -52,12 +52,14 @@ _LOGIT_COPIES = 3
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies in the flat tensor: in sorted order, without gaps."""
+    """Where each trained parameter lies in the flat tensor: in sorted order, without gaps."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     matrices: tuple[tuple[int, ...], ...]
     """The shapes of those that Muon may train."""
+    frozen: int
+    """Elements of all that an adapter stands beside; 0 without one."""
 
     @property
     def size(self) -> int:
@@ -157,30 +159,40 @@ def check_length(config: Any, sequence: int, *, strict: bool = False) -> None:  
         raise TooLongError(f"`inner.sequence` = {sequence} is more than `model.{key}` = {most}.")
 
 
-def layout_of(config: Any) -> Layout:  # noqa: ANN401 - as above
-    """Lay the parameters out without allocating them."""
+def layout_of(config: Any, adapter: Adapter | None = None) -> Layout:  # noqa: ANN401 - as above
+    """Lay the trained parameters out without allocating them. Raises as `attach`."""
     with torch.device("meta"):
         model = from_config(config)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        if adapter is not None:
+            attach(model, adapter)
+    shapes = {name: tuple(parameter.shape) for name, parameter in trained(model).items()}
+    frozen = sum(one.numel() for one in model.parameters()) - sum(map(math.prod, shapes.values()))
     names = tuple(sorted(shapes, key=_by_number))
     matrices = tuple(tuple(matrix.shape) for matrix in matrices_of(model).values())
-    return Layout(names, tuple(shapes[name] for name in names), matrices)
+    return Layout(names, tuple(shapes[name] for name in names), matrices, frozen)
 
 
 def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The layers' matrices by name: weights of linear maps, not of an embedding or of the head, whether these two are tied
-    or not. Experts in one tensor, convolutions, norms and biases are none."""
-    head = model.get_output_embeddings()  # type: ignore[operator] # of every causal model in transformers
-    linear = [one for one in model.modules() if isinstance(one, (torch.nn.Linear, Conv1D)) and one is not head]
-    weights = {id(one.weight) for one in linear}
-    return {name: parameter for name, parameter in sorted(model.named_parameters()) if id(parameter) in weights}
+    """The layers' trained matrices by name: weights of linear maps, not of an embedding or of the head, whether these two are
+    tied or not. Experts in one tensor, convolutions, norms and biases are none."""
+    weights = {id(one.weight) for one in linear_layers(model).values()}
+    return {name: parameter for name, parameter in sorted(trained(model).items()) if id(parameter) in weights}
 
 
-def bytes_on_device(layout: Layout, manifest: Manifest) -> int:
-    """Of weights, gradients, the optimizer's state, and the weights that preferences are compared by."""
+def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype) -> int:
+    """Of weights, gradients, the optimizer's state, and the weights that preferences are compared by; frozen weights lie there in `kind`."""
     saved = _MOMENT * sum(map(math.prod, layout.matrices)) if manifest.inner.optimizer == "muon" else 0
     reference = _REFERENCE * layout.size if manifest.data.kind == "preference" else 0
-    return _BYTES_ON_DEVICE * layout.size - saved + reference
+    return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - saved + reference
+
+
+def fast_kind(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies in it: a CPU that does not takes twenty times as long as in float32."""
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported()
+    else:  # a name without promise, newer than some torch that is allowed
+        has = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.bfloat16 if has else torch.float32
 
 
 def _by_number(name: str) -> list[str | int]:
@@ -197,8 +209,8 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     """
     inner = manifest.inner
     window = _LOGIT_COPIES * 4 * inner.sequence * vocabulary
-    parameters = layout.size
-    on_device, on_host = bytes_on_device(layout, manifest), BYTES_ON_HOST * parameters + boxes
+    parameters = layout.size + layout.frozen
+    on_device, on_host = bytes_on_device(layout, manifest, fast_kind(device)), BYTES_ON_HOST * layout.size + boxes
     free = psutil.virtual_memory().available
     if device.type == "cuda":
         _require(on_host, free, parameters, "of main memory")
@@ -235,5 +247,5 @@ def flatten(model: torch.nn.Module, layout: Layout, device: torch.device) -> Ten
         parameter = parameters[name]
         view.copy_(parameter.data)
         parameter.data = view
-    model.to(device)  # the buffers; the parameters are there already
+    model.to(device)  # the buffers, and what is frozen; the others are there already
     return flat

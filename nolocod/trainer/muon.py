@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nolocod.trainer.model import fast_kind
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,7 +33,7 @@ class Muon:
 
     def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
         self.momentum = [torch.zeros_like(matrix, requires_grad=False) for matrix in matrices]
-        self._kind = _fast_kind(device)
+        self._kind = fast_kind(device)
         self._stacks: list[list[tuple[Tensor, Tensor]]] = []
         for shape in dict.fromkeys(matrix.shape for matrix in matrices):
             alike = [pair for pair in zip(matrices, self.momentum, strict=True) if pair[0].shape == shape]
@@ -71,12 +73,3 @@ def operations(shape: tuple[int, ...]) -> float:
     """Floating-point operations of one step for a matrix of `shape`."""
     small, large = sorted(shape)
     return _STEPS * (4.0 * small**2 * large + 2.0 * small**3)
-
-
-def _fast_kind(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies in it: a CPU that does not takes twenty times as long as in float32."""
-    if device.type == "cuda":
-        has = torch.cuda.is_bf16_supported()
-    else:  # a name without promise, newer than some torch that is allowed
-        has = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return torch.bfloat16 if has else torch.float32

@@ -20,7 +20,7 @@ from nolocod.errors import CheckpointError, NothingToUseError
 from nolocod.outer.codec.blocks import pieces
 from nolocod.run.base import BESIDE
 from nolocod.run.manifest import Sealed, unseal
-from nolocod.trainer import checkpoint
+from nolocod.trainer import adapter, checkpoint
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.data import Tokenizer, make_tokenizer, tokenizer_text
 from nolocod.trainer.inner import mean_loss
@@ -53,17 +53,36 @@ def last_tensor(folder: Path, sealed: Sealed, name: str) -> Tensor:
     return checkpoint.tensors_of(found.path)[name]
 
 
-def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
-    """Write the model to the folder `out` in the layout that `from_pretrained` reads.
+def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -> None:
+    """Write what was trained to the folder `out`: the model as transformers' `from_pretrained` reads it, an adapter as that of
+    peft does. `merged`: the model in any case, the adapter added to it.
 
     Raises NothingToUseError, CheckpointError, DiskFullError, DataDirError.
     """
     phi = last_tensor(paths.checkpoints, sealed, "phi")
     base = _base_of(paths, sealed)
-    tokenizer = make_tokenizer(sealed.manifest.data, base)
-    config = read_config(sealed.manifest, tokenizer.vocabulary)
-    layout = layout_of(config)
-    tensors = dict(layout.split(phi)) | _buffers(sealed, config, base)
+    config = read_config(sealed.manifest, make_tokenizer(sealed.manifest.data, base).vocabulary)
+    manifest = sealed.manifest
+    if manifest.adapter is None or manifest.base is None or merged:
+        _write_model(sealed, config, phi, out, base)
+    else:
+        with torch.device("meta"):
+            adapter.attach(model := from_config(config), manifest.adapter)
+        trained = dict(layout_of(config, manifest.adapter).split(phi))
+        source = manifest.base.source or str(paths.base.absolute())
+        tensors, settings = adapter.as_published(model, trained, source, manifest.base.revision)
+        with written_whole(out / "adapter_model.safetensors") as handle:
+            checkpoint.write_tensors(handle, tensors, {"format": "pt", "run_id": sealed.run_id})
+        write_whole(out / "adapter_config.json", settings)
+    _write_tokenizer(sealed, out, base)
+
+
+def _write_model(sealed: Sealed, config: Any, phi: Tensor, out: Path, base: Path | None) -> None:  # noqa: ANN401 - transformers has no common typed base
+    if sealed.manifest.adapter is None:
+        tensors = dict(layout_of(config).split(phi))
+    else:
+        tensors = adapter.merged(_model(sealed, phi, base)[0])
+    tensors |= _buffers(sealed, config, base)
     config.use_cache = True
     with torch.device("meta"):
         config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
@@ -72,6 +91,9 @@ def export(paths: DataDir, sealed: Sealed, out: Path) -> None:
     # as transformers writes and reads numbers that are not finite
     _write_json(out / "config.json", json.loads(config.to_json_string()) | {"model_type": config.model_type})
     _write_json(out / "generation_config.json", GenerationConfig.from_model_config(config).to_diff_dict())
+
+
+def _write_tokenizer(sealed: Sealed, out: Path, base: Path | None) -> None:
     with written_whole(out / "tokenizer.json") as handle:
         handle.write(_tokenizer_file(sealed, base).encode())
     _write_json(
@@ -145,12 +167,12 @@ def train_alone(setup: Setup, inner_steps: int) -> tuple[float, float]:
     return first, replica.evaluate()
 
 
-def averaged_loss(sealed: Sealed, folders: Sequence[Path], data: Path | None, cache: Path) -> float:
+def averaged_loss(sealed: Sealed, folders: Sequence[Path], data: Path | None, cache: Path, base: Path | None = None) -> float:
     """Held-out loss of the mean of the replicas' fast weights; `folders` are the nodes' checkpoint folders."""
     mean = last_tensor(folders[0], sealed, "theta").clone()
     for folder in folders[1:]:
         mean += last_tensor(folder, sealed, "theta")
-    return _loss(sealed, mean.div_(len(folders)), data, cache)
+    return _loss(sealed, mean.div_(len(folders)), data, cache, base)
 
 
 def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
@@ -174,7 +196,7 @@ def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path, base: Pa
 def _model(sealed: Sealed, flat: Tensor, base: Path | None) -> tuple[torch.nn.Module, Tokenizer, Objective]:
     tokenizer = make_tokenizer(sealed.manifest.data, base)
     config = read_config(sealed.manifest, tokenizer.vocabulary)
-    layout = layout_of(config)
+    layout = layout_of(config, sealed.manifest.adapter)
     model = initial(sealed.manifest, config, base)
     theta = flatten(model, layout, torch.device("cpu"))
     if flat.shape != theta.shape:

@@ -26,7 +26,16 @@ from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
-from nolocod.trainer.model import Layout, check_length, check_memory, flatten, layout_of, pick_device, read_config
+from nolocod.trainer.model import (
+    Layout,
+    check_length,
+    check_memory,
+    fast_kind,
+    flatten,
+    layout_of,
+    pick_device,
+    read_config,
+)
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.source import open_source
 
@@ -69,13 +78,13 @@ class Replica:
         self.device = pick_device(device)
         config = read_config(manifest, vocabulary)
         check_length(config, manifest.inner.sequence)
-        self.layout: Layout = layout_of(config)
+        self.layout: Layout = layout_of(config, manifest.adapter)
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
         check_memory(self.layout, config.vocab_size, manifest, 0, self.device)
         fragments = self.layout.fragments(manifest.outer.turns)
         self.plan = Plan(manifest.codec, manifest.outer, fragments)
         at_once = check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
-        self.model = initial(manifest, config, base)
+        self.model = initial(manifest, config, base, fast_kind(self.device))
         self.theta = flatten(self.model, self.layout, self.device)
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -50,9 +50,12 @@ batches = 2
 """
 
 
-def publish(folder: Path, *, sharded: bool = False, template: str = "{{ messages }}", special: tuple[str, ...] = ()) -> Path:
+def publish(
+    folder: Path, *, sharded: bool = False, template: str = "{{ messages }}", special: tuple[str, ...] = (), **changes: int
+) -> Path:
     """Write it to `folder`, in bfloat16, a little trained; in several files if it is to be `sharded`. `template` and `special`
-    are the tokenizer's."""
+    are the tokenizer's; `changes` replace keys of its configuration."""
+    config = CONFIG | changes
     folder.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,16 +68,16 @@ def publish(folder: Path, *, sharded: bool = False, template: str = "{{ messages
     about |= {"bos_token": special[0], "eos_token": special[1]} if special else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     (folder / "README.md").write_text("not a part of it")
-    model = _trained(torch.tensor(tokenizer.encode(TEXT).ids))
+    model = _trained(torch.tensor(tokenizer.encode(TEXT).ids), config)
     model.to(torch.bfloat16).save_pretrained(folder, **({"max_shard_size": "20KB"} if sharded else {}))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def _trained(ids: torch.Tensor) -> PreTrainedModel:
+def _trained(ids: torch.Tensor, config: dict[str, Any]) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         for _ in range(60):
             starts = torch.randint(0, len(ids) - 33, (8,))

@@ -31,7 +31,7 @@ def test_what_is_estimated_is_what_a_replica_has(tmp_path: Path) -> None:
 
 
 def test_times_follow_from_operations_and_rates() -> None:
-    needs = Estimate(1000, 50, 0, 0, 0, 4_000_000, operations=8e9)
+    needs = Estimate(1000, 1000, 50, 0, 0, 0, 4_000_000, operations=8e9)
     assert needs.step_seconds(1e10) == pytest.approx(0.8 / EFFICIENCY)
     assert needs.round_seconds(1e10) == pytest.approx(40 / EFFICIENCY)
     assert needs.exchange_seconds(1_000_000) == pytest.approx(4.0)

@@ -32,7 +32,7 @@ def gradients(number: int) -> list[torch.Tensor]:
 def test_steps_are_those_of_torch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three equal shapes two are computed together: no more fit at once."""
     monkeypatch.setattr(muon, "_MOST", 2 * 8 * 24)
-    monkeypatch.setattr(muon, "_fast_kind", lambda _: torch.bfloat16)  # as torch's
+    monkeypatch.setattr(muon, "fast_kind", lambda _: torch.bfloat16)  # as torch's
     ours, theirs = matrices(), matrices()
     optimizer = muon.Muon(ours, torch.device("cpu"))
     reference = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.2, momentum=0.95, adjust_lr_fn="match_rms_adamw")
@@ -97,6 +97,6 @@ def test_layers_matrices_are_muon_s_and_nothing_else_is(model: dict[str, object]
     layout = layout_of(config)
     assert layout.matrices == tuple(tuple(parameter.shape) for parameter in chosen.values())
     adamw = Manifest(name="x", model=model, inner=Inner(optimizer="adamw"))
-    saved = bytes_on_device(layout, adamw) - bytes_on_device(layout, manifest)
-    assert bytes_on_device(layout, adamw) == 16 * layout.size
+    saved = bytes_on_device(layout, adamw, torch.float32) - bytes_on_device(layout, manifest, torch.float32)
+    assert bytes_on_device(layout, adamw, torch.float32) == 16 * layout.size
     assert saved == 4 * sum(parameter.numel() for parameter in chosen.values())

@@ -48,13 +48,21 @@ class MultiReplica:
     """`count` replicas of `manifest`, whose `inner.steps` count from merge to merge of the same fragment."""
 
     def __init__(
-        self, manifest: Manifest, method: Method, count: int, cache: Path, watch: int = 0, device: str = "cpu"
+        self,
+        manifest: Manifest,
+        method: Method,
+        count: int,
+        cache: Path,
+        watch: int = 0,
+        device: str = "cpu",
+        base: Path | None = None,
     ) -> None:
-        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it."""
+        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it.
+        `base`: the folder of the model to start from."""
         change = msgspec.structs.replace
         self._method = method
         manifest = change(manifest, codec=method.codec, outer=change(manifest.outer, turns=method.fragments))
-        tokenizer = make_tokenizer(manifest.data)
+        tokenizer = make_tokenizer(manifest.data, base)
         sources: list[Source] = [open_source(manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)]
         if method.scheme == "gradients":
             sources = [_Together(sources)]
@@ -63,7 +71,7 @@ class MultiReplica:
         self.manifest = sealed.manifest
         self._replicas = []
         for index, source in enumerate(sources):
-            replica = Replica(sealed, tokenizer.vocabulary, source, device)
+            replica = Replica(sealed, tokenizer.vocabulary, source, device, base)
             replica.draw_as(f"replica {index}")
             self._replicas.append(replica)
         self._watch = watch

@@ -1,0 +1,73 @@
+"""Three daemons train an adapter beside a published model, exchange nothing else, and are better together than one alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from nolocod.run.manifest import stored_manifest
+from nolocod.trainer import checkpoint, offline
+from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.inner import mean_loss
+from nolocod.trainer.offline import last_tensor
+from nolocod.trainer.source import open_source
+from tests.support.base_model import RUN_FILE, publish
+from tests.support.swarm import ready
+from tests.support.trainer_parts import setup_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.swarm import Swarm
+
+ADAPTER = '[adapter]\nkind = "lora"\nrank = 128\nalpha = 128.0\ntargets = ["q_proj", "o_proj", "up_proj", "down_proj"]\n'
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+SIZE = 2 * 2 * 128 * (256 + 256 + 256 + 512)
+"""Of the adapter, over two layers: matrices for q and o, up and down."""
+LEAN = 150e6
+
+
+def test_three_daemons_train_an_adapter(swarm: Swarm, tmp_path: Path) -> None:
+    base = publish(tmp_path / "base", **WIDE)
+    first = swarm.daemon()
+    run_file = RUN_FILE.format(base=base).replace("1e-4", "2e-3")
+    (tmp_path / "run.toml").write_text(run_file + ADAPTER)
+    create = ["-m", "nolocod", "create", str(tmp_path / "run.toml"), "--data-dir", str(first.paths.root)]
+    subprocess.run([sys.executable, *create], capture_output=True, check=True)
+    first.run("start")
+    swarm.wait("the first node tells its address", lambda: ready(first))
+    everybody = [first, *(swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2))]
+    swarm.wait_paired(everybody, 16)  # NoLoCo's mean is behind one that runs ahead alone for the first few
+    sent = []
+    for daemon in everybody:
+        report = daemon.report
+        assert report is not None
+        assert report.errors == ()
+        sent += [row.sent / SIZE for row in report.exchanges if row.outcome == "committed"]
+        assert psutil.Process(daemon.running.pid).memory_info().rss < LEAN
+    assert 1 < sorted(sent)[len(sent) // 2] < 1.03, "a byte of each"
+    assert max(sent) < 2.03, "two at first, where no distance is known"
+    swarm.stop(*everybody)
+    sealed = stored_manifest(first.paths)
+    assert sealed is not None
+    folders = [daemon.paths.checkpoints for daemon in everybody]
+    states = [checkpoint.find(folder, sealed.run_id).state for folder in folders]
+    most = max(state.inner_steps for state in states if state is not None)
+    assert last_tensor(folders[0], sealed, "phi").numel() == SIZE
+    averaged = offline.averaged_loss(sealed, folders, swarm.data, tmp_path / "cache", first.paths.base)
+    setup = setup_for(sealed, tmp_path, data=swarm.data, cache=tmp_path / "cache", base=first.paths.base)
+    before, alone = offline.train_alone(setup, most)
+    figures = f"{most} inner steps: {before:.3f}, together {averaged:.3f}, alone on as many tokens {alone:.3f}"
+    assert averaged < alone < before, figures
+    offline.export(first.paths, sealed, tmp_path / "out")
+    own = offline.evaluate(first.paths, sealed, swarm.data)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    source = open_source(sealed.manifest, make_tokenizer(sealed.manifest.data, base), "", swarm.data, tmp_path / "cache")
+    loaded = mean_loss(PeftModel.from_pretrained(model, tmp_path / "out").eval(), source.held_out(4), 2, torch.device("cpu"))
+    assert abs(loaded - own) < 1e-4
