@@ -180,7 +180,8 @@ def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype) -> int:
-    """Of weights, gradients, the optimizer's state, and the weights that preferences are compared by; frozen weights lie there in `kind`."""
+    """Of weights, gradients, the optimizer's state, and the weights that preferences are compared by; frozen ones lie there in
+    `kind`."""
     saved = _MOMENT * sum(map(math.prod, layout.matrices)) if manifest.inner.optimizer == "muon" else 0
     reference = _REFERENCE * layout.size if manifest.data.kind == "preference" else 0
     return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - saved + reference

@@ -158,7 +158,8 @@ def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
         return NextToken()
     packed = keeps_apart(model)
     if manifest.data.kind == "preference":
-        reference = copy.deepcopy(model).eval().requires_grad_(False)
+        frozen = {id(one): one for one in model.parameters() if not one.requires_grad}  # beside an adapter: no second base
+        reference = copy.deepcopy(model, frozen).eval().requires_grad_(False)
         return Preferences(reference, manifest.data.beta, packed=packed)
     return Answers(packed=packed)
 

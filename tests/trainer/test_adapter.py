@@ -23,6 +23,7 @@ from nolocod.trainer.base_model import initial
 from nolocod.trainer.estimate import estimate
 from nolocod.trainer.inner import mean_loss
 from nolocod.trainer.model import layout_of, read_config
+from nolocod.trainer.objective import Preferences, objective_of
 from nolocod.trainer.replica import open_replica
 from tests.support.architectures import CASES
 from tests.support.base_model import RUN_FILE, TEXT, publish
@@ -122,6 +123,17 @@ def test_the_base_is_frozen_in_bfloat16_where_the_hardware_has_it(tmp_path: Path
         assert torch.equal(one.float(), other), "the same values"
         assert one.requires_grad == ("lora_" in name)
     assert held[torch.bfloat16].get_buffer("model.rotary_emb.inv_freq").dtype == torch.float32
+
+
+def test_what_preferences_are_compared_by_shares_the_base(tmp_path: Path, base: Path) -> None:
+    manifest = founded(tmp_path, base).manifest
+    model = initial(manifest, read_config(manifest, 320), base)
+    data = msgspec.structs.replace(manifest.data, source="jsonl", kind="preference")
+    objective = objective_of(msgspec.structs.replace(manifest, data=data), model)
+    assert isinstance(objective, Preferences)
+    for name, one in model.named_parameters():
+        assert (objective._reference.get_parameter(name) is one) == ("lora_" not in name), name
+        assert one.requires_grad == ("lora_" in name)
 
 
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path, base: Path) -> None:

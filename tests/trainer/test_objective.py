@@ -219,4 +219,7 @@ def test_the_plan_counts_the_reference() -> None:
         return sealed_run(data=Data(source="jsonl", kind=kind), inner=Inner(optimizer="adamw")).manifest  # type: ignore[arg-type]
 
     layout = layout_of(read_config(of("text"), 256))
-    assert bytes_on_device(layout, of("preference")) - bytes_on_device(layout, of("instruction")) == 4 * layout.size
+    assert (
+        bytes_on_device(layout, of("preference"), torch.float32) - bytes_on_device(layout, of("instruction"), torch.float32)
+        == 4 * layout.size
+    )
