@@ -33,3 +33,4 @@ class DataDir:
         self.revocations = root / "revocations"
         self.announcement = root / "announcement"
         self.owner_lock = root / "owner.lock"
+        self.log = root / "node.log"

@@ -41,7 +41,7 @@ p2p.snapshots
 p2p.mesh
 observe
 node
-doctor watch
+doctor watch api
 studies.daemons studies.pages
 studies.sim
 studies.lab studies.testnet
@@ -56,7 +56,7 @@ LIBRARIES = {
     "multiaddr": "p2p",
     "noise": "p2p.transport",
     "miniupnpc": "p2p.nat",
-    "torch": "outer.step outer.codec trainer studies doctor.training",
+    "torch": "outer.step outer.codec trainer studies doctor.training api.optimizer",
     "transformers": "trainer",
     "lm_eval": "trainer.tasks",
     "peft": "trainer",
@@ -75,7 +75,7 @@ LIBRARIES = {
     "base58": "identity",
     "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",
-    "msgspec": "proto run node trainer observe doctor p2p studies commands cli",
+    "msgspec": "proto run node trainer observe doctor p2p studies commands cli api",
     "psutil": "p2p node trainer doctor watch studies",
     "trio": "outer.loop trainer p2p observe.status node doctor watch studies commands",
     "trio_typing": "trainer p2p observe.status node watch studies",
@@ -291,7 +291,7 @@ print("\\n".join(found))
 
 def network_modules() -> list[str]:
     """What the network process may import: everything but what computes."""
-    computing = "outer.step outer.codec trainer studies doctor.training"
+    computing = "outer.step outer.codec trainer studies doctor.training api.optimizer"
     handle = "trainer.process trainer.pipe trainer.boxes"
     names = [name for name in modules(PACKAGE) if name != "__main__"]
     return [f"nolocod.{name}" for name in names if not within(name, computing) or within(name, handle)]

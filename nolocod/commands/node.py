@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from functools import partial
@@ -17,7 +18,6 @@ from nolocod.run.manifest import RUN_ID_DIGITS, stored_manifest
 from nolocod.units import Address, Hours, parse_rate, parse_size
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from nolocod.commands import Commands
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
     *("http_token", "http_open_metrics", "data", "base", "device", "threads", "nice", "max_uploads"),
-    *("checkpoint_every", "linger", "stop_within", "pause_on_battery"),
+    *("checkpoint_every", "linger", "stop_within", "pause_on_battery", "loop"),
 )
 """Options that are settings of the same name."""
 
@@ -127,8 +127,14 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="end so soon after SIGTERM, with the last checkpoint on the disk if no new one fits in (%(default)s)",
     )
+    add("--loop", type=_descriptors, help=argparse.SUPPRESS)  # what nolocod/api/swarm.py starts
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(%(default)s)")
     add("--log-format", default="human", choices=["human", "json"], help="json: one object per line (%(default)s)")
+
+
+def _descriptors(text: str) -> tuple[int, int]:
+    control, memory = map(int, text.split(","))
+    return control, memory
 
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:

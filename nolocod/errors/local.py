@@ -217,3 +217,23 @@ class RecordError(DataError):
 
 class HttpTokenError(LocalError):
     entry = listed("NLC-145", "pages need a token", "Use --http-token with a token file that you can read.")
+
+
+class ParametersDifferError(RunFileError):
+    entry = listed("NLC-180", "parameters differ from the run's", "Give NoLoCo the parameters of the run's own model.", 2)
+
+
+class LoopEndedError(LocalError):
+    """Met by the daemon."""
+
+    entry = listed("NLC-181", "training loop ended", "Start the program again: it goes on from the last checkpoint.")
+
+
+class DaemonEndedError(LocalError):
+    """Met by the loop, once."""
+
+    entry = listed("NLC-182", "daemon ended", "Join again with the same data_dir. Who catches this error trains on alone.")
+
+
+class NoTorchError(LocalError):
+    entry = listed("NLC-183", "torch not installed", "Install torch for this Python.")

@@ -51,6 +51,8 @@ class NodeConfig:
     hours: tuple[Hours, ...] = ()
     """When it may train, local time; empty for always."""
     pause_on_battery: bool = False
+    loop: tuple[int, int] | None = None
+    """The descriptors that a program gave whose own loop trains (trainer/attached.py)."""
 
     @property
     def paths(self) -> DataDir:

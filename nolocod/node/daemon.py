@@ -47,6 +47,7 @@ from nolocod.p2p.transport.stream import EXCHANGE, REGISTRY, SNAPSHOT
 from nolocod.proto.types import Standing
 from nolocod.run.credentials import stored_announcement
 from nolocod.run.manifest import stored_manifest
+from nolocod.trainer.attached import attach_trainer
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
@@ -191,13 +192,15 @@ class Node:
         """Run one trainer process to its end; True if another is to follow. What outlives it runs in `nursery`."""
         again = False
         try:
-            async with open_trainer(self.emit) as self._trainer:
+            loop = self._config.loop
+            opened = open_trainer(self.emit) if loop is None else attach_trainer(self.emit, *loop)
+            async with opened as self._trainer:
                 if self._joined is None:
                     self._joined = await self._join(mesh, http, nursery)
                 await self._train(*self._joined, self._trainer)
         except* TrainerError as errors:
             self._failures += 1
-            if self._failures >= _TRAINER_FAILURES:
+            if self._failures >= _TRAINER_FAILURES or self._config.loop is not None:
                 raise
             again = not self._stop.is_set()
             follows = "It starts again from its checkpoint." if again else "What it did since its checkpoint is lost."
@@ -254,7 +257,8 @@ class Node:
             write_whole(paths.manifest, sealed.to_bytes())
         elif not sealed.run_id.startswith(wanted := self._config.mesh.run):
             raise WrongRunError(f"{paths.root} belongs to run {sealed.run_id}, and {wanted} was asked for.")
-        sealed.manifest.data.check_given(self._config.data)  # here too: the trainer takes long to import what it needs for it
+        if self._config.loop is None:  # here too: the trainer takes long to import what it needs for it
+            sealed.manifest.data.check_given(self._config.data)
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))
         await mesh.enter(sealed, self._own_state)

@@ -184,7 +184,7 @@ class Weights:
         deadline, hints = trio.current_time() + patience, trio.current_time() + min(patience, _HINTED)
         while True:
             members = self._counted()
-            if members and not any(member.standing.round for member in members):
+            if members and not (any(member.standing.round for member in members) or self._settings.manifest.is_own):
                 if trio.current_time() < hints and any(member.standing.round for member in self._peers.live()):
                     await trio.sleep(_LOOK_SECONDS)  # those who tell of steps may be verified any moment
                     continue

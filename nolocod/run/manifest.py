@@ -17,6 +17,7 @@ from msgspec import Meta
 from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError, SignatureError, UnstableError, VersionError
 from nolocod.identity import Identity, verify
 from nolocod.run.base import Base  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.run.own import OWN, own_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,7 +243,8 @@ class Manifest(Section, frozen=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     model: dict[str, Any]
     """A `transformers` configuration: `model_type` and its keys, or `config`, the path of a published config.json
-    (docs/architectures.md), or `base`, the model to start from (docs/base-model.md). Remote code is never run."""
+    (docs/architectures.md), or `base`, the model to start from (docs/base-model.md); or `own`, the parameters of a model that
+    comes from the owner's program (docs/your-own-loop.md). Remote code is never run."""
     owner: str = ""
     """Peer id of the owner; set by `seal`."""
     format: int = FORMAT
@@ -263,6 +265,9 @@ class Manifest(Section, frozen=True):
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
 
     def __post_init__(self) -> None:
+        if self.is_own:
+            own_parameters(self.model)
+            return
         if not isinstance(self.model.get("model_type"), str):
             raise ValueError('`model.model_type` must name a transformers architecture, for example "llama"')
         if self.data.tokenizer == "base" and self.base is None:
@@ -272,6 +277,11 @@ class Manifest(Section, frozen=True):
         for key, value in self.model.items():
             if named := next((text for text in _texts(value) if not _PLAIN_WORD.fullmatch(text)), None):
                 raise ValueError(f"`model.{key}` holds {named[:60]!r}: a model is made of numbers and plain words")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its model comes from its owner's program, and its nodes train from theirs."""
+        return OWN in self.model
 
     def in_turns(self) -> Manifest:
         """The same run, where an outer step is one turn. RunFileError if they do not divide the inner steps."""

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.outer.codec.blocks import Block, Fragment
-    from nolocod.run.manifest import Codec, Outer
+    from nolocod.run.manifest import Codec, Manifest, Outer
+    from nolocod.trainer.model import Layout
 
 _CHANGE = 0
 """The noise stream of the kept change."""
@@ -77,6 +78,10 @@ class Plan:
     codec: Codec
     settings: Outer
     fragments: tuple[Fragment, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest, layout: Layout) -> Plan:
+        return cls(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
 
     @cached_property
     def box_size(self) -> int:

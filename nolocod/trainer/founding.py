@@ -43,7 +43,7 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> tuple[Mani
 
     manifest = read_run_file(path, tell, open_base)
     try:
-        known = AutoConfig.for_model(manifest.model["model_type"])
+        known = AutoConfig.for_model(manifest.model.get("model_type", ""))
     except ValueError:
         known = None  # told below
     if known is not None:

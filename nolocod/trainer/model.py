@@ -22,12 +22,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLongError, on_one_line
+from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLongError, UnsupportedModelError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
 from nolocod.trainer.adapter import attach, linear_layers, trained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -97,6 +97,9 @@ def read_config(manifest: Manifest, vocabulary: int) -> Any:  # noqa: ANN401 - t
 
     `vocabulary` is the tokenizer's size: the model's default, and the least it may have.
     """
+    if manifest.is_own:
+        remedy = "Join it from Python, with the program of its owner (docs/your-own-loop.md)."
+        raise UnsupportedModelError("this run's model comes from its owner's program.", remedy=remedy)
     # a copy: transformers writes into what it is given
     keys = copy.deepcopy({key: value for key, value in manifest.model.items() if key not in _NOT_SAID})
     kind = manifest.model["model_type"]
@@ -236,17 +239,15 @@ def build(config: Any, seed: int) -> torch.nn.Module:  # noqa: ANN401 - as above
         return from_config(config)
 
 
-def flatten(model: torch.nn.Module, layout: Layout, device: torch.device) -> Tensor:
+def flatten(parameters: Mapping[str, Tensor], layout: Layout, device: torch.device) -> Tensor:
     """Move the parameters into one flat float32 tensor on `device`, of which they become views.
 
     An outer step is then a few vector operations, and the forward pass does not notice. Each parameter's
     own memory is freed as it is moved.
     """
     flat = torch.empty(layout.size, dtype=torch.float32, device=device)
-    parameters = dict(model.named_parameters())
     for name, view in layout.split(flat):
         parameter = parameters[name]
         view.copy_(parameter.data)
         parameter.data = view
-    model.to(device)  # the buffers, and what is frozen; the others are there already
     return flat

@@ -195,7 +195,7 @@ class TrainerProcess:
             with trio.CancelScope(deadline=self._due):
                 answer = await self._exchange(pipe.Request(self._last_id, command))
                 if answer.failure is not None:
-                    raise _error(answer.failure)
+                    raise error_of(answer.failure)
                 return msgspec.msgpack.decode(answer.result, type=kind)
         raise TrainerError(f"it did not answer {type(command).__name__.lower()!r} within {seconds:.0f} s.")
 
@@ -213,7 +213,7 @@ class TrainerProcess:
                     self._check_alive()
                     await self._heard.wait()
                 if told.failure is not None:
-                    raise _error(told.failure)
+                    raise error_of(told.failure)
                 return msgspec.msgpack.decode(told.result, type=kind)
         finally:
             del self._written[number]
@@ -249,7 +249,7 @@ class TrainerProcess:
     def _take_in(self, message: pipe.Reply) -> None:
         match message:
             case pipe.Answer(id=0, failure=pipe.Failed() as failure):
-                error = _error(failure)
+                error = error_of(failure)
                 self._death = error if isinstance(error, LocalError) else TrainerError(error.cause)
             case pipe.Answer():
                 self._progress = message.progress or self._progress
@@ -282,8 +282,8 @@ def _bytes_below(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _error(failure: pipe.Failed) -> NolocodError:
-    """Make the error again that the child met."""
+def error_of(failure: pipe.Failed) -> NolocodError:
+    """Make the error again that another process met."""
     kinds = {
         kind.entry.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, NolocodError)
     }

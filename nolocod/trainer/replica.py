@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import blake3
 import torch
@@ -40,7 +40,7 @@ from nolocod.trainer.objective import objective_of
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -69,8 +69,23 @@ def open_replica(
     return Replica(sealed, tokenizer.vocabulary, source, device, base)
 
 
+class Steps(Protocol):
+    """Whoever takes the inner steps, as reports and checkpoints know it (inner.py)."""
+
+    at_once: int
+
+    @property
+    def optimizer_steps(self) -> int: ...
+    def report(self) -> float: ...
+    def moments(self) -> dict[str, Tensor]: ...
+    def restore(self, moments: Mapping[str, Tensor], steps: int) -> None: ...
+
+
 class Replica:
     """A model in training. Built with the run's initial weights (trainer/base_model.py); `restore` and `adopt` bring others."""
+
+    inner: Steps
+    source: Source
 
     def __init__(self, sealed: Sealed, vocabulary: int, source: Source, device: str, base: Path | None = None) -> None:
         """Raises RunFileError, DeviceError or ModelTooLargeError before anything large is allocated."""
@@ -78,31 +93,35 @@ class Replica:
         self.device = pick_device(device)
         config = read_config(manifest, vocabulary)
         check_length(config, manifest.inner.sequence)
-        self.layout: Layout = layout_of(config, manifest.adapter)
+        layout = layout_of(config, manifest.adapter)
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
-        check_memory(self.layout, config.vocab_size, manifest, 0, self.device)
-        fragments = self.layout.fragments(manifest.outer.turns)
-        self.plan = Plan(manifest.codec, manifest.outer, fragments)
-        at_once = check_memory(self.layout, config.vocab_size, manifest, self.plan.exchange_size, self.device)
+        check_memory(layout, config.vocab_size, manifest, 0, self.device)
+        plan = Plan.of(manifest, layout)
+        at_once = check_memory(layout, config.vocab_size, manifest, plan.exchange_size, self.device)
         self.model = initial(manifest, config, base, fast_kind(self.device))
-        self.theta = flatten(self.model, self.layout, self.device)
+        self._lay_out(sealed, layout, plan, flatten(dict(self.model.named_parameters()), layout, self.device))
+        self.model.to(self.device)  # the buffers, and what is frozen; the others are there already
+        self.objective = objective_of(manifest, self.model)
+        self.inner = self._inner = Inner(self.model, manifest, self.device, at_once, self.objective)
+        self.source = source
+        self.model.train()
+
+    def _lay_out(self, sealed: Sealed, layout: Layout, plan: Plan, theta: Tensor) -> None:
+        """Begin with `theta`, of which the model's parameters are views, at round 0."""
+        self.layout, self.plan, self.theta = layout, plan, theta
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
-        self.weights = Weights.of(self.theta, self.phi, self.delta, fragments)
-        self.objective = objective_of(manifest, self.model)
-        self.inner = Inner(self.model, manifest, self.device, at_once, self.objective)
-        self.source = source
+        self.weights = Weights.of(self.theta, self.phi, self.delta, plan.fragments)
         self.standing = Standing(0, 0, 0.0)
-        self.ages = [0] * len(fragments)
+        self.ages = [0] * len(plan.fragments)
         self.inner_steps = 0
         self.rate = 0.0
         self._run_id = sealed.run_id
-        self._rounding = torch.Generator().manual_seed(manifest.seed)
+        self._rounding = torch.Generator().manual_seed(sealed.manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
         self._since_capture = 0  # ... and the inner steps taken since
         self._capture_rate = 0.0  # ... and what distances from partners follow
-        self.clipping = Clipping(manifest.trust, len(fragments))
-        self.model.train()
+        self.clipping = Clipping(sealed.manifest.trust, len(plan.fragments))
 
     def draw_as(self, peer_id: str) -> None:
         """Make the random draws of training (dropout, rounding) this node's own: equal ones would add up."""
@@ -122,12 +141,20 @@ class Replica:
         self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        self.inner.step(torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), self.rate)
+        self._inner.step(torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), self.rate)
+        self.count()
+
+    def count(self) -> None:
+        """An inner step was taken."""
         self.ages = [age + 1 for age in self.ages]
         self._since_capture += 1
         self.inner_steps += 1
-        tokens = self.standing.tokens + self.manifest.inner.tokens_per_step
+        tokens = self.standing.tokens + self.tokens_per_step
         self.standing = Standing(self.standing.round, tokens, self.standing.loss)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.manifest.inner.tokens_per_step
 
     def train_on(self) -> None:
         """Let inner steps follow, a capture being out: theta gets our own part of the outer step."""
@@ -166,7 +193,11 @@ class Replica:
         capture = Capture(self.plan, self.weights, subject, seed)
         capture.keep()
         self._capture, self._since_capture = capture, 0
-        self._capture_rate = recent_rate(self.manifest, self.standing.round, self.steps_since_outer)
+        self._capture_rate = self.recent_rate()
+
+    def recent_rate(self) -> float:
+        """What the distance from partners follows (inner.py)."""
+        return recent_rate(self.manifest, self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
         """The second part; beside training."""

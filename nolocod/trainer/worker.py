@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRea
 from nolocod.outer.phase import is_part
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
+from nolocod.trainer.child_end import ChildEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.observe.events import TextSupply
+    from nolocod.run.manifest import Sealed
     from nolocod.trainer.files import Files
     from nolocod.trainer.replica import Replica
 
@@ -50,23 +51,6 @@ _FADES = 0.9
 """Of the longest inner step's time, with each shorter one."""
 _SHORT = 0.02
 """Of an inner step: training waits so long for an outer step's arithmetic, that its merge need not wait for one more step."""
-
-
-class ChildEnd:
-    """The child's end of the pipe `descriptor`: blocking; any thread may send. EOFError or ConnectionError if the parent is
-    gone."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._connection = Connection(descriptor)  # which frames as pipe.py does
-        self._lock = threading.Lock()
-
-    def receive(self) -> pipe.Request:
-        return pipe.REQUESTS.decode(self._connection.recv_bytes(pipe.MAX_MESSAGE))
-
-    def send(self, make: Callable[[], pipe.Reply]) -> None:
-        """What `make` makes: one that was made later is never sent before."""
-        with self._lock:
-            self._connection.send_bytes(pipe.encode(make()))
 
 
 class Worker:
@@ -91,20 +75,27 @@ class Worker:
         self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
         self._step_seconds = 0.0
         self._held: dict[str, float] = {}  # seconds for which training stood still, or a step took, by what it was for
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> None:
-        """Serve until the parent says stop or is gone."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        """Serve and train until the parent says stop. EOFError or ConnectionError once it is gone."""
+        while self.serve(wait=lambda: not self._training):
+            with _memory_errors():
+                self._train()
+
+    def serve(self, wait: Callable[[], bool]) -> bool:
+        """Between two inner steps: do what the parent asked for, and what it asks for as long as it is to `wait`.
+
+        False once it says stop. EOFError or ConnectionError if it is gone.
+        """
         while True:
             if self._end is not None and (not self._training or (self._work is not None and self._work.done())):
                 self._settle()
             self._write_files()
             try:
-                request = self._requests.get(block=not self._training)
+                request = self._requests.get(block=wait())
             except Empty:
-                with _memory_errors():
-                    self._train()
-                continue
+                return True
             if request is not None and isinstance(request.command, pipe.Checkpoint | pipe.Dump):
                 self._answer(request.id, _told(self._execute, request))  # it is written when its turn comes
                 continue
@@ -112,13 +103,16 @@ class Worker:
             if request is None:
                 raise EOFError
             if isinstance(request.command, pipe.Stop):
-                return
-            began = time.perf_counter()
-            result = _told(self._execute, request)
-            if self._training:
-                self._held[type(request.command).__name__] = time.perf_counter() - began
-            if result is not _LATER:
-                self._answer(request.id, result)
+                return False
+            self._do(request)
+
+    def _do(self, request: pipe.Request) -> None:
+        began = time.perf_counter()
+        result = _told(self._execute, request)
+        if self._training:
+            self._held[type(request.command).__name__] = time.perf_counter() - began
+        if result is not _LATER:
+            self._answer(request.id, result)
 
     def _listen(self) -> None:
         """Take in what the parent says, in a thread: a partner's message is looked at while an inner step is under way."""
@@ -168,13 +162,16 @@ class Worker:
             self._held["file"] = time.perf_counter() - began
 
     def _train(self) -> None:
-        replica = self._loaded()
         began = time.perf_counter()
-        replica.step()
-        now = time.perf_counter()
-        self._step_seconds = now - began
+        self._loaded().step()
+        self._stepped(time.perf_counter() - began)
+
+    def _stepped(self, seconds: float) -> None:
+        """An inner step was taken, in so many seconds: tell of it, if it is due."""
+        replica, now = self._loaded(), time.perf_counter()
+        self._step_seconds = seconds
         self._held["step"] = max(self._step_seconds, _FADES * self._held.get("step", 0.0))
-        self._computing += now - began
+        self._computing += seconds
         self._reported_steps += 1
         if self._first or now - self._reported >= _REPORT_SECONDS:
             self._first = False
@@ -189,9 +186,8 @@ class Worker:
         if replica.inner.at_once < self._at_once:
             self._tell_micro_batch()
         loss = replica.report()
-        tokens = self._reported_steps * replica.manifest.inner.tokens_per_step
-        event = InnerSteps(self._reported_steps, tokens, loss, replica.rate, self._computing)
-        self._parent.send(lambda: pipe.Trained(event, self._progress()))
+        told = self._reported_steps, self._reported_steps * replica.tokens_per_step, loss, replica.rate, self._computing
+        self._parent.send(lambda: pipe.Trained(InnerSteps(*told), self._progress()))
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
 
     def _tell_micro_batch(self) -> None:
@@ -279,7 +275,6 @@ class Worker:
 
         from nolocod.trainer import checkpoint, files
         from nolocod.trainer.prefetch import Prefetched
-        from nolocod.trainer.replica import open_replica
 
         # A second load in the same process must not hold two models in memory.
         if self._files is not None and self._replica is not None:
@@ -287,17 +282,8 @@ class Worker:
             if isinstance(self._replica.source, Prefetched):
                 self._replica.source.close()
         self._replica, self._boxes, self._files, self._training, self._held = None, None, None, False, {}
-        if setup.threads:
-            torch.set_num_threads(setup.threads)
-        if setup.nice:  # of this thread, and of those that it will start
-            os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
         sealed = unseal(setup.manifest)
-
-        def tell(event: TextSupply | SamplesRead) -> None:
-            self._parent.send(lambda: pipe.Read(event) if isinstance(event, SamplesRead) else pipe.Supplied(event))
-
-        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell)
-        replica.draw_as(setup.peer_id)
+        replica = self._open(setup, sealed)
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)
@@ -322,6 +308,24 @@ class Worker:
             trouble=found.trouble,
             phase=sealed.manifest.inner.steps,
         )
+
+    def _open(self, setup: pipe.Setup, sealed: Sealed) -> Replica:
+        """The run's replica with the weights that it starts from."""
+        import torch
+
+        from nolocod.trainer.replica import open_replica
+
+        if setup.threads:
+            torch.set_num_threads(setup.threads)
+        if setup.nice:  # of this thread, and of those that it will start
+            os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
+
+        def tell(event: TextSupply | SamplesRead) -> None:
+            self._parent.send(lambda: pipe.Read(event) if isinstance(event, SamplesRead) else pipe.Supplied(event))
+
+        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell)
+        replica.draw_as(setup.peer_id)
+        return replica
 
     def _evaluate(self) -> float:
         replica = self._loaded()

@@ -25,8 +25,9 @@ from nolocod.observe.events import Checkpointed
 from nolocod.run.manifest import Inner, Manifest, seal
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import anonymous_file
+from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.replica import Replica
-from nolocod.trainer.worker import ChildEnd, Worker
+from nolocod.trainer.worker import Worker
 
 MODELS = {
     "10M": {"hidden_size": 320, "num_hidden_layers": 8, "intermediate_size": 864},

@@ -190,6 +190,20 @@ async def test_three_deaths_without_an_outer_step_end_the_node(scene: Scene, aut
     assert scene.mesh.left
 
 
+async def test_a_loop_of_ones_own_has_one_life_and_its_failure_is_the_daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """Nobody could start it again; and it brings its own text."""
+    scene = Scene(tmp_path, monkeypatch)
+    scene.node = Node(replace(scene.config, loop=(3, 4)), may_seed=True, followers=[scene.events.append])
+    monkeypatch.setattr(daemon, "attach_trainer", lambda emit, *_: scene.open_trainer(emit))
+    scene.lives = [1.0, 1.0]
+    with pytest.RaisesGroup(TrainerError, flatten_subgroups=True):
+        await scene.run()
+    assert len(scene.trainers) == 1
+    assert scene.mesh.left
+
+
 async def test_deaths_between_outer_steps_do_not_end_the_node(scene: Scene, autojump_clock: object) -> None:
     scene.lives = 6 * [PHASE + 1]
     await scene.run(7 * (PHASE + 1))

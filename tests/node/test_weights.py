@@ -89,6 +89,15 @@ async def test_newcomers_begin_with_the_seed_while_nobody_took_an_outer_step(
     assert scene.events[-1] == WeightsLoaded(0, "seed")
 
 
+async def test_the_weights_that_an_own_model_starts_from_are_its_founders(tmp_path: Path, autojump_clock: object) -> None:
+    """No seed makes them elsewhere."""
+    scene = Scene(tmp_path, model={"own": [["a", "float32", [1]]]})
+    scene.swarm.add("founder", 0)
+    await scene.weights.load()
+    assert scene.swarm.asked == [["founder"]]
+    assert scene.events[-1] == WeightsLoaded(0, "donor")
+
+
 async def test_the_furthest_donor_is_asked_first_and_who_joins_is_none(tmp_path: Path, autojump_clock: object) -> None:
     scene = Scene(tmp_path, may_seed=True)
     scene.swarm.add("slow", 3)

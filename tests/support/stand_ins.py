@@ -246,11 +246,13 @@ class Scene:
         source: str = "seed",
         rounds: int = 0,
         every: float | None = 10.0,
+        model: dict[str, Any] | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.swarm = StandInSwarm()
         self.trainer = StandInTrainer(self.emit, cast('Literal["seed", "checkpoint"]', source), rounds)
-        manifest = Manifest(name="tiny", model={"model_type": "llama"}, inner=Inner(steps=4), outer=Outer(rounds=goal))
+        model = model or {"model_type": "llama"}
+        manifest = Manifest(name="tiny", model=model, inner=Inner(steps=4), outer=Outer(rounds=goal))
         paths = DataDir(folder)
         self.incoming = paths.incoming
         for path in (paths.incoming, paths.checkpoints):

@@ -17,8 +17,9 @@ from nolocod.observe.events import Checkpointed, MicroBatch
 from nolocod.proto.types import Applied, Description, Inspection, describe
 from nolocod.trainer import checkpoint, files, pipe, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
+from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.replica import Replica
-from nolocod.trainer.worker import ChildEnd, Worker
+from nolocod.trainer.worker import Worker
 from tests.support.trainer_parts import make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
