@@ -33,9 +33,8 @@ OWN = 1.0
 some hundred fails with a bound half as large, and a failure costs more than the finer step gains."""
 MEMORY = 0.75
 """What remains of a known distance at the next exchange, unless the new one is larger: partners differ."""
-FINER = 16.0
-"""Where the steps of bfloat16 are finer than ours by more than this, on average, its two bytes are worth it. Not at 4: an
-adapter's B, which begins at zero, changes by as much as it is; ours still errs by a hundredth of that (docs/adapters.md)."""
+FINER = 4.0
+"""Where the steps of bfloat16 are finer than ours by more than this, on average, its two bytes are worth it."""
 SMALLEST = 1024
 """Blocks of fewer elements travel as bfloat16: their largest distance tells little about the next one."""
 
