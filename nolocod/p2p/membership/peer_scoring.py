@@ -48,7 +48,7 @@ class Conduct(Enum):
     """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name."""
 
     COMMITTED = (1.0, 0.1, "an exchange was committed")
-    FALSE_TENSOR = (0.0, 0.7, "its tensor was none of this run, or not finite")
+    FALSE_TENSOR = (0.0, 0.5, "its tensor was none of this run, or not finite")
     REJECTED = (0.0, 0.2, "its tensor was rejected")
     BROKE_PROTOCOL = (0.0, 0.25, "it broke the protocol")
     FALSE_SIGNATURE = (0.0, 0.5, "a signature was false")
