@@ -43,7 +43,7 @@ def test_three_daemons_train_an_adapter(swarm: Swarm, tmp_path: Path) -> None:
     first.run("start")
     swarm.wait("the first node tells its address", lambda: ready(first))
     everybody = [first, *(swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2))]
-    swarm.wait_paired(everybody, 8)
+    swarm.wait_paired(everybody, 4)
     sent = []
     for daemon in everybody:
         report = daemon.report
