@@ -52,14 +52,13 @@ def add_to(commands: Commands) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from nolocod.commands import card
-    from nolocod.trainer import checkpoint, offline
+    from nolocod.trainer import offline
 
     paths, sealed = DataDir(options.data_dir), _run_of(options)
     if options.merged and sealed.manifest.adapter is None:
         raise UsageError("the run has no adapter: its model is exported whole.", remedy="Leave --merged out.")
-    offline.export(paths, sealed, options.into, merged=options.merged)
-    if (state := checkpoint.find(paths.checkpoints, sealed.run_id).state) is not None:
-        card.write(paths, sealed, state, options.into)
+    state = offline.export(paths, sealed, options.into, merged=options.merged)
+    card.write(paths, sealed, state, options.into)
     model = "PeftModel.from_pretrained(base, " if sealed.manifest.adapter and not options.merged else _WHOLE
     print(f'{model}"{options.into}")')
 

@@ -20,7 +20,7 @@ from nolocod.run.run_file import OpenBase, read_run_file
 from nolocod.trainer import base_model
 from nolocod.trainer.adapter import attach
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import check_length, from_config, own_keys, read_config
+from nolocod.trainer.model import bare, check_length, own_keys, read_config
 from nolocod.trainer.samples import Samples
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def _check(manifest: Manifest, base: OpenBase | None) -> None:
     check_length(config, manifest.inner.sequence, strict=True)
     if manifest.data.kind != "text":
         Samples(manifest, tokenizer)
-    with torch.device("meta"):
-        model = from_config(config)
+    model = bare(config)
     if not _is_causal(model, config):
         kind = manifest.model["model_type"]
         raise UnsupportedModelError(f"`model.model_type` = {kind!r} sees the tokens that it should predict: it is not causal.")

@@ -162,12 +162,18 @@ def check_length(config: Any, sequence: int, *, strict: bool = False) -> None:  
         raise TooLongError(f"`inner.sequence` = {sequence} is more than `model.{key}` = {most}.")
 
 
-def layout_of(config: Any, adapter: Adapter | None = None) -> Layout:  # noqa: ANN401 - as above
-    """Lay the trained parameters out without allocating them. Raises as `attach`."""
+def bare(config: Any, adapter: Adapter | None = None) -> torch.nn.Module:  # noqa: ANN401 - as above
+    """The model of the run without values, for which nothing is allocated. Raises as `attach`."""
     with torch.device("meta"):
         model = from_config(config)
         if adapter is not None:
             attach(model, adapter)
+    return model
+
+
+def layout_of(config: Any, adapter: Adapter | None = None) -> Layout:  # noqa: ANN401 - as above
+    """Lay the trained parameters out without allocating them. Raises as `attach`."""
+    model = bare(config, adapter)
     shapes = {name: tuple(parameter.shape) for name, parameter in trained(model).items()}
     frozen = sum(one.numel() for one in model.parameters()) - sum(map(math.prod, shapes.values()))
     names = tuple(sorted(shapes, key=_by_number))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from nolocod.disk import write_whole, written_whole
@@ -24,7 +24,7 @@ from nolocod.trainer import adapter, checkpoint
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.data import Tokenizer, make_tokenizer, tokenizer_text
 from nolocod.trainer.inner import mean_loss
-from nolocod.trainer.model import flatten, from_config, layout_of, read_config
+from nolocod.trainer.model import bare, flatten, layout_of, read_config
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.replica import open_replica
 from nolocod.trainer.source import open_source
@@ -45,29 +45,33 @@ def last_tensor(folder: Path, sealed: Sealed, name: str) -> Tensor:
 
     Raises NothingToUseError if there is none, CheckpointError if all are damaged.
     """
+    return _last(folder, sealed, name)[0]
+
+
+def _last(folder: Path, sealed: Sealed, name: str) -> tuple[Tensor, checkpoint.State]:
+    """As `last_tensor`, and the checkpoint's other half."""
     found = checkpoint.find(folder, sealed.run_id)
-    if found.path is None:
+    if found.path is None or found.state is None:
         if found.trouble:
             raise CheckpointError(f"{folder} holds no intact checkpoint: {found.trouble[0]}")
         raise NothingToUseError(f"{folder} holds no checkpoint.")
-    return checkpoint.tensors_of(found.path)[name]
+    return checkpoint.tensors_of(found.path)[name], found.state
 
 
-def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -> None:
+def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -> checkpoint.State:
     """Write what was trained to the folder `out`: the model as transformers' `from_pretrained` reads it, an adapter as that of
-    peft does. `merged`: the model in any case, the adapter added to it.
+    peft does. `merged`: the model in any case, the adapter added to it. Returns the state of the checkpoint that it is of.
 
     Raises NothingToUseError, CheckpointError, DiskFullError, DataDirError.
     """
-    phi = last_tensor(paths.checkpoints, sealed, "phi")
+    phi, state = _last(paths.checkpoints, sealed, "phi")
     base = _base_of(paths, sealed)
     config = read_config(sealed.manifest, make_tokenizer(sealed.manifest.data, base).vocabulary)
     manifest = sealed.manifest
     if manifest.adapter is None or manifest.base is None or merged:
         _write_model(sealed, config, phi, out, base)
     else:
-        with torch.device("meta"):
-            adapter.attach(model := from_config(config), manifest.adapter)
+        model = bare(config, manifest.adapter)
         trained = dict(layout_of(config, manifest.adapter).split(phi))
         source = manifest.base.source or str(paths.base.absolute())
         tensors, settings = adapter.as_published(model, trained, source, manifest.base.revision)
@@ -75,6 +79,7 @@ def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -
             checkpoint.write_tensors(handle, tensors, {"format": "pt", "run_id": sealed.run_id})
         write_whole(out / "adapter_config.json", settings)
     _write_tokenizer(sealed, out, base)
+    return state
 
 
 def _write_model(sealed: Sealed, config: Any, phi: Tensor, out: Path, base: Path | None) -> None:  # noqa: ANN401 - transformers has no common typed base
@@ -84,8 +89,7 @@ def _write_model(sealed: Sealed, config: Any, phi: Tensor, out: Path, base: Path
         tensors = adapter.merged(_model(sealed, phi, base)[0])
     tensors |= _buffers(sealed, config, base)
     config.use_cache = True
-    with torch.device("meta"):
-        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
+    config.architectures = [type(bare(config)).__name__]
     with written_whole(out / "model.safetensors") as handle:
         checkpoint.write_tensors(handle, tensors, {"format": "pt", "run_id": sealed.run_id})
     # as transformers writes and reads numbers that are not finite
@@ -116,10 +120,9 @@ def _base_of(paths: DataDir, sealed: Sealed) -> Path | None:
 
 def _buffers(sealed: Sealed, config: Any, base: Path | None) -> dict[str, Tensor]:  # noqa: ANN401 - transformers has no common typed base
     """What belongs to the model's weights and is not trained: of the base, if the run has one."""
-    with torch.device("meta"):
-        bare = from_config(config)
-    names = bare.state_dict().keys() - dict(bare.named_parameters(remove_duplicate=False)).keys()
-    model = initial(sealed.manifest, config, base) if names else bare
+    model = bare(config)
+    names = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    model = initial(sealed.manifest, config, base) if names else model
     return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 

@@ -15,11 +15,11 @@ import torch
 
 from nolocod.errors import CheckpointError, ParametersDifferError, RunFileError, TrainerError, on_one_line
 from nolocod.run.own import OwnParameter, first_difference, own_parameters
-from nolocod.trainer.adapter import attach, trained
+from nolocod.trainer.adapter import trained
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import Layout, flatten, from_config, layout_of, read_config
+from nolocod.trainer.model import Layout, bare, flatten, layout_of, read_config
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.windows import Position
 
@@ -61,10 +61,7 @@ def _pinned(manifest: Manifest, base: Path | None) -> tuple[Sequence[OwnParamete
         own = own_parameters(manifest.model)
         return own, Layout(tuple(one.name for one in own), tuple(one.shape for one in own), (), 0)
     config = read_config(manifest, make_tokenizer(manifest.data, base).vocabulary)
-    with torch.device("meta"):
-        model = from_config(config)
-        if manifest.adapter is not None:
-            attach(model, manifest.adapter)
+    model = bare(config, manifest.adapter)
     pinned = [OwnParameter(name, "float32", tuple(one.shape)) for name, one in trained(model).items()]
     return pinned, layout_of(config, manifest.adapter)
 
