@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from transformers import AutoTokenizer
 
 from nolocod.disk import write_whole
 from nolocod.errors import DataError, TasksError
@@ -79,7 +80,9 @@ def evaluate(
             break
     else:
         raise TasksError(f"lm-eval knows no task {', '.join(unknown)}.")
-    opened = HFLM(pretrained=str(model), backend="causal", device=device, dtype="float32", batch_size=batch, **_prefix(model))
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    settings = {"device": device, "dtype": "float32", "batch_size": batch, **_prefix(tokenizer)}
+    opened = HFLM(pretrained=str(model), tokenizer=tokenizer, backend="causal", **settings)
     wanted = [*tasks, *(_perplexity(name, path) for name, path in texts.items())]
     try:
         found: Any = lm_eval.simple_evaluate(
@@ -91,11 +94,8 @@ def evaluate(
     return Results(tuple(_rows(found)), versions)
 
 
-def _prefix(model: Path) -> dict[str, Any]:
+def _prefix(tokenizer: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers has no common typed base
     """What comes before a text: the tokenizer's own token; where it has none, a line break."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(model))
     if tokenizer.bos_token_id is not None or tokenizer.eos_token_id is not None:
         return {}
     return {"prefix_token_id": tokenizer.encode("\n", add_special_tokens=False)[0]}
