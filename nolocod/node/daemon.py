@@ -257,8 +257,8 @@ class Node:
             write_whole(paths.manifest, sealed.to_bytes())
         elif not sealed.run_id.startswith(wanted := self._config.mesh.run):
             raise WrongRunError(f"{paths.root} belongs to run {sealed.run_id}, and {wanted} was asked for.")
-        if self._config.loop is None:  # here too: the trainer takes long to import what it needs for it
-            sealed.manifest.data.check_given(self._config.data)
+        if self._config.loop is None:
+            sealed.manifest.data.check_given(self._config.data)  # here too: the trainer takes long to import what it needs
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))
         await mesh.enter(sealed, self._own_state)

@@ -111,7 +111,7 @@ def live(folder: Path, model_type: str, model: dict[str, Any]) -> Life:
     before = alice.evaluate()
     _train(alice, 8)
     _train(bob, 8)
-    _exchange(alice, bob)
+    exchange(alice, bob)
     paths = DataDir(folder)
     save(alice, paths.checkpoints, "alice")
     again = _resumed(sealed, folder)
@@ -130,11 +130,11 @@ def _train(replica: Replica, steps: int) -> None:
     replica.report()
 
 
-def _exchange(alice: Replica, bob: Replica) -> None:
+def exchange(alice: Replica, bob: Replica) -> None:
+    """About the whole model, in this process."""
     boxes = [torch.zeros(alice.plan.box_size, dtype=torch.uint8) for _ in range(2)]
     for replica, box in zip((alice, bob), boxes, strict=True):
-        replica.capture(0)
-        replica.write(box)
+        replica.prepare(box, 0)
     for replica, box in zip((alice, bob), reversed(boxes), strict=True):
         replica.inspect(box)
         replica.apply(box, 0)

@@ -25,7 +25,7 @@ from nolocod.trainer.inner import mean_loss
 from nolocod.trainer.model import layout_of, read_config
 from nolocod.trainer.objective import Preferences, objective_of
 from nolocod.trainer.replica import open_replica
-from tests.support.architectures import CASES
+from tests.support.architectures import CASES, exchange
 from tests.support.base_model import RUN_FILE, TEXT, publish
 from tests.support.trainer_parts import MODEL, OWNER, dump, save, sealed_run
 
@@ -65,15 +65,6 @@ def train(replica: Replica, steps: int = 10) -> None:
     for _ in range(steps):
         replica.step()
     replica.report()
-
-
-def exchange(one: Replica, other: Replica) -> None:
-    boxes = [torch.zeros(one.plan.box_size, dtype=torch.uint8) for _ in range(2)]
-    for replica, box in zip((one, other), boxes, strict=True):
-        replica.prepare(box, 0)
-    for replica, box in zip((one, other), reversed(boxes), strict=True):
-        replica.inspect(box)
-        replica.apply(box, 0)
 
 
 # --- what is trained
