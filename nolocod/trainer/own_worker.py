@@ -55,12 +55,12 @@ class OwnWorker(Worker):
         return self._asked.command
 
     def begin(self, make: Callable[[Sealed], OwnReplica]) -> None:
-        """Answer the setup, and serve until training is due: the weights are then the run's."""
+        """Answer the setup, and serve until training is due, and no further: the weights are then those to start from."""
         self.wait_setup()
         assert self._asked is not None
         self._make = make
         self._do(self._asked)
-        if not self.serve(wait=lambda: not self._training):
+        if not self.serve(wait=lambda: True, until=lambda: self._training):
             raise EOFError
         self._resumed = time.perf_counter()
 

@@ -1,12 +1,10 @@
 """The trainer's own process: takes inner steps, and between two of them does what it is told.
 
-The rule: this process never waits for the network, and training waits for an exchange only while theta is
-copied or merged: the rest is done in a thread beside it (torch lets go of the interpreter while it computes).
-And an exchange waits for the end of an inner step only where theta is copied or merged: what the thread made
-it tells itself, and it begins to look at a partner's message as soon as it is told to.
-It ends by itself when its parent is gone, leaves Ctrl-C to the parent, and tells of its own failures in the
-catalogue's codes.
-Started as `python -m nolocod.trainer.worker SOCKET MEMORY` with two inherited descriptors.
+The rule: this process never waits for the network, and training waits for an exchange only while theta is copied or merged:
+the rest is done in a thread beside it (torch lets go of the interpreter while it computes). And an exchange waits for the end
+of an inner step only where theta is copied or merged: what the thread made it tells itself, and it begins to look at a
+partner's message as soon as it is told to. It ends by itself when its parent is gone, leaves Ctrl-C to the parent, and tells
+of its failures in the catalogue's codes. Started as `python -m nolocod.trainer.worker SOCKET MEMORY`, two descriptors.
 """
 
 from __future__ import annotations
@@ -83,12 +81,12 @@ class Worker:
             with _memory_errors():
                 self._train()
 
-    def serve(self, wait: Callable[[], bool]) -> bool:
-        """Between two inner steps: do what the parent asked for, and what it asks for as long as it is to `wait`.
+    def serve(self, wait: Callable[[], bool], until: Callable[[], bool] = lambda: False) -> bool:
+        """Between two inner steps: do what the parent asked for, and what it asks for as long as it is to `wait`, `until` then.
 
         False once it says stop. EOFError or ConnectionError if it is gone.
         """
-        while True:
+        while not until():
             if self._end is not None and (not self._training or (self._work is not None and self._work.done())):
                 self._settle()
             self._write_files()
@@ -105,6 +103,7 @@ class Worker:
             if isinstance(request.command, pipe.Stop):
                 return False
             self._do(request)
+        return True
 
     def _do(self, request: pipe.Request) -> None:
         began = time.perf_counter()
@@ -284,6 +283,7 @@ class Worker:
         self._replica, self._boxes, self._files, self._training, self._held = None, None, None, False, {}
         sealed = unseal(setup.manifest)
         replica = self._open(setup, sealed)
+        replica.clip_change = setup.clip_change
         found = checkpoint.find(setup.checkpoints, sealed.run_id)
         if found.path is not None and found.state is not None:
             replica.restore(found.path, found.state)

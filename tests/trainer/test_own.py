@@ -214,6 +214,19 @@ def test_a_step_takes_in_what_the_daemon_asks_and_waits_for_nothing(loop: Loop) 
     assert replica.inner_steps == steps + 1, "a daemon that pauses stops nobody's loop"
 
 
+def test_the_weights_that_a_loop_begins_with_are_untouched_by_what_is_due_at_once(loop: Loop) -> None:
+    setup = loop.send(setup_for(loop.sealed, loop.folder))
+    loop.worker.wait_setup()
+    loop.send(pipe.Train())
+    loop.send(pipe.Solo(7, 0))
+    loop.worker.begin(loop.make)
+    assert loop.answer(pipe.Loaded, setup).standing.round == 0
+    assert loop.worker.replica is not None
+    assert loop.worker.replica.standing.round == 0, "an outer step came before the first inner one"
+    loop.step()
+    assert loop.worker.replica.standing.round == 7
+
+
 def test_a_resumed_loop_goes_on_exactly(tmp_path: Path) -> None:
     def train(loop: Loop, steps: int) -> None:
         for _ in range(steps):
