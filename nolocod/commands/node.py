@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from functools import partial
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
-    *("http_token", "http_open_metrics", "data", "base", "device", "threads", "nice", "max_uploads"),
-    *("checkpoint_every", "linger", "stop_within", "pause_on_battery", "loop"),
+    *("http_token", "http_open_metrics", "data", "base", "device", "threads", "nice", "clip_change"),
+    *("max_uploads", "checkpoint_every", "linger", "stop_within", "pause_on_battery", "loop"),
 )
 """Options that are settings of the same name."""
 
@@ -98,6 +99,12 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--http-open-metrics", action="store_true", help="let everybody read /metrics without a token")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of the trainer (0: torch decides)")
     add("--nice", type=int, default=0, metavar="N", help="priority of the trainer: 19 lets all other programs go first (0)")
+    add(
+        "--clip-change",
+        type=float,
+        metavar="NORM",
+        help="tell partners no more of what was trained here than this in one exchange",
+    )
     add("--max-uploads", type=int, default=2, metavar="N", help="newcomers that get weights at the same time (%(default)s)")
     add("--max-connections", type=int, default=256, metavar="N", help="connections to peers at the same time (%(default)s)")
     add("--max-per-address", type=int, default=64, metavar="N", help="connections from one /24 or /48 (%(default)s)")
@@ -144,6 +151,10 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
     if not 0 <= options.nice <= 19:
         raise UsageError(f"--nice cannot be {options.nice}. It is a number from 0 to 19.")
+    if options.clip_change is not None and not 0 < options.clip_change < math.inf:
+        raise UsageError(
+            f"--clip-change cannot be {options.clip_change:g}. It is a length above 0, of the change of all weights."
+        )
     connections = {"connections": options.max_connections, "connections_per_address": options.max_per_address}
     return NodeConfig(
         mesh=_mesh_settings(options, **connections, relaying=_relaying(options)),

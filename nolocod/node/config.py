@@ -37,6 +37,8 @@ class NodeConfig:
     """CPU threads of the trainer; 0 leaves the choice to torch."""
     nice: int = 0
     """Priority of the trainer: from 0, as the daemon itself, to 19, which lets all others on the machine go first."""
+    clip_change: float | None = None
+    """The longest change of the weights that one exchange tells a partner (replica.py); None for any."""
     max_uploads: int = 2
     """Newcomers served weights at once."""
     checkpoint_every: float | None = None

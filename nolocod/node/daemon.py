@@ -310,6 +310,7 @@ class Node:
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
             base=config.paths.base if sealed.manifest.base else None,
+            clip_change=config.clip_change,
         )
         return SessionSettings(
             setup, sealed.manifest, config.paths.incoming, self._may_seed, config.checkpoint_every, config.grace

@@ -1,4 +1,5 @@
-"""The clip radius: how far a partner may move us, from how far partners were before (manifest.Trust).
+"""The clip radius: how far a partner may move us, from how far partners were before (manifest.Trust). And `clip`: how much of
+our own change an outer step takes along, where the node's owner bounds it.
 
 The rule: with pairs there is no majority to ask, so what a partner can do is bounded by what partners did before
 (ClippedGossip, arXiv 2202.01545). v = s_j - s_i, the partner's message less ours, counts with the weight
@@ -20,6 +21,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
+    from nolocod.outer.codec.blocks import Fragment
     from nolocod.run.manifest import Trust
 
 REMEMBERED = 16
@@ -89,3 +93,15 @@ class Clipping:
         """Go on with `history`; distances of another number of fragments (an older checkpoint has none) are left aside."""
         if len(history.distances) == len(self._accepted):
             self._accepted = [deque(known, maxlen=REMEMBERED) for known in history.distances]
+
+
+def clip(theta: Tensor, phi: Tensor, fragments: Sequence[Fragment], longest: float) -> None:
+    """Bring `theta` nearer to `phi` in these fragments, until |theta - phi| is at most `longest` (arXiv 1710.06963, section 3).
+
+    One exchange thus tells at most so much of what this node's own data changed. What is not finite stays so.
+    """
+    spans = [block.span for fragment in fragments for block in fragment.blocks]
+    length = math.hypot(*((theta[span].cpu() - phi[span]).norm().item() for span in spans))
+    if length > longest:
+        for span in spans:
+            theta[span].lerp_(phi[span].to(theta.device), 1 - longest / length)

@@ -42,6 +42,8 @@ class Setup(Message, frozen=True, kw_only=True):
     cache: Path
     base: Path | None = None
     """The folder of the model that the run starts from; None where it starts from a seed."""
+    clip_change: float | None = None
+    """The longest |theta - phi| that one outer step takes along; None for any."""
 
 
 class Download(Message, frozen=True):

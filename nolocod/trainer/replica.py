@@ -23,7 +23,7 @@ from nolocod.proto.types import Applied, Description, Inspection, Standing, part
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Capture, Plan, Weights
-from nolocod.trainer.clipping import Clipping
+from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
 from nolocod.trainer.model import (
@@ -122,6 +122,8 @@ class Replica:
         self._since_capture = 0  # ... and the inner steps taken since
         self._capture_rate = 0.0  # ... and what distances from partners follow
         self.clipping = Clipping(sealed.manifest.trust, len(plan.fragments))
+        self.clip_change: float | None = None
+        """The longest change theta - phi that an outer step takes along, alone too, as phi tells it later; None for any."""
 
     def draw_as(self, peer_id: str) -> None:
         """Make the random draws of training (dropout, rounding) this node's own: equal ones would add up."""
@@ -189,6 +191,7 @@ class Replica:
         if parts_in(subject, len(self.ages)).stop > len(self.ages):
             raise RejectedTensorError(f"fragment {subject} is not one of this run's {len(self.ages)}.")
         self.discard()
+        self._clip(parts_in(subject, len(self.ages)))
         seed = int(torch.randint(0, 1 << 62, (), generator=self._rounding).item())
         capture = Capture(self.plan, self.weights, subject, seed)
         capture.keep()
@@ -243,6 +246,7 @@ class Replica:
         self.discard()
         settings = self.manifest.outer
         among = parts_in(self.subject if subject is None else subject, len(self.ages))
+        self._clip(among)
         scratch = torch.empty(BLOCK)
         for block in (block for fragment in self.plan.fragments[among.start : among.stop] for block in fragment.blocks):
             phi = self.phi[block.span]
@@ -250,6 +254,11 @@ class Replica:
             step.step(phi, self.delta[block.span], own, 1, settings)
             self.theta[block.span].copy_(phi)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
+
+    def _clip(self, among: range) -> None:
+        """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
+        if self.clip_change is not None:
+            clip(self.theta, self.phi, self.plan.fragments[among.start : among.stop], self.clip_change)
 
     @property
     def subject(self) -> int:

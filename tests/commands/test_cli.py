@@ -70,6 +70,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["join", "--bootstrap", "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx", "--listen", "nowhere"], "NLC-100", "--listen 'nowhere'"),
         (["join", "--bootstrap", "x", "--threads", "-1"], "NLC-100", "--threads cannot be -1"),
         (["join", "--bootstrap", "x", "--nice", "20"], "NLC-100", "--nice cannot be 20"),
+        (["join", "--bootstrap", "x", "--clip-change", "0"], "NLC-100", "--clip-change cannot be 0"),
+        (["join", "--bootstrap", "x", "--clip-change", "nan"], "NLC-100", "--clip-change cannot be nan"),
         (["join", "--bootstrap", "x", "--linger", "nan"], "NLC-100", "--linger cannot be nan"),
         (["join", "--bootstrap", "x", "--http", "127.0.0.1:99999"], "NLC-100", "--http"),
         (["join", "--bootstrap", "x", "--max-upload", "20Mb"], "NLC-100", "--max-upload '20Mb' has an unknown unit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,8 +12,11 @@ import torch
 
 from nolocod.run.manifest import Inner, Outer, Trust
 from nolocod.trainer import checkpoint
+from nolocod.trainer.boxes import anonymous_file
+from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.clipping import Clipping, History, Norms
-from tests.support.trainer_parts import make_replica, save, sealed_run
+from nolocod.trainer.worker import Worker
+from tests.support.trainer_parts import make_replica, save, sealed_run, setup_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,3 +186,62 @@ def test_what_is_known_of_distances_is_in_the_checkpoint(tmp_path: Path) -> None
     resumed = make_replica(sealed, tmp_path, "alice")
     resumed.restore(found.path, found.state)
     assert resumed.clipping.history == alice.clipping.history
+
+
+# --- of our own change
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
+def test_an_outer_step_takes_no_more_of_our_own_change_along_than_is_allowed(tmp_path: Path, codec: Codec, alone: bool) -> None:
+    """The message's own values say so: another node's view of them, at the same phi. Alone phi is what is told later."""
+    settings = Outer(alpha=0.0, beta=0.7, gamma=1.0, rounds=100, turns=2)
+    inner = Inner(steps=4, batch=2, sequence=32, optimizer="adamw", learning_rate=3e-3)
+    sealed = sealed_run(codec=codec, inner=inner, outer=settings, trust=Trust(clip=0))
+    node = make_replica(sealed, tmp_path, "alice")
+    span, other = node.plan.fragments[1].span, node.plan.fragments[0].span
+    phi = node.phi.clone()
+    for _ in range(4):
+        node.step()
+    before = node.theta.clone()
+    length = (before - phi)[span].norm().item()
+    node.clip_change = length / 3
+    if alone:
+        node.solo(0, 1)
+        told = (node.phi - phi)[span] / settings.beta
+    else:
+        partner = make_replica(sealed, tmp_path, "bob")
+        boxes = [torch.zeros(node.plan.box_size, dtype=torch.uint8) for _ in range(2)]
+        partner.prepare(boxes[0], 1)
+        node.prepare(boxes[1], 1)
+        partner.inspect(boxes[1])
+        partner.apply(boxes[1], 0)
+        told = 2 * (partner.phi - phi)[span] / settings.beta
+    rounding = 1e-4 if codec == "float32" else 0.1  # of phi too, by bfloat16
+    assert told.norm().item() == pytest.approx(length / 3, rel=rounding)
+    assert torch.equal(node.theta[other], before[other]), "the fragment whose turn it is, and no other"
+    node.discard()
+    kept = (node.theta - node.phi)[span].norm().item()
+    assert kept <= length / 3 * 1.001, "nothing of the rest is told by a later exchange"
+    if not alone:
+        way = torch.nn.functional.cosine_similarity((node.theta - phi)[span], (before - phi)[span], dim=0)
+        assert way.item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_change_within_the_bound_is_left_as_it_is(tmp_path: Path) -> None:
+    node = make_replica(sealed_run(), tmp_path)
+    node.step()
+    before = node.theta.clone()
+    node.clip_change = 1.001 * (node.theta - node.phi).norm().item()
+    node.capture(0)
+    assert torch.equal(node.theta, before)
+    node.clip_change = 0.999 * (node.theta - node.phi).norm().item()
+    node.capture(0)
+    assert not torch.equal(node.theta, before)
+
+
+def test_the_trainer_is_told_of_the_bound(tmp_path: Path) -> None:
+    worker = Worker(ChildEnd(socket.socketpair()[0].detach()), anonymous_file("boxes"))
+    worker._load(setup_for(sealed_run(), tmp_path, clip_change=0.25))
+    assert worker._replica is not None
+    assert worker._replica.clip_change == 0.25
