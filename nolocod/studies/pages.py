@@ -23,6 +23,12 @@ class Place:
         self._page, self._name, self._remedy = page, name, remedy
         self._filled("")
 
+    @property
+    def table(self) -> str:
+        """What stands there."""
+        found = _place(self._name).search(self._page.read_text(encoding="utf-8"))
+        return found.group() if found else ""
+
     def fill(self, table: str) -> None:
         """Write the page anew, as it is by now."""
         text = self._filled(table)
@@ -39,7 +45,10 @@ class Place:
 
 def filled(text: str, name: str, table: str) -> str:
     """`text` with `table` at the place `name`; UsageError if it has none."""
-    place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-    if not place.search(text):
+    if not _place(name).search(text):
         raise UsageError(f"the page has no place <!-- {name} --> … <!-- end -->.")
-    return place.sub(lambda _: table.strip("\n") + "\n", text, count=1)
+    return _place(name).sub(lambda _: table.strip("\n") + "\n", text, count=1)
+
+
+def _place(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -2,8 +2,8 @@
 
 The measure is the calm time before and after each attack, each as long as the attack: what else the machine does changes
 from minute to minute. A stranger does not eat the processor of its victim, so attackers have a processor of their own here,
-where there are two; it is as busy in calm times, so that other programs have as little room then. The daemons leave most of
-theirs free: the line of each is slow, and a phase has four inner steps. What an attack costs shows in the processor time of
+where there are two; it is as busy in calm times, so that other programs have as little room then. Their
+trainers yield to network processes, and lack what an attack takes. What an attack costs shows in the processor time of
 the node's network process, which other programs change little, and in the outer steps, which they change more. Exit status 1
 if a limit did not hold. A stall is a task that the node's event loop woke more than 50 ms late
 (`nolocod_loop_lag_seconds`): on a busy machine calm times have some too.
@@ -159,10 +159,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each attack (%(default)s)")
     parser.add_argument("--only", action="append", choices=[*ATTACKS], metavar="NAME", help=f"one of: {', '.join(ATTACKS)}")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between its markers there")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table there; rows that are not measured stay")
     options = parser.parse_args()
     place = None if options.into is None else Place(options.into, "attacks", "Name a page that has the table.")
-    lines = list[str]()
+    rows = {} if place is None else {line.split("|")[1].strip(): line for line in place.table.splitlines() if "%" in line}
     broken = False
     *daemons, attackers = sorted(os.sched_getaffinity(0)) * (1 if len(os.sched_getaffinity(0)) > 1 else 2)
     os.sched_setaffinity(0, daemons)
@@ -175,7 +175,6 @@ def main() -> int:
             os.sched_setaffinity(0, {attackers})
             idler = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             before = measured(first, options.seconds, calmly)
-            lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
             for name in options.only or ATTACKS:
                 idler.send_signal(signal.SIGSTOP)
                 found = measured(first, options.seconds, partial(attacked, first, name))
@@ -184,14 +183,15 @@ def main() -> int:
                 after = measured(first, options.seconds, calmly)
                 calm, before = before.beside(after), after
                 broken |= bool(found.broken(calm))
-                lines.append(row(name, found, calm))
-                sys.stdout.write(lines[-1] + "\n")
+                rows[name] = row(name, found, calm)
+                sys.stdout.write(rows[name] + "\n")
                 sys.stdout.flush()
         finally:
             if idler is not None:
                 idler.kill()
                 idler.wait()
             swarm.end()
+    lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|", *(rows[name] for name in ATTACKS if name in rows)]
     if place is not None:
         place.fill("\n".join(lines))
     sys.stdout.write("\n" + "\n".join(lines) + "\n")
