@@ -114,8 +114,9 @@ class Dialogue:
         self._seen = body.sequence
 
 
-def standing_to_wire(standing: Standing) -> pb.Standing:
-    told = pb.Standing(round=standing.round, tokens=standing.tokens, loss=standing.loss)
+def standing_to_wire(standing: Standing, wall: float = 0.0) -> pb.Standing:
+    """`wall`: the time of day, where it is told."""
+    told = pb.Standing(round=standing.round, tokens=standing.tokens, loss=standing.loss, time_ms=int(wall * 1000))
     told.step_seconds = standing.step_seconds
     return told
 

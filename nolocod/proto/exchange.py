@@ -23,14 +23,14 @@ from nolocod.proto.types import CHUNK_SIZE, parts_in
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
     from nolocod.proto.framing import ChunkHead
-    from nolocod.proto.types import Description, Standing
+    from nolocod.proto.types import Clock, Description, Standing
 
 SESSION_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What every exchange of a node has in common. `size` is that of the run's largest message in bytes."""
+    """What every exchange of a node has in common: `size` is that of the run's largest message, `clock` the time of day."""
 
     identity: Identity
     run_id: str
@@ -40,6 +40,7 @@ class Setting:
     fragments: int = 1
     staleness: int | None = None
     """An Accept from a round further away is a lie: we would take over that round with the step."""
+    clock: Clock = lambda: 0.0
 
 
 @dataclass
@@ -381,7 +382,7 @@ class Exchange:
         return pb.Terms(codec=self._setting.codec, size=self._setting.size, fragment=self.subject)
 
     def _tell_standing(self, standing: Standing) -> None:
-        self._own.standing = standing_to_wire(standing)
+        self._own.standing = standing_to_wire(standing, self._setting.clock())
         self._own.standing.terms.CopyFrom(self._terms())  # so that receipts hold them, those of older partners too
 
     def _content(self) -> bytes:

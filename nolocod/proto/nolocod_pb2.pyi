@@ -83,6 +83,8 @@ class Body(_message.Message):
     CHUNK_REQUEST_FIELD_NUMBER: _builtins.int
     RUNS_REQUEST_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_REQUEST_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     session: _builtins.bytes
     """16 random bytes; empty for messages that belong to no session"""
@@ -132,6 +134,10 @@ class Body(_message.Message):
     def runs_request(self) -> Global___RunsRequest: ...
     @_builtins.property
     def runs(self) -> Global___Runs: ...
+    @_builtins.property
+    def receipts_request(self) -> Global___ReceiptsRequest: ...
+    @_builtins.property
+    def receipts(self) -> Global___Receipts: ...
     def __init__(
         self,
         *,
@@ -160,12 +166,14 @@ class Body(_message.Message):
         chunk_request: Global___ChunkRequest | None = ...,
         runs_request: Global___RunsRequest | None = ...,
         runs: Global___Runs | None = ...,
+        receipts_request: Global___ReceiptsRequest | None = ...,
+        receipts: Global___Receipts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "refuse", b"refuse", "resume", b"resume", "runs", b"runs", "runs_request", b"runs_request", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receipts", b"receipts", "receipts_request", b"receipts_request", "refuse", b"refuse", "resume", b"resume", "runs", b"runs", "runs_request", b"runs_request", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receiver", b"receiver", "refuse", b"refuse", "resume", b"resume", "run_id", b"run_id", "runs", b"runs", "runs_request", b"runs_request", "sender", b"sender", "sequence", b"sequence", "session", b"session", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "accept", b"accept", "acknowledge", b"acknowledge", "busy", b"busy", "chunk_request", b"chunk_request", "commit", b"commit", "confirm", b"confirm", "content", b"content", "describe", b"describe", "gossip", b"gossip", "heartbeat", b"heartbeat", "info", b"info", "info_request", b"info_request", "offer", b"offer", "receipts", b"receipts", "receipts_request", b"receipts_request", "receiver", b"receiver", "refuse", b"refuse", "resume", b"resume", "run_id", b"run_id", "runs", b"runs", "runs_request", b"runs_request", "sender", b"sender", "sequence", b"sequence", "session", b"session", "snapshot_offer", b"snapshot_offer", "snapshot_request", b"snapshot_request", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["offer", "accept", "busy", "refuse", "describe", "confirm", "commit", "acknowledge", "abort", "resume", "working", "heartbeat", "gossip", "info_request", "info", "snapshot_request", "snapshot_offer", "chunk_request", "runs_request", "runs"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["offer", "accept", "busy", "refuse", "describe", "confirm", "commit", "acknowledge", "abort", "resume", "working", "heartbeat", "gossip", "info_request", "info", "snapshot_request", "snapshot_offer", "chunk_request", "runs_request", "runs", "receipts_request", "receipts"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
@@ -180,6 +188,7 @@ class Standing(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """outer steps behind this replica"""
     tokens: _builtins.int
@@ -187,6 +196,8 @@ class Standing(_message.Message):
     """last training loss, nats per token"""
     step_seconds: _builtins.float
     """the longest thing that its trainer lately did at a time: an inner step, mostly"""
+    time_ms: _builtins.int
+    """in an Offer and an Accept only: the sender's clock, which both partners' receipts hold then"""
     @_builtins.property
     def terms(self) -> Global___Terms:
         """in an Offer and an Accept only: both partners' receipts hold it with the rest"""
@@ -199,10 +210,11 @@ class Standing(_message.Message):
         loss: _builtins.float = ...,
         terms: Global___Terms | None = ...,
         step_seconds: _builtins.float = ...,
+        time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round", "step_seconds", b"step_seconds", "terms", b"terms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round", "step_seconds", b"step_seconds", "terms", b"terms", "time_ms", b"time_ms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -588,6 +600,7 @@ class Heartbeat(_message.Message):
     LIFE_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
     PHASE_MS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """grows with every heartbeat of this peer, over restarts too (milliseconds of wall time at least)"""
     state: _builtins.str
@@ -608,6 +621,8 @@ class Heartbeat(_message.Message):
     """another life that speaks in the sender's name: who finds its own here knows that it is not alone"""
     phase_ms: _builtins.int
     """what `inner.steps` inner steps take the sender; 0: not told"""
+    name: _builtins.str
+    """what its owner calls it, for people"""
     @_builtins.property
     def standing(self) -> Global___Standing: ...
     @_builtins.property
@@ -627,10 +642,11 @@ class Heartbeat(_message.Message):
         life: _builtins.int = ...,
         other: _builtins.int = ...,
         phase_ms: _builtins.int = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "life", b"life", "other", b"other", "phase_ms", b"phase_ms", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "life", b"life", "name", b"name", "other", b"other", "phase_ms", b"phase_ms", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1060,3 +1076,73 @@ class Runs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Runs: _TypeAlias = Runs  # noqa: Y015
+
+@_typing.final
+class SignedReceipt(_message.Message):
+    """--- what nodes gave: receipts of late exchanges, passed on so that everybody can count"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    OFFERER_FIELD_NUMBER: _builtins.int
+    ANSWERER_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    offerer: _builtins.bytes
+    answerer: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+        offerer: _builtins.bytes = ...,
+        answerer: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answerer", b"answerer", "content", b"content", "offerer", b"offerer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedReceipt: _TypeAlias = SignedReceipt  # noqa: Y015
+
+@_typing.final
+class ReceiptsRequest(_message.Message):
+    """`digests`: six bytes of the hash of each receipt that the sender holds, one after another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    digests: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        digests: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiptsRequest: _TypeAlias = ReceiptsRequest  # noqa: Y015
+
+@_typing.final
+class Receipts(_message.Message):
+    """`receipts`: serialised SignedReceipts that the other does not hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        receipts: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipts: _TypeAlias = Receipts  # noqa: Y015

@@ -5,6 +5,7 @@ The rule: imported by everybody and importing next to nobody, so that outer, p2p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run time
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import NatClass, Reach
 
+Clock = Callable[[], float]
+"""The time of day, in seconds."""
 CHUNK_SIZE = 2 << 20
 """Bytes per chunk of a tensor or a snapshot, the last one excepted."""
 AHEAD_CHUNKS = 8
@@ -63,6 +66,8 @@ class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for 
     """It is, and within its group's share: what it tells may decide something, after others' words and our own measure."""
     phase: float = 0.0
     """Seconds that a phase's inner steps take it, by its own word; 0: not told."""
+    name: str = ""
+    """What its owner calls it; empty for none, or one that is not safe to show."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple
@@ -52,7 +53,7 @@ class Context(Setting):
         """`identity` in the run of `sealed`."""
         run, outer = sealed.manifest, sealed.manifest.outer
         codec = wire_name(run.codec)
-        return cls(identity, sealed.run_id, codec, size, fragments=outer.turns, staleness=outer.staleness)
+        return cls(identity, sealed.run_id, codec, size, fragments=outer.turns, staleness=outer.staleness, clock=time.time)
 
 
 def redial_pauses() -> Iterator[float]:

@@ -80,7 +80,7 @@ class SimNode(SimMember):
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
-            staleness=scenario.staleness, rng=self._rng, aside=self.aside,
+            staleness=scenario.staleness, rng=self._rng, aside=self.aside, clock=self.wall,
         )  # fmt: skip
         settings = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
         self.loop = OuterLoop(self.peer_id, replica, self, settings, self.emit, self.reputation.probation)
