@@ -6,12 +6,11 @@ Sizes in bytes, times in seconds, losses in nats per token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-if TYPE_CHECKING:
-    from nolocod.identity import PeerId
+from nolocod.identity import PeerId  # noqa: TC001  # msgspec reads the annotations
 
 Reach = Literal["direct", "inbound", "punched", "relayed"]
 """How a peer is connected: we dialled it, it dialled us, both did through their NATs, or through a relay."""
@@ -314,6 +313,26 @@ class TextSupply(Event, frozen=True):
     """Why none comes; empty when it comes again ..."""
     seconds: float
     """... after so long."""
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """What a node gave, as receipts that both partners signed show it. `name` is what its owner calls it."""
+
+    peer_id: PeerId
+    name: str
+    tokens: int
+    """That it trained between exchanges which others accepted."""
+    seconds: float
+    exchanges: int
+    """Those whose receipts were counted; of others' exchanges that is a part."""
+    partners: int
+
+
+class Contributed(Event, frozen=True):
+    """What this node gave (None before its first exchange), and those of the run that gave most."""
+
+    own: Contribution | None
+    others: tuple[Contribution, ...]
 
 
 class Troubled(Event, frozen=True):

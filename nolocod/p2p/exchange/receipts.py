@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _DOUBTS = 16
 """Votes that are kept at most."""
+_FRESH = 256
+"""Receipts that wait to be counted."""
 
 
 class ReceiptStore:
@@ -37,6 +40,7 @@ class ReceiptStore:
         self._old = path.with_name(path.name + ".old")
         self._limit = limit
         self._lock = threading.Lock()
+        self._fresh: deque[Receipt] = deque(maxlen=_FRESH)
         self._votes_path = path.with_name(path.name + ".doubts")
         for each in (self._path, self._votes_path):
             _drop_torn_tail(each)
@@ -49,6 +53,11 @@ class ReceiptStore:
             self._rotate()
             _append(self._path, line)
             self._forget(receipt.session)
+        self._fresh.append(receipt)
+
+    def fresh(self) -> list[Receipt]:
+        """Those that were added since the last call, oldest first."""
+        return [self._fresh.popleft() for _ in range(len(self._fresh))]
 
     def _rotate(self) -> None:
         """Before a receipt is added: a failure after that would deny one that is on the disk."""
@@ -97,10 +106,10 @@ class ReceiptStore:
                 return receipt
         return None
 
-    def all(self) -> Iterator[Receipt]:
-        """Every kept receipt whose signatures fit, oldest first."""
+    def all(self, read: Callable[[bytes], Receipt] = from_line) -> Iterator[Receipt]:
+        """Every kept receipt whose signatures fit, oldest first; of `read_line`, all that we kept."""
         for line in self._lines():
-            if (receipt := _from_line(line)) is not None:
+            if (receipt := _from_line(line, read)) is not None:
                 yield receipt
 
     def since(self, own: PeerId, round_number: int) -> list[bytes]:

@@ -49,6 +49,7 @@ GOSSIP = "/nolocod/gossip"
 EXCHANGE = "/nolocod/exchange"
 SNAPSHOT = "/nolocod/snapshot"
 REGISTRY = "/nolocod/registry"
+RECEIPTS = "/nolocod/receipts"
 PING = "/ipfs/ping/1.0.0"
 # The version is not in the protocol id: it is in every envelope, so that a node of another major
 # version is told so by name instead of failing to negotiate.
