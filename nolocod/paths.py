@@ -21,6 +21,8 @@ class DataDir:
         self.reputation = root / "reputation.json"
         self.checkpoints = root / "checkpoints"
         self.receipts = root / "receipts"
+        self.contributions = root / "contributions"
+        self.name = root / "name"
         self.serving = root / "serving"
         self.incoming = root / "incoming"
         self.cache = root / "cache"

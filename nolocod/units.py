@@ -33,6 +33,10 @@ class Address:
 SLOWEST_RATE = 32_000
 """Bytes per second: a chunk of 2 MiB then takes a third of the three minutes that a partner gives it."""
 
+_NAME_ENDS, _NAME_SIGNS = r"[\w.+@()'-]", r"[\w .+@()'-]"
+NAME = re.compile(rf"{_NAME_ENDS}(?:{_NAME_SIGNS}{{0,30}}{_NAME_ENDS})?")
+"""What a node may be called: up to 32 letters, digits and signs that mean nothing to a terminal or to HTML."""
+
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -105,3 +109,12 @@ class Hours:
 
     def __str__(self) -> str:
         return f"{self.begin // 60:02}:{self.begin % 60:02}-{self.end // 60:02}:{self.end % 60:02}"
+
+
+def parse_name(text: str, flag: str) -> str:
+    """What a node is called; UsageError for what is not safe to show."""
+    if text and not NAME.fullmatch(text):
+        raise UsageError(
+            f"{flag} {text!r} is no name.", remedy="Take up to 32 letters, digits, spaces and .+@()'- without HTML."
+        )
+    return text

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from nolocod.errors import UsageError
-from nolocod.units import SLOWEST_RATE, Address, Hours, parse_rate, parse_size, parse_span
+from nolocod.units import SLOWEST_RATE, Address, Hours, parse_name, parse_rate, parse_size, parse_span
+
+
+def test_a_name_is_up_to_32_signs_that_are_safe_to_show() -> None:
+    for text in ("", "A", "Žofie's GPU (2)", "x" * 32, "a.b+c@d-e"):
+        assert parse_name(text, "--name") == text
+    for text in (" a", "a ", "x" * 33, "<b>", "a\nb", "a\x1b[1m", "a&b", '"', "a\u202eb", "a\u200bb"):
+        with pytest.raises(UsageError, match="--name"):
+            parse_name(text, "--name")
 
 
 @pytest.mark.parametrize(

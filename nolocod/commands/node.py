@@ -16,7 +16,7 @@ from nolocod.node.config import NodeConfig
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.paths import DataDir
 from nolocod.run.manifest import RUN_ID_DIGITS, stored_manifest
-from nolocod.units import Address, Hours, parse_rate, parse_size
+from nolocod.units import Address, Hours, parse_name, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +134,13 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="end so soon after SIGTERM, with the last checkpoint on the disk if no new one fits in (%(default)s)",
     )
+    add(
+        "--name",
+        dest="called",
+        default="",
+        metavar="NAME",
+        help="what others see this node called; it is kept for later starts",
+    )
     add("--loop", type=_descriptors, help=argparse.SUPPRESS)  # what nolocod/api/swarm.py starts
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(%(default)s)")
     add("--log-format", default="human", choices=["human", "json"], help="json: one object per line (%(default)s)")
@@ -174,6 +181,7 @@ def _mesh_settings(options: argparse.Namespace, **more: Any) -> MeshSettings:  #
         announce=tuple(options.announce),
         access=Access(options.network_key, options.allow, options.invite),
         upnp=not options.no_upnp,
+        name=parse_name(getattr(options, "called", ""), "--name"),
         **more,
     )
 

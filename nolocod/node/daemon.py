@@ -12,6 +12,7 @@ import gc
 import os
 import random
 import signal
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ from nolocod.observe.status.access import PageAccess, is_loopback, make_token, r
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
 from nolocod.p2p.exchange.context import Context
+from nolocod.p2p.exchange.receipt_gossip import OwnReceipts, ReceiptGossip
+from nolocod.p2p.exchange.receipt_gossip import Swarm as Counted
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
@@ -43,7 +46,7 @@ from nolocod.p2p.registry.service import RegistryService, Swarm, near
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.requests import Terms
-from nolocod.p2p.transport.stream import EXCHANGE, REGISTRY, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, RECEIPTS, REGISTRY, SNAPSHOT
 from nolocod.proto.types import Standing
 from nolocod.run.credentials import stored_announcement
 from nolocod.run.manifest import stored_manifest
@@ -77,6 +80,7 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
     """
     supervisor = Supervisor(os.environ)
     with data_directory.hold(config.paths):
+        config = replace(config, mesh=replace(config.mesh, name=data_directory.called(config.paths, config.mesh.name)))
         node = Node(config, may_seed=may_seed, followers=[supervisor.follow, *followers])
         gc.collect()
         gc.freeze()  # what is there stays: full collections of it, that peers can bring about, held the loop for 70 ms each
@@ -273,6 +277,7 @@ class Node:
         mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
         self._keep_registry(mesh, sealed, nursery)
+        self._keep_count(mesh, sealed, nursery)
         return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)
 
     def _keep_registry(self, mesh: Mesh, sealed: Sealed, nursery: trio.Nursery) -> None:
@@ -288,6 +293,14 @@ class Node:
         service = RegistryService(registry, swarm, random.SystemRandom(), left)
         mesh.serve(REGISTRY, containing_failures(service.handle, self.emit))
         nursery.start_soon(service.run)
+
+    def _keep_count(self, mesh: Mesh, sealed: Sealed, nursery: trio.Nursery) -> None:
+        """Count what the run's nodes give, and pass on the receipts that show it."""
+        swarm = Counted(Terms(self._identity, sealed.run_id, Timing().request), mesh.live, near, mesh.dial, mesh.judge)
+        own = OwnReceipts(self._receipts, ReceiptStore(self._config.paths.contributions))
+        gossip = ReceiptGossip(swarm, own, random.SystemRandom(), self.emit)
+        mesh.serve(RECEIPTS, containing_failures(gossip.handle, self.emit))
+        nursery.start_soon(gossip.run)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)

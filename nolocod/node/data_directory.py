@@ -21,6 +21,7 @@ from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, Wr
 from nolocod.identity import load_or_create
 from nolocod.run.manifest import MAX_MANIFEST_BYTES, seal, stored_manifest
 from nolocod.run.run_file import read_run_file
+from nolocod.units import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +86,18 @@ def find_running(paths: DataDir) -> Running:
     if not psutil.pid_exists(running.pid):
         raise NotRunningError(f"the daemon of {paths.root} (process {running.pid}) has ended.")
     return running
+
+
+def called(paths: DataDir, given: str = "") -> str:
+    """What the owner called this node, empty for nothing; `given` is kept for later starts."""
+    if given:
+        write_whole(paths.name, given.encode())
+        return given
+    try:
+        kept = paths.name.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return kept if NAME.fullmatch(kept) else ""
 
 
 def found(paths: DataDir, run_file: Path) -> Sealed:

@@ -36,7 +36,7 @@ from nolocod.p2p.nat.connectivity import Connectivity
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.multiaddrs import split, via
 from nolocod.p2p.transport.requests import Terms, turn_away
-from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, REGISTRY, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
 from nolocod.run.credentials import accept, network_key, prologue, read_allow_list
 from nolocod.run.invitations import unchecked
@@ -98,7 +98,7 @@ async def open_mesh(
         nursery.start_soon(connectivity.run)
         try:
             run_id = RunId(config.run or (unchecked(token).run_id if token else ""))
-            parts = _Parts(bootstrap, nursery, rng, timing or Timing(), emit, connectivity, config.paths, run_id)
+            parts = _Parts(bootstrap, nursery, rng, timing or Timing(), emit, connectivity, config.paths, config.name, run_id)
             yield Mesh(host, identity, book, parts)
         except NolocodError as error:
             raised = error  # on its own, not in a group for each nursery around it
@@ -124,6 +124,7 @@ class _Parts:
     emit: Emit
     connectivity: Connectivity
     paths: DataDir
+    name: str
     run_id: RunId
     """The run that this node was invited to or is to join, or the beginning of its id; empty for any."""
 
@@ -191,16 +192,10 @@ class Mesh:
         connectivity = parts.connectivity
         connectivity.members, connectivity.resting = self.live, lambda: own()[1] == "paused"
         own_heartbeat = OwnHeartbeat(
-            self._identity,
-            sealed.run_id,
-            own,
-            lambda: connectivity.heartbeat_addresses,
-            reach=lambda: connectivity.kind,
-            relays=lambda: connectivity.relays,
-            admission=self._admission.shown,
-            life=new_life(time.time(), parts.rng),
-            phase=lambda: self._phase,
-        )
+            self._identity, sealed.run_id, own, lambda: connectivity.heartbeat_addresses,
+            reach=lambda: connectivity.kind, relays=lambda: connectivity.relays, admission=self._admission.shown,
+            life=new_life(time.time(), parts.rng), phase=lambda: self._phase, name=parts.name,
+        )  # fmt: skip
         gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit)
         gossip.cloned, gossip.judge = self.cloned, self.judge
         connectivity.client.introduce = lambda relay: self._greet(gossip, relay, ())
@@ -386,8 +381,8 @@ class Mesh:
         return await self._host.open_stream(peer, protocol, addresses)
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer streams of `protocol`; weights go to members only. A RemoteError out of `handler` costs the peer its
-        stream."""
+        """Answer streams of `protocol`; only the registry's go to anybody, where the run is by invitation. A RemoteError out
+        of `handler` costs the peer its stream."""
 
         async def to_members(stream: Stream) -> None:
             if (objection := self._table.objection(stream.remote)) is None:
@@ -396,4 +391,4 @@ class Mesh:
                 terms = Terms(self._identity, self._table.run_id, self._parts.timing.request)
                 await turn_away(stream, objection, terms)
 
-        self._host.serve(protocol, to_members if protocol in _BULK else handler)
+        self._host.serve(protocol, handler if protocol == REGISTRY else to_members)

@@ -69,6 +69,8 @@ class MeshSettings:
     """Of them those that come from one address group: a /24 of IPv4 or a /48 of IPv6."""
     relaying: Relaying = Relaying()
     access: Access = Access()
+    name: str = ""
+    """What its owner calls the node; others are told."""
     upnp: bool = True
     """Ask the router to map the port."""
 

@@ -21,6 +21,7 @@ from nolocod.p2p.limits.address_groups import address_group
 from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable, host_of
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, seal, standing_from_wire, standing_to_wire
+from nolocod.units import NAME
 
 if TYPE_CHECKING:
     import random
@@ -58,6 +59,7 @@ class Heartbeat:
     """See OwnHeartbeat."""
     other: int
     phase: float = 0.0
+    name: str = ""
 
     @property
     def group(self) -> str:
@@ -94,7 +96,7 @@ def read(raw: bytes, run_id: str) -> Heartbeat:
         version=readable(heartbeat.version), time=heartbeat.time_ms / 1000,
         nat=cast("NatClass", heartbeat.reach) if heartbeat.reach in get_args(NatClass) else None, relays=heartbeat.relays,
         admission=heartbeat.admission, life=heartbeat.life, other=heartbeat.other,
-        phase=heartbeat.phase_ms / 1000,
+        phase=heartbeat.phase_ms / 1000, name=heartbeat.name if NAME.fullmatch(heartbeat.name) else "",
     )  # fmt: skip
 
 
@@ -132,6 +134,8 @@ class OwnHeartbeat:
     """The life of another node that speaks with our key now, once that is proved."""
     phase: Callable[[], float] = lambda: 0.0
     """Seconds that a phase's inner steps take us; 0 is not told."""
+    name: str = ""
+    """What the node's owner calls it."""
     leaving: bool = False
     """From now on nothing else is said."""
     _count: int = 0
@@ -147,7 +151,7 @@ class OwnHeartbeat:
             count=self._count, standing=standing_to_wire(standing), state="leaving" if self.leaving else state,
             addresses=list(self.addresses())[:_MAX_ADDRESSES], version=__version__, time_ms=now_ms,
             reach=self.reach() or "", relays=self.relays(), admission=self.admission, life=self.life,
-            other=self._other[1], phase_ms=min(math.ceil(1000 * self.phase()), MOST_PHASE),
+            other=self._other[1], phase_ms=min(math.ceil(1000 * self.phase()), MOST_PHASE), name=self.name,
         )  # fmt: skip
         return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
 

@@ -346,8 +346,8 @@ class Membership:
                 facts = said.standing, said.state, said.addresses, said.version, age
                 dialled, group = self._met.get(peer, (False, ""))
                 group = group if dialled or self.committed(peer) else ""
-                ways = reach.get(peer), entry.lead, said.nat, said.relays
-                members.append(Member(peer, *facts, *ways, group, peer in verified and not self.ban(peer), said.phase))
+                ways, told = (reach.get(peer), entry.lead, said.nat, said.relays), (said.phase, said.name)
+                members.append(Member(peer, *facts, *ways, group, peer in verified and not self.ban(peer), *told))
         return members
 
     def said(self, peer: PeerId) -> tuple[bytes, int, float]:

@@ -172,6 +172,16 @@ def test_what_no_honest_node_sends_is_refused(changes: dict[str, object]) -> Non
     assert members.live(0.0) == []
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"), [("Ann's box", "Ann's box"), ("<b>", ""), ("a\u202eb", ""), ("x" * 33, ""), (" x", "")]
+)
+def test_what_a_node_is_called_is_shown_if_that_is_safe(told: str, shown: str) -> None:
+    alice, members = Node(), table()
+    alice.own_heartbeat.name = told
+    members.heard(alice.beat(), 0.0, WALL)
+    assert [member.name for member in members.live(0.0)] == [shown]
+
+
 def test_addresses_that_cannot_be_dialled_are_left_out() -> None:
     members, node = table(), Node()
     members.heard(sealed(node, addresses=["/ip4/0.0.0.0/tcp/5", HERE, "x" * 500, "/ip4/1.2.3.4/tcp/0"]), 0.0, WALL)
