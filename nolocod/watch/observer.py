@@ -3,11 +3,12 @@
 The rule: to the members an observer is a stranger with a question. It sends no heartbeat, so that it is no member, nobody's
 partner and nobody's clock; where the run is by invitation it sends one in the state "watching", which shows by what right it
 asks and makes no member either. It asks one member at a time, each again only after it had asked the others, and keeps a few
-connections. What comes is checked and bounded as a node does it (`Gossip`, `Membership`).
+connections. What comes is checked and bounded as a node does it (`Gossip`, `Membership`, `RecentReceipts`).
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,9 @@ import trio
 
 from nolocod.errors import RemoteError
 from nolocod.p2p.discovery.bootstrap import find_run
+from nolocod.p2p.exchange.contributions import Tally
+from nolocod.p2p.exchange.receipt_gossip import count, fetch
+from nolocod.p2p.exchange.recent_receipts import RecentReceipts
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
@@ -26,7 +30,7 @@ from nolocod.p2p.membership.table import Membership
 from nolocod.p2p.nat.circuit_relay import RelayClient
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport.requests import Terms, ask
-from nolocod.p2p.transport.stream import GOSSIP
+from nolocod.p2p.transport.stream import GOSSIP, RECEIPTS
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.types import Standing
 from nolocod.units import Address
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from nolocod.identity import Identity, PeerId
-    from nolocod.observe.events import Emit
+    from nolocod.observe.events import Contribution, Emit
     from nolocod.p2p.discovery.bootstrap import Contact
     from nolocod.p2p.host import Host
     from nolocod.p2p.settings import MeshSettings
@@ -48,6 +52,7 @@ _SLOWEST, _QUICKEST = 3.0, 0.25
 """Seconds between two questions in a small run and in a large one."""
 _ROUND = 20.0
 """Seconds in which as many heartbeats come as there are members, where `_QUICKEST` allows it."""
+_RECEIPTS_EVERY = 2.0
 _BOOTSTRAPS_EVERY = 30.0
 _KEPT = 16
 """Connections that are kept."""
@@ -101,6 +106,9 @@ class Observer:
         self._gossip = Gossip(self._table, self._heartbeat, rng)
         self._terms = Terms(seeker.identity, sealed.run_id, TIMING.request)
         self._rng = rng
+        self._receipts = RecentReceipts(sealed.run_id)
+        self._receipts_at = 0.0
+        self._tally = Tally()
         self._asked: dict[PeerId, float] = {}
         self._kept: deque[PeerId] = deque()
         self.answered = trio.Event()
@@ -109,6 +117,16 @@ class Observer:
     def live(self) -> list[Member]:
         """All live members."""
         return self._table.live(trio.current_time(), self._seeker.host.peers())
+
+    def contributions(self) -> list[Contribution]:
+        """What each member gave while it was watched."""
+        return self._tally.contributions({one.peer_id: one.name for one in self.live()})
+
+    def exchanges(self) -> list[tuple[PeerId, PeerId, float]]:
+        """The last ones that are known: who offered, to whom, and how many seconds ago."""
+        wall = time.time()
+        found = ((one.peer, other.peer, max(0.0, wall - one.time)) for one, other in self._receipts.exchanges())
+        return sorted(found, key=lambda one: one[2])
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -156,6 +174,19 @@ class Observer:
         table.met(peer, *host.way(peer))
         self.answered.set()
         await self._keep(peer)
+        with suppress(RemoteError):  # an older release, or it has gone
+            await self._fetch_receipts(peer)
+
+    async def _fetch_receipts(self, peer: PeerId) -> None:
+        """Now and then: what this member knows of exchanges of all."""
+        if (now := trio.current_time()) - self._receipts_at < _RECEIPTS_EVERY:
+            return
+        self._receipts_at = now
+        told = await fetch(await self._seeker.host.open_stream(peer, RECEIPTS, ()), self._receipts, self._terms)
+        members = {one.peer_id for one in self.live()}
+        self._receipts.expire(time.time())
+        news, _ = self._receipts.learn(told, members, time.time())
+        count(news, self._tally)
 
     async def _keep(self, peer: PeerId) -> None:
         with suppress(ValueError):

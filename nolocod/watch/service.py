@@ -128,7 +128,7 @@ async def report_once(mesh: MeshSettings, emit: Emit) -> RunReport:
 
 async def _look(state: RunState, observer: Observer) -> None:
     while True:
-        state.look(observer.live())
+        state.look(observer.live(), observer.contributions(), observer.exchanges())
         await trio.sleep(_LOOK_EVERY)
 
 

@@ -58,6 +58,10 @@ async def test_what_the_observer_knows_is_on_the_page(chromium: Browser) -> None
         assert page.run("document.querySelectorAll('#swarm .edge.relayed').length") > 0
         assert page.run("document.getElementById('progress').getAttribute('aria-valuenow')") == "43.6"
         assert peer(3)[-8:] in page.text("#members")
+        assert page.run("document.querySelectorAll('#swarm .edge.exchanged').length") == 6
+        assert "6 late exchanges are drawn" in page.text("#swarm-text")
+        assert "node 1" in page.text("#given")
+        assert "tokens by 12 members, counted from receipts" in page.text("#given-text")
         page.close()
 
     await in_browser(state, look)
@@ -67,12 +71,12 @@ async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) 
     def look(address: str) -> None:
         page = opened(chromium, address, "desktop")
         stops = []
-        for _ in range(5):
+        for _ in range(6):
             page.press("Tab", 9)
             name, visible = page.run(FOCUS)
             assert visible, f"the focus on {name!r} cannot be seen"
             stops.append(name)
-        assert stops == ["To the content", "theme", "Table of members", "run.json", "metrics"]
+        assert stops == ["To the content", "theme", "Table of members", "Table of contributors", "run.json", "metrics"]
         page.close()
 
     await in_browser(a_dozen(), look)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from nolocod.errors import DataDirError
 from nolocod.observe.run.metrics import RunMetrics
 from nolocod.observe.run.pages import FRESH, RunPages
-from nolocod.observe.run.state import PER_GROUP, SHOWN, RunState
+from nolocod.observe.run.state import CONTRIBUTORS, PER_GROUP, SHOWN, RunState
 from tests.support.page_states import Clock
-from tests.support.runs import a_dozen, a_run, member, peer, six_hundred
+from tests.support.runs import a_dozen, a_run, given, member, peer, six_hundred
 
 if TYPE_CHECKING:
     from nolocod.proto.types import Member
@@ -47,6 +48,29 @@ def test_figures_are_medians_and_sums() -> None:
     assert report.curve[0] == (40, 3.0)
     assert report.states["training"] == 10
     assert report.reachable["public"] == 10
+
+
+def test_what_was_given_goes_on_over_restarts_of_an_observer(tmp_path: Path) -> None:
+    state = RunState(a_run(), Clock())
+    pair = (peer(0), peer(1), 5.0)
+    state.look([member(0)], [given(0, 5000), given(1, 9000), given(2, 0)], [pair])
+    report = state.report
+    assert [one.peer_id for one in report.contributors] == [peer(1), peer(0)]
+    assert (report.contributed, report.contributed_by, report.exchanges) == (14_000, 2, (pair,))
+    state.save(tmp_path / "history")
+    again = RunState(a_run(), Clock())
+    again.restore(tmp_path / "history")
+    again.look([member(0)], [replace(given(0, 5000), name="")])
+    assert [(one.name, one.tokens, one.exchanges) for one in again.report.contributors] == [
+        ("node 0", 10_000, 20),
+        ("node 1", 9000, 18),
+    ]
+    text = RunMetrics(lambda: again.report).render().decode()
+    assert "nolocod_run_contributed_tokens 19000.0" in text
+    assert "nolocod_run_contributors 2.0" in text
+    many = RunState(a_run(), Clock())
+    many.look([], [given(number, 1000) for number in range(CONTRIBUTORS + 9)])
+    assert (len(many.report.contributors), many.report.contributed_by) == (CONTRIBUTORS, CONTRIBUTORS + 9)
 
 
 def test_a_third_of_liars_moves_no_median_and_adds_little() -> None:

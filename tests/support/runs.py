@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, cast, get_args
 
 from nolocod.identity import Identity, PeerId
-from nolocod.observe.events import NatClass
+from nolocod.observe.events import Contribution, NatClass
 from nolocod.observe.run.state import RunState
 from nolocod.proto.types import Member, Standing
 from nolocod.run.manifest import Manifest, Outer, Sealed, seal
@@ -36,6 +36,10 @@ def member(
     return Member(peer(number), standing, state, addresses, version, 0.0, None, 0, nat, nat == "public", group)
 
 
+def given(number: int, tokens: int) -> Contribution:
+    return Contribution(peer(number), f"node {number}", tokens, tokens / 100, tokens // 500, 5)
+
+
 def watched(count: int, seconds: int = 60) -> RunState:
     """A run of `count` members, of which each third can be reached directly, watched for a while."""
     clock = Clock()
@@ -53,7 +57,8 @@ def watched(count: int, seconds: int = 60) -> RunState:
             members.append(
                 member(number, round_number=40 + second, tokens=tokens, loss=loss, state=name, nat=nat, addresses=addresses)
             )
-        state.look(members)
+        pairs = [(peer(number), peer(number + 1), 200.0 * number) for number in range(0, count - 1, 2)]
+        state.look(members, [given(number, 1000 * second) for number in range(count)], pairs)
     return state
 
 

@@ -22,22 +22,28 @@ import trio
 from nolocod.disk import make_folder
 from nolocod.errors import NotInvitedError
 from nolocod.identity import Identity
-from nolocod.observe.events import Event, PeerSeen
+from nolocod.observe.events import Contributed, Contribution, Event, PeerSeen
 from nolocod.observe.status.http import Request
 from nolocod.p2p import lean
+from nolocod.p2p.exchange.receipt_gossip import OwnReceipts, ReceiptGossip, Swarm
+from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.limits.connection_manager import STRANGER
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.p2p.timing import Timing
+from nolocod.p2p.transport.requests import Terms
+from nolocod.p2p.transport.stream import RECEIPTS
 from nolocod.paths import DataDir
 from nolocod.proto.types import Standing
 from nolocod.run import credentials
 from nolocod.run.credentials import Grant
 from nolocod.run.manifest import Manifest, Sealed, seal
+from nolocod.studies.sim.member import WALL
 from nolocod.units import Address
 from nolocod.watch import observer as module
 from nolocod.watch.observer import Observer
 from nolocod.watch.service import WatchConfig, access_of, report_once, seeking
+from tests.support.receipts import exchanged
 from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
@@ -62,6 +68,7 @@ class Members:
     def __init__(self, root: Path, sealed: Sealed, stack: AsyncExitStack) -> None:
         self.root, self.sealed, self.stack = root, sealed, stack
         self.meshes: list[Mesh] = []
+        self.identities: list[Identity] = []
         self.peers: list[str] = []
         self.events: list[Event] = []
 
@@ -75,11 +82,12 @@ class Members:
         make_folder(folder)
         identity = Identity.generate() if number else OWNER
         invite = self.token() if number and self.sealed.manifest.access == "invited" else ""
-        config = settings(folder, *self.addresses, invite=invite)
+        config = replace(settings(folder, *self.addresses, invite=invite), name=f"node {number}")
         mesh_of = open_mesh(config, identity, self.events.append, rng=random.Random(number), timing=QUICK)
         mesh = await self.stack.enter_async_context(mesh_of)
         await mesh.enter(self.sealed, lambda: (Standing(7, 700 + number, 2.5), "training"))
         self.meshes.append(mesh)
+        self.identities.append(identity)
         self.peers.append(identity.peer_id)
         return mesh
 
@@ -119,6 +127,44 @@ async def test_it_knows_all_and_nobody_takes_it_for_a_member(tmp_path: Path) -> 
                 assert mesh._host.dialer.connection_manager.rank(own) == STRANGER
             assert own not in {event.peer_id for event in nodes.events if isinstance(event, PeerSeen)}
             nursery.cancel_scope.cancel()
+
+
+async def test_exchanges_of_all_and_what_each_gave_are_known_from_receipts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real hosts: each passes on what it holds, and whoever asks counts it."""
+    monkeypatch.setattr(module, "_SLOWEST", 0.2)
+    monkeypatch.setattr(module, "_RECEIPTS_EVERY", 0.1)
+    async with members(tmp_path / "nodes", 2) as nodes, trio.open_nursery() as nursery:
+        store = ReceiptStore(tmp_path / "receipts")
+        mine, others = nodes.identities
+        began = time.time() - WALL - 100
+        for mesh, identity in zip(nodes.meshes, nodes.identities, strict=True):
+            own = OwnReceipts(store if identity is mine else ReceiptStore(tmp_path / "none"), ReceiptStore(tmp_path / "kept"))
+            terms = Terms(identity, nodes.sealed.run_id, QUICK.request)
+            swarm = Swarm(terms, mesh.live, lambda live: [one.peer_id for one in live], mesh.dial, mesh.judge)
+            gossip = ReceiptGossip(swarm, own, random.Random(0), nodes.events.append)
+            gossip._pause = lambda: 0.3  # type: ignore[method-assign]
+            mesh.serve(RECEIPTS, gossip.handle)
+            nursery.start_soon(gossip.run)
+        config = settings(tmp_path / "watch", *nodes.addresses)
+        async with seeking(config, nothing) as (seeker, run_id):
+            observer = Observer(seeker, await seeker.find(run_id), config, random.Random(1))
+            nursery.start_soon(observer.run)
+            for number in range(4):
+                store.add(exchanged(mine, others, began + 30 * number, run_id=nodes.sealed.run_id, every=10.0))
+                expected = [("node 0", 3000 * number), ("node 1", 3000 * number)]
+                await until(lambda expected=expected: [(one.name, one.tokens) for one in seen(observer)] == expected)  # type: ignore[misc]  # bound now
+            ((offerer, answerer, age),) = observer.exchanges()
+            assert (offerer, answerer) == (mine.peer_id, others.peer_id)
+            assert 5 < age < 60
+            told = [event for event in nodes.events if isinstance(event, Contributed) and event.own]
+            assert {event.own.peer_id for event in told if event.own} == set(nodes.peers), "both know it, one by gossip alone"
+            nursery.cancel_scope.cancel()
+
+
+def seen(observer: Observer) -> list[Contribution]:
+    return sorted(observer.contributions(), key=lambda one: one.name)
 
 
 async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(

@@ -32,6 +32,9 @@ _FIGURES: tuple[tuple[str, str, Callable[[RunReport], float | None]], ...] = (
     ("nolocod_run_tokens_per_second", "Tokens per second of all members together.", lambda run: run.tokens_per_second),
     ("nolocod_run_watched_tokens", "Tokens of all members together while watched.", lambda run: run.watched_tokens),
     ("nolocod_run_watched_seconds", "Since this observer began.", lambda run: run.watched),
+    ("nolocod_run_contributors", "Nodes that gave something, by receipts of both partners.", lambda run: run.contributed_by),
+    ("nolocod_run_contributed_tokens", "Tokens that they gave, by these receipts.", lambda run: run.contributed),
+    ("nolocod_run_exchanges_known", "Exchanges of the last hour whose receipts are known.", lambda run: len(run.exchanges)),
 )
 
 

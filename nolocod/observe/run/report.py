@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nolocod.observe.events import NatClass  # noqa: TC001  # msgspec reads the annotations
+from nolocod.observe.events import Contribution, NatClass  # noqa: TC001  # msgspec reads the annotations
 
 
 class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,8 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     """The members through which it can be reached, where it cannot be reached directly."""
     answered: bool
     """It answered the observer, and is not only heard of."""
+    name: str = ""
+    """What its owner calls it."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,14 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """(round, loss), oldest first."""
     members: tuple[MemberRow, ...] = ()
     """Those that answered first, and at most 512."""
+    exchanges: tuple[tuple[str, str, float], ...] = ()
+    """The last that are known, newest first: who offered, to whom, seconds ago."""
+    contributors: tuple[Contribution, ...] = ()
+    """Those that gave most, by receipts that both partners signed, while it was watched."""
+    contributed_by: int = 0
+    """How many gave something."""
+    contributed: int = 0
+    """Tokens of all of them."""
     counted: int = 0
     """How many members the figures are made of."""
     known: int = 0

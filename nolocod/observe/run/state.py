@@ -17,7 +17,7 @@ import msgspec
 from nolocod import __version__
 from nolocod.disk import write_whole
 from nolocod.errors import DataDirError
-from nolocod.observe.events import NatClass
+from nolocod.observe.events import Contribution, NatClass
 from nolocod.observe.run.report import MemberRow, RunReport
 from nolocod.observe.status.state import Curve
 from nolocod.p2p.transport.multiaddrs import via
@@ -36,6 +36,10 @@ SHOWN = 512
 """Members in a report."""
 PER_GROUP = 64
 """Members that answered from one address group, as many as a node takes connections of one."""
+CONTRIBUTORS = 64
+"""Of those that gave something."""
+_REMEMBERED = 1024
+"""Contributors that outlive an observer."""
 _RELEASES = 8
 _LEAST_HEARD_OF = 4
 _MOST_OF_MEDIAN = 4.0
@@ -55,6 +59,7 @@ class History(msgspec.Struct, frozen=True):
     curve: tuple[tuple[int, float], ...]
     stride: int
     tokens: int
+    given: tuple[Contribution, ...] = ()
 
 
 @dataclass
@@ -94,10 +99,17 @@ class RunState:
         self._rounds: deque[tuple[float, int]] = deque()
         self._curve = Curve()
         self._tokens = 0.0
+        self._before: dict[PeerId, Contribution] = {}
+        self._given: list[Contribution] = []
         self.report = self._base
 
-    def look(self, members: Sequence[Member]) -> None:
-        """Make a new report of the live `members`."""
+    def look(
+        self,
+        members: Sequence[Member],
+        given: Iterable[Contribution] = (),
+        exchanges: Sequence[tuple[PeerId, PeerId, float]] = (),
+    ) -> None:
+        """Make a new report of the live `members`, of what was given since this observer began, and of late exchanges."""
         now = self.clock()
         self._watched = {one.peer_id: self._watched.get(one.peer_id, Watched()) for one in members}
         for one in members:
@@ -116,6 +128,7 @@ class RunState:
         number = round(statistics.median_low([one.standing.round for one in standing])) if standing else self._base.round
         if losses and (not self._curve.points or number > self._curve.points[-1][0]):
             self._curve.add(number, statistics.median(losses))
+        self._given = [one for one in _together(self._before, given) if one.tokens]
         goal = self._base.rounds
         self._base = msgspec.structs.replace(
             self._base,
@@ -132,6 +145,10 @@ class RunState:
             watched_tokens=round(self._tokens),
             curve=self._curve.points,
             members=self._rows(members, rates),
+            exchanges=tuple(exchanges[:SHOWN]),
+            contributors=tuple(self._given[:CONTRIBUTORS]),
+            contributed_by=len(self._given),
+            contributed=sum(one.tokens for one in self._given),
             counted=len(counted),
             known=len(members),
         )
@@ -173,6 +190,7 @@ class RunState:
                 relays=one.relays,
                 via=tuple(dict.fromkeys(found[0] for address in one.addresses if (found := via(address)))),
                 answered=bool(one.group),
+                name=one.name,
             )
             for one in sorted(shown, key=lambda one: one.peer_id)
         )
@@ -193,12 +211,16 @@ class RunState:
             raise DataDirError(f"--history {path}: it is of run {found.run_id[:12]}.", remedy=remedy)
         self._curve = Curve(found.curve, found.stride)
         self._tokens = float(found.tokens)
+        self._before = {one.peer_id: one for one in found.given}
+        self._given = list(found.given)
         self._base = msgspec.structs.replace(self._base, watched_tokens=found.tokens, curve=self._curve.points)
         self.report = self._base
 
     def save(self, path: Path) -> None:
         """Replace the file `path`. Raises DiskFullError or DataDirError."""
-        history = History(self._base.run_id, self._curve.points, self._curve.stride, round(self._tokens))
+        history = History(
+            self._base.run_id, self._curve.points, self._curve.stride, round(self._tokens), tuple(self._given[:_REMEMBERED])
+        )
         write_whole(path, msgspec.json.encode(history))
 
 
@@ -213,6 +235,20 @@ def _counted(members: Sequence[Member]) -> list[Member]:
                 answered.append(one)
     heard_of = [one for one in members if not one.group]
     return answered + heard_of[: max(len(answered) // 2, _LEAST_HEARD_OF)]
+
+
+def _together(before: dict[PeerId, Contribution], given: Iterable[Contribution]) -> list[Contribution]:
+    """What was given before and since, who gave most first."""
+    found = dict(before)
+    for one in given:
+        if (was := before.get(one.peer_id)) is not None:
+            found[one.peer_id] = msgspec.structs.replace(
+                one, name=one.name or was.name, tokens=was.tokens + one.tokens, seconds=was.seconds + one.seconds,
+                exchanges=was.exchanges + one.exchanges, partners=max(was.partners, one.partners),
+            )  # fmt: skip
+        else:
+            found[one.peer_id] = one
+    return sorted(found.values(), key=lambda one: (-one.tokens, one.peer_id))
 
 
 def _counts(found: Iterable[str], names: Sequence[str], other: str) -> dict[str, int]:

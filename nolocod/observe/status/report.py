@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nolocod.observe.events import NatClass, Reach, Relaying
+from nolocod.observe.events import Contribution, NatClass, Reach, Relaying
 
 
 class ExchangeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,3 +177,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     allowance: AllowanceReport = AllowanceReport()
     reach: ReachReport = ReachReport()
     curve: CurveReport = CurveReport()
+    given: Contribution | None = None
+    """By this node, as receipts that both partners signed show it, over restarts."""
+    contributors: tuple[Contribution, ...] = ()
+    """Those of the run that gave most, this node among them, as far as it knows."""

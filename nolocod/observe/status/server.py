@@ -1,4 +1,4 @@
-"""The node's HTTP pages: the status page at /, /status.json, /events, /metrics, /healthz, /readyz.
+"""The node's HTTP pages: the status page at /, /status.json, /badge.svg, /events, /metrics, /healthz, /readyz.
 
 The rule: read only. The pages are this package's own files and the node's own report; `access` decides who may read
 them, `http` how much at once. The status page may load nothing from anywhere but this node.
@@ -16,6 +16,7 @@ import trio
 
 from nolocod.errors import PortTakenError, UsageError
 from nolocod.observe.status.access import PageAccess, is_loopback
+from nolocod.observe.status.badge import svg
 from nolocod.observe.status.http import Reply, Request, refusal, serve
 from nolocod.units import Address
 
@@ -75,6 +76,9 @@ class Pages:
                 return Reply(200, self._metrics.render(), self._metrics.content_type)
             case "/status.json":
                 return Reply(200, self._report())
+            case "/badge.svg":
+                report = self._status.snapshot(self._status.clock())
+                return Reply(200, svg(report.run_name, report.given), _KINDS["svg"])
             case "/events":
                 if self._readers >= READERS:
                     return refusal(503, f"{READERS} readers watch already")
@@ -89,7 +93,9 @@ class Pages:
             case _ if path in _PAGE_FILES:
                 return page_file("status", _PAGE_FILES[path])
             case _:
-                return refusal(404, "no such page; the pages are /, /status.json, /events, /metrics, /healthz and /readyz")
+                return refusal(
+                    404, "no such page; the pages are /, /status.json, /events, /badge.svg, /metrics, /healthz, /readyz"
+                )
 
     def _report(self) -> bytes:
         return msgspec.json.encode(self._status.snapshot(self._status.clock()))

@@ -28,7 +28,7 @@ _JUDGED = 512
 """Peers whose reputations and bans are shown."""
 _RATE_WINDOW = 60.0
 """Seconds over which tokens per second are averaged."""
-_ROUTINE = (events.InnerSteps, events.Traffic, events.HostChecked, events.PeerSeen)
+_ROUTINE = (events.InnerSteps, events.Traffic, events.HostChecked, events.PeerSeen, events.Contributed)
 """Events that a reader need not see at once."""
 
 
@@ -82,6 +82,8 @@ class StatusState:
             case events.Checkpointed():
                 self._saved_at = now
                 self._set(checkpoint_round=event.round)
+            case events.Contributed():
+                self._set(given=event.own, contributors=event.others)
             case events.TextSupply():
                 self._set(text_trouble=event.trouble)
             case events.Troubled():

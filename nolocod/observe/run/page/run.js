@@ -38,6 +38,9 @@ function show(report) {
   rows(one("members"), listed.map(memberRow), "Nobody yet");
   const more = report.known - listed.length;
   say(one("more"), more > 0 ? `${more} more members are in run.json.` : "");
+  rows(one("given"), report.contributors.slice(0, LISTED).map(givenRow), "Nobody has shown receipts yet");
+  const by = `${report.contributed_by} ${report.contributed_by === 1 ? "member" : "members"}`;
+  say(one("given-text"), report.contributed_by ? `${count(report.contributed)} tokens by ${by}, counted from receipts that both partners signed.` : "");
   facts(one("reach"), named(report.reachable, (kind) => REACHABLE[kind] ?? "not known"));
   facts(one("releases"), named(report.releases, (release) => release || "not told"));
   say(one("process"), `nolocod ${report.release} watches. The figures are the word of ${report.counted} members; nobody has checked them.`);
@@ -62,6 +65,10 @@ function memberRow(member) {
     short(member.peer_id), state, via, member.round, loss(member.loss), count(member.tokens), count(member.tokens_per_second),
     member.release || "–", duration(member.age),
   ];
+}
+
+function givenRow(given) {
+  return [short(given.peer_id), element("bdi", {}, given.name || "–"), count(given.tokens), duration(given.seconds), given.partners];
 }
 
 async function ask() {

@@ -30,6 +30,7 @@ function show(report) {
   warn(report.errors);
   rows(one("peers"), report.peers.map(peerRow), "Nobody yet");
   rows(one("exchanges"), report.exchanges.map(exchangeRow), "None yet");
+  facts(one("given"), gave(report));
   facts(one("line"), budgets(report.allowance));
   facts(one("reach"), reach(report));
   const checkpoint = report.checkpoint_round === null ? "no checkpoint yet" : `checkpoint of round ${report.checkpoint_round}`;
@@ -50,6 +51,15 @@ function exchangeRow(row) {
   const outcome = [row.outcome.replace("_", " "), row.error, row.reason].filter(Boolean).join(" · ");
   const spread = row.spread === null ? "–" : row.spread.toPrecision(3);
   return [short(row.partner), element("span", { class: kind }, outcome), amount(row.sent), amount(row.received), `${row.seconds.toFixed(2)} s`, spread, duration(row.age)];
+}
+
+function gave({ given, contributors }) {
+  if (given === null) return { "Tokens": "none yet" };
+  const place = contributors.findIndex((one) => one.peer_id === given.peer_id) + 1;
+  const told = { "Tokens": count(given.tokens), "Time": duration(given.seconds), "Exchanges": count(given.exchanges), "Partners": given.partners };
+  if (given.name) told["Name"] = given.name;
+  if (place) told["Place"] = `${place} of those that this node knows`;
+  return told;
 }
 
 function budgets(allowed) {
