@@ -27,6 +27,8 @@ from nolocod.observe.run.metrics import RunMetrics
 from nolocod.observe.run.report import RunReport
 from nolocod.observe.status.http import REQUEST_LINES
 from nolocod.p2p.discovery.address_book import CAPACITY
+from nolocod.p2p.exchange import contribution_file, contributions
+from nolocod.p2p.exchange import recent_receipts as recent
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.host import HostLimits
 from nolocod.p2p.libp2p_patches import MAX_LINE as MAX_LINE_OF_NAMES
@@ -386,6 +388,35 @@ def bounds() -> list[Bound]:
             f"{records.CAPACITY}, {records.PER_GROUP}, {records.PENDING}, {records.PER_CARRIER}",
             "`registry/records.py`",
             "who_is_held_keeps_its_place_and_a_group_has_so_many",
+        ),
+        Bound("messages", "a receipt that is passed on", _bytes(recent.MAX_RECEIPT), "`MAX_RECEIPT`", "a_receipt_has_a_size"),
+        Bound(
+            "messages",
+            "receipts in an answer",
+            f"{recent.PER_MESSAGE}",
+            "`p2p/exchange/recent_receipts.py`",
+            "more_than_anybody_tells_is_refused_unread",
+        ),
+        Bound(
+            "memory",
+            "members whose newest receipt is held, for an hour",
+            f"{recent.CAPACITY}",
+            "`p2p/exchange/recent_receipts.py`",
+            "what_is_held_ends_after_an_hour_and_has_a_limit",
+        ),
+        Bound(
+            "memory",
+            "nodes whose contributions are counted; partners of each that are told apart",
+            f"{contributions.PEERS}, {contributions.PARTNERS}",
+            "`p2p/exchange/contributions.py`",
+            "what_is_held_of_nodes_and_of_partners_has_a_limit",
+        ),
+        Bound(
+            "messages",
+            "receipts in a file of contributions",
+            f"{contribution_file.MOST:,}",
+            "`p2p/exchange/contribution_file.py`",
+            "a_file_has_at_most_so_many_receipts",
         ),
         Bound("messages", "a line of a receipt", _bytes(MAX_LINE), "`proto/receipt.py`", "an_endless_line_is_not_read_whole"),
         Bound(

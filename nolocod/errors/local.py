@@ -157,6 +157,10 @@ class ReceiptError(LocalError):
     entry = listed("NLC-132", "receipt does not verify", "The receipt proves nothing. Ask for the file again.")
 
 
+class ContributionsError(LocalError):
+    entry = listed("NLC-161", "contributions do not verify", "The file proves nothing. Ask for it again.")
+
+
 class BackupError(LocalError):
     entry = listed("NLC-133", "identity backup not usable", "Check the file and its passphrase. Nothing was changed.")
 

@@ -44,7 +44,7 @@ def test_a_run_is_announced_listed_and_joined(swarm: Swarm, tmp_path: Path) -> N
     }  # fmt: skip
     assert "1 nodes or more" in nolocod("runs", data_dir=home), "the node that runs there is asked"
 
-    second = swarm.daemon().run("join", "e2e", "--bootstrap", first.address)
+    second = swarm.daemon().run("join", "e2e", "--bootstrap", first.address, "--name", "Ann's box")
     swarm.wait_paired([first, second], 1)
     third = swarm.daemon().run("join", told["links"][0])
     swarm.wait_paired([third], 1)
@@ -52,10 +52,20 @@ def test_a_run_is_announced_listed_and_joined(swarm: Swarm, tmp_path: Path) -> N
         "the second node has the announcement from the first", lambda: "e2e" in nolocod_runs(second, tmp_path / "nobody")
     )
 
+    def given() -> dict[str, dict[str, object]]:
+        told = json.loads(nolocod("contributions", "--json", data_dir=home))
+        return {one["peer_id"]: one for one in told["contributors"]}
+
+    swarm.wait("receipts of both show what all three gave", lambda: len(given()) == 3)
+    assert sorted(str(one["name"]) for one in given().values()) == ["", "", "Ann's box"]
+    assert "verified" in nolocod("contributions", "--export", str(tmp_path / "mine"), data_dir=second.paths.root)
+    assert "called Ann's box" in nolocod("contributions", "--verify", str(tmp_path / "mine"), data_dir=tmp_path / "nobody")
+
     seen = json.loads(nolocod("watch", "e2e", "--bootstrap", first.address, "--json", data_dir=tmp_path / "watch"))
     assert (seen["known"], seen["states"]["training"], seen["run_id"]) == (3, 3, told["run_id"])
     assert all(member["answered"] for member in seen["members"])
     assert seen["tokens_per_second"] > 0
+    assert {peer for edge in seen["exchanges"] for peer in edge[:2]} == {member["peer_id"] for member in seen["members"]}
 
     nolocod("announce", "--withdraw", data_dir=home)
     swarm.wait("the announcement is taken back everywhere", lambda: nolocod_runs(third, tmp_path / "nobody") == "")
