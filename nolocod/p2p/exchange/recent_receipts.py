@@ -29,9 +29,9 @@ CAPACITY = 512
 """Members of which the newest receipt is held."""
 MAX_RECEIPT = 768
 """Bytes of one."""
-PER_MESSAGE = 8
+PER_MESSAGE = 4
 DIGEST = 6
-_LEAST, _PER_MEMBER = 10.0, 3.0
+_LEAST, _PER_MEMBER = 10.0, 4.0
 """Seconds between two receipts of one member: where there are few, and for each that there is."""
 
 

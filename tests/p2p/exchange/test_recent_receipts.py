@@ -31,7 +31,7 @@ def hear(recent: RecentReceipts, receipt: Receipt, members: frozenset[PeerId] = 
 
 
 def test_each_member_has_its_newest_and_a_new_one_only_after_a_while() -> None:
-    recent, wait = RecentReceipts(RUN), 3.0 * len(NODES)
+    recent, wait = RecentReceipts(RUN), 4.0 * len(NODES)
     assert hear(recent, a_receipt())
     assert not hear(recent, a_receipt()), "once"
     assert not hear(recent, a_receipt(time=LATER + wait - 1))
@@ -94,7 +94,7 @@ def test_a_question_and_an_answer_carry_what_the_other_lacks() -> None:
         hear(one, a_receipt(number, number + 1))
     hear(other, a_receipt())
     assert other.learn(one.answer(pb.ReceiptsRequest(digests=b"x" * 8), random.Random(0)), MEMBERS, WALL + LATER)[1] == 0
-    for _ in range(3):
+    for _ in range(4):
         told = one.answer(other.question(), random.Random(0))
         assert len(told.receipts) <= PER_MESSAGE
         assert other.learn(told, MEMBERS, WALL + LATER)[1] == 0
