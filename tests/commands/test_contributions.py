@@ -126,6 +126,15 @@ def test_nobody_shows_others_receipts_another_run_or_a_name_of_markup(tmp_path: 
     assert contribution_file.read(tmp_path / "good")[1].tokens == 180_000
 
 
+def test_a_file_of_numbers_beyond_all_measure_does_not_verify(tmp_path: Path) -> None:
+    """Two that sign anything for each other do so with any number."""
+    one, other, _ = OTHERS
+    between = [exchanged(one, other, 900.0), exchanged(one, other, 1800.0, rate=1e16)]
+    contribution_file.write(tmp_path / "file", one, (between[0].parsed.run_id, "run"), "", between)
+    with pytest.raises(ContributionsError, match="too large"):
+        contribution_file.read(tmp_path / "file")
+
+
 def test_a_file_has_at_most_so_many_receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, _ = OTHERS
     between = [exchanged(one, other, number * 900.0) for number in range(5)]

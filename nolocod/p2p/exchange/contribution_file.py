@@ -88,6 +88,8 @@ def read(path: Path) -> tuple[Head, Contribution]:
                 raise ProtocolError("more follows than its first line says.")
             if _digest(receipts) != head.digest:
                 raise ProtocolError("its receipts are not those of its first line.")
+            tally = Tally()
+            tally.add_all(receipts)
         except (ProtocolError, SignatureError, ValueError) as error:
             cause = (
                 error.cause
@@ -95,8 +97,6 @@ def read(path: Path) -> tuple[Head, Contribution]:
                 else f"a line is none of such a file ({error})."
             )
             raise ContributionsError(f"{path}: {cause}") from error
-    tally = Tally()
-    tally.add_all(receipts)
     given = next((one for one in tally.contributions({head.peer_id: head.name}) if one.peer_id == head.peer_id), None)
     if given is None:
         raise ContributionsError(f"{path}: it has no receipt that counts.")

@@ -56,7 +56,7 @@ def points(receipt: Receipt) -> tuple[Point, ...]:
     sides = parsed.sides
     if sides[0].peer_id == sides[1].peer_id:
         raise ProtocolError("a receipt is of one peer with itself.")
-    if any(max(side.standing.round, side.standing.tokens, side.standing.time_ms) >= MAX_NUMBER for side in sides):
+    if any(max(side.standing.round, side.standing.tokens) >= MAX_NUMBER for side in sides):
         raise ProtocolError("a receipt's numbers are too large.")
     times = [side.standing.time_ms / 1000 for side in sides]
     if not all(times) or abs(times[0] - times[1]) > SKEW:

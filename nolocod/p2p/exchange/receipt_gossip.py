@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import LocalError, RemoteError
+from nolocod.errors import LocalError, ProtocolError, RemoteError
 from nolocod.observe.events import Contributed, Troubled
 from nolocod.p2p.exchange.context import in_a_thread
 from nolocod.p2p.exchange.contributions import Tally, points
@@ -113,9 +113,9 @@ class ReceiptGossip:
     async def _remember(self) -> None:
         """Count what is on our disk, which we checked when it came."""
         own = self._own
-        kept = await own.aside(lambda: [*own.kept.all(read_line)])
+        kept = await own.aside(lambda: [*filter(_is_whole, own.kept.all(read_line))])
         self._kept_at = max((side.time for receipt in kept for side in points(receipt)), default=0.0)
-        late = await own.aside(lambda: [*own.store.all(read_line)])
+        late = await own.aside(lambda: [*filter(_is_whole, own.store.all(read_line))])
         await own.aside(partial(self.tally.add_all, [*kept, *late]))
 
     async def _add(self, receipt: Receipt) -> None:
@@ -150,6 +150,15 @@ class ReceiptGossip:
             return pb.Body(receipts=self.recent.answer(body.receipts_request, self._rng))
 
         await answer(stream, self._swarm.terms, "receipts_request", reply)
+
+
+def _is_whole(receipt: Receipt) -> bool:
+    """Whether no fault of the disk has made it something else."""
+    try:
+        points(receipt)
+    except ProtocolError:
+        return False
+    return True
 
 
 def count(news: Sequence[Recent], tally: Tally) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from nolocod.errors import DataDirError, DiskFullError
 from nolocod.identity import Identity
+from nolocod.p2p.exchange import receipts
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.receipt import Receipt, content_of, sign
@@ -51,6 +52,16 @@ def test_a_tail_torn_at_any_byte_is_dropped_and_the_next_receipt_is_whole(tmp_pa
         store = ReceiptStore(path)
         store.add(receipt(2))
         assert list(store.all()) == [receipt(0), receipt(2)]
+
+
+def test_those_that_were_added_are_told_once_and_so_many_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "_FRESH", 3)
+    store = ReceiptStore(tmp_path / "receipts")
+    assert store.fresh() == []
+    for number in range(5):
+        store.add(receipt(number))
+    assert store.fresh() == [receipt(2), receipt(3), receipt(4)]
+    assert store.fresh() == []
 
 
 def vote(number: int) -> Receipt:
