@@ -34,7 +34,6 @@ _MORE = {
     "gossip": 80 << 10,  # heartbeats, and all that the run's owner has revoked (64 KiB)
     "runs_request": 24 << 10,
     "runs": 32 << 10,
-    "receipts": 8 << 10,
     "info": (16 << 20) + FIRST,  # a manifest with its tokenizer
     "snapshot_offer": 4 << 20,  # the hashes of 120 000 chunks: 240 GB
 }

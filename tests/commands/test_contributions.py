@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -124,6 +125,16 @@ def test_nobody_shows_others_receipts_another_run_or_a_name_of_markup(tmp_path: 
             contribution_file.read(tmp_path / f"{number}")
     contribution_file.write(tmp_path / "good", one, (run_id, "run"), "", between)
     assert contribution_file.read(tmp_path / "good")[1].tokens == 180_000
+
+
+@pytest.mark.parametrize("side", ["offerer_signature", "answerer_signature"])
+def test_a_file_shows_receipts_that_both_signed(tmp_path: Path, side: str) -> None:
+    """Whoever writes the file signs its first line himself."""
+    one, other, _ = OTHERS
+    forged = [replace(exchanged(one, other, number * 900.0), **{side: bytes(64)}) for number in range(3)]
+    contribution_file.write(tmp_path / "file", one, (forged[0].parsed.run_id, "run"), "", forged)
+    with pytest.raises(ContributionsError, match="not signed by it"):
+        contribution_file.read(tmp_path / "file")
 
 
 def test_a_file_of_numbers_beyond_all_measure_does_not_verify(tmp_path: Path) -> None:

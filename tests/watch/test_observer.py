@@ -20,13 +20,14 @@ import pytest
 import trio
 
 from nolocod.disk import make_folder
-from nolocod.errors import NotInvitedError
+from nolocod.errors import NotInvitedError, RemoteError
 from nolocod.identity import Identity
 from nolocod.observe.events import Contributed, Contribution, Event, PeerSeen
 from nolocod.observe.status.http import Request
 from nolocod.p2p import lean
-from nolocod.p2p.exchange.receipt_gossip import OwnReceipts, ReceiptGossip, Swarm
+from nolocod.p2p.exchange.receipt_gossip import OwnReceipts, ReceiptGossip, Swarm, fetch
 from nolocod.p2p.exchange.receipts import ReceiptStore
+from nolocod.p2p.exchange.recent_receipts import RecentReceipts
 from nolocod.p2p.limits.connection_manager import STRANGER
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.settings import Access, MeshSettings
@@ -48,6 +49,8 @@ from tests.support.wires import ENOUGH, until, wait_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from nolocod.p2p.transport.stream import Stream
 
 MOST_RESIDENT = 80 * 10**6
 QUICK = Timing(heartbeat=0.2, live=10.0, search=0.5, widen=1.0)
@@ -196,6 +199,13 @@ async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
 
 async def test_a_run_by_invitation_is_shown_to_whom_its_owner_invited(tmp_path: Path) -> None:
     async with members(tmp_path / "nodes", 2, "invited") as nodes:
+        asked: list[str] = []
+
+        async def note(stream: Stream) -> None:
+            asked.append(stream.remote)
+
+        for mesh in nodes.meshes:
+            mesh.serve(RECEIPTS, note)
         token = nodes.token()
         report = await report_once(settings(tmp_path / "watch", *nodes.addresses, invite=token), nothing)
         assert (report.known, report.round, report.loss, report.access) == (2, 7, 2.5, "invited")
@@ -203,6 +213,12 @@ async def test_a_run_by_invitation_is_shown_to_whom_its_owner_invited(tmp_path: 
         with pytest.raises(BaseExceptionGroup) as caught:
             await report_once(settings(tmp_path / "stranger", *nodes.addresses), nothing)
         assert caught.group_contains(NotInvitedError, depth=None)
+        assert len(set(asked)) == 1, "whom the owner invited asks for receipts too"
+        async with seeking(settings(tmp_path / "stranger", *nodes.addresses), nothing) as (seeker, _):
+            stream = await seeker.host.open_stream(nodes.identities[0].peer_id, RECEIPTS, nodes.addresses)
+            with pytest.raises(RemoteError):
+                await fetch(stream, RecentReceipts(nodes.sealed.run_id), Terms(seeker.identity, nodes.sealed.run_id, 8.0))
+            assert seeker.identity.peer_id not in asked
 
 
 @contextmanager
