@@ -123,6 +123,9 @@ def test_nobody_shows_others_receipts_another_run_or_a_name_of_markup(tmp_path: 
         contribution_file.write(tmp_path / f"{number}", who, (of, "run"), name, between)
         with pytest.raises(ContributionsError):
             contribution_file.read(tmp_path / f"{number}")
+    contribution_file.write(tmp_path / "mixed", one, (run_id, "run"), "", [*between, exchanged(other, third, 900.0)])
+    with pytest.raises(ContributionsError, match="other nodes"):
+        contribution_file.read(tmp_path / "mixed")
     contribution_file.write(tmp_path / "good", one, (run_id, "run"), "", between)
     assert contribution_file.read(tmp_path / "good")[1].tokens == 180_000
 
