@@ -152,7 +152,8 @@ def tried(kept: Path, workers: int) -> Results[Case, Outcome]:
     b = [Case("b", 16, "NoLoCo, ours", rate, seed) for rate in RATES for seed in SEEDS]
     b += [Case("b", 32, "NoLoCo, ours", RATES[1], seed) for seed in SEEDS]
     alone = [Case("both", 16, "none", rate, seed) for rate in RATES[:2] for seed in SEEDS]
-    found.perform([*ours, *b, *alone], partial(perform, base), workers, tell)
+    muon = [replace(case, optimizer="muon") for case in ours]
+    found.perform([*ours, *b, *alone, *muon], partial(perform, base), workers, tell)
     return found
 
 

@@ -1,7 +1,8 @@
-"""Three daemons train an adapter beside a published model, exchange nothing else, and are better together than one alone."""
+"""Three daemons teach a published model to answer, by an adapter beside it: nothing else is trained, exchanged and exported."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -9,15 +10,17 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer import offline
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import mean_loss
+from nolocod.trainer.objective import objective_of
 from nolocod.trainer.offline import last_tensor
 from nolocod.trainer.source import open_source
 from tests.support.base_model import RUN_FILE, publish
+from tests.support.chat_templates import SPECIAL, plain
 from tests.support.swarm import ready
 from tests.support.trainer_parts import setup_for
 
@@ -33,10 +36,14 @@ SIZE = 2 * 2 * 128 * (256 + 256 + 256 + 512)
 LEAN = 150e6
 
 
-def test_three_daemons_train_an_adapter(swarm: Swarm, tmp_path: Path) -> None:
-    base = publish(tmp_path / "base", **WIDE)
+def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> None:
+    base = publish(tmp_path / "base", template=plain("chatml"), special=SPECIAL, **WIDE)
+    chats = [[{"role": "user", "content": f"tide {n % 7}"}, {"role": "assistant", "content": "no node"}] for n in range(200)]
+    chats += [[{"role": "user", "content": "wait " * 80}, {"role": "assistant", "content": "for no node"}]]
+    (swarm.data / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in chats))
+    run_file = RUN_FILE.format(base=base).replace("1e-4", "2e-3").replace("sequence = 32", "sequence = 64")
+    run_file = run_file.replace('"text"', '"jsonl"\nkind = "chat"\nheld_out = 0.2')
     first = swarm.daemon()
-    run_file = RUN_FILE.format(base=base).replace("1e-4", "2e-3")
     (tmp_path / "run.toml").write_text(run_file + ADAPTER)
     create = ["-m", "nolocod", "create", str(tmp_path / "run.toml"), "--data-dir", str(first.paths.root)]
     subprocess.run([sys.executable, *create], capture_output=True, check=True)
@@ -54,6 +61,7 @@ def test_three_daemons_train_an_adapter(swarm: Swarm, tmp_path: Path) -> None:
     assert 1 < min(sent) < 1.6, "a byte of each, and two of those that begin at zero"
     assert max(sent) < 2.03, "two at first, and of matrices that could not be decoded"
     swarm.stop(*everybody)
+    assert "of 201 samples 1 are left out, and 1 are cut" in everybody[1].tail(1000)
     sealed = stored_manifest(first.paths)
     assert sealed is not None
     folders = [daemon.paths.checkpoints for daemon in everybody]
@@ -61,10 +69,14 @@ def test_three_daemons_train_an_adapter(swarm: Swarm, tmp_path: Path) -> None:
     averaged = offline.averaged_loss(sealed, folders, swarm.data, tmp_path / "cache", first.paths.base)
     setup = setup_for(sealed, tmp_path, data=swarm.data, cache=tmp_path / "cache", base=first.paths.base)
     before, _ = offline.train_alone(setup, 0)
-    assert averaged < before, f"at first {before:.3f}, the mean of the three {averaged:.3f}"
+    assert averaged < 0.7 * before, f"at first {before:.3f}, the mean of the three {averaged:.3f}"
     offline.export(first.paths, sealed, tmp_path / "out")
     own = offline.evaluate(first.paths, sealed, swarm.data)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), tmp_path / "out").eval()
     source = open_source(sealed.manifest, make_tokenizer(sealed.manifest.data, base), "", swarm.data, tmp_path / "cache")
-    loaded = mean_loss(PeftModel.from_pretrained(model, tmp_path / "out").eval(), source.held_out(4), 2, torch.device("cpu"))
+    loaded = mean_loss(model, source.held_out(4), 2, torch.device("cpu"), objective_of(sealed.manifest, model))
     assert abs(loaded - own) < 1e-4
+    offline.export(first.paths, sealed, tmp_path / "whole", merged=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
+    asked = tokenizer.apply_chat_template(chats[0][:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "<|im_start|>user\ntide 0<|im_end|>\n<|im_start|>assistant\n"

@@ -219,6 +219,10 @@ def test_the_weights_that_a_loop_begins_with_are_untouched_by_what_is_due_at_onc
     loop.worker.wait_setup()
     loop.send(pipe.Train())
     loop.send(pipe.Solo(7, 0))
+    deadline = time.monotonic() + 60
+    while loop.worker._requests.qsize() < 2:
+        assert time.monotonic() < deadline, "the listener does not take both in"
+        time.sleep(0.001)
     loop.worker.begin(loop.make)
     assert loop.answer(pipe.Loaded, setup).standing.round == 0
     assert loop.worker.replica is not None
