@@ -3,7 +3,8 @@
 The rule: training stands still while what is to be written is copied within main memory, and no longer; a thread writes the
 copy. One file is written at a time, and the next one is copied when its turn comes, so that there is one copy at most. Where
 memory has no room for it, or while training rests, nothing is copied: the weights themselves are written, and whatever the
-thread was writing gives way, so that the last checkpoint waits for no other.
+thread was writing gives way, so that the last checkpoint waits for no other. Before a pause they are copied from a GPU, which
+gets its memory back before the disk has done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from nolocod.disk import check_room
 from nolocod.errors import LocalError
 from nolocod.observe.events import Checkpointed
 from nolocod.trainer import checkpoint, pipe
@@ -23,6 +25,7 @@ from nolocod.trainer import checkpoint, pipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -114,9 +117,15 @@ class Files:
         else:
             same, standing = [], replica.standing
             tensors, metadata = replica.snapshot()
-        aside = aside and psutil.virtual_memory().available > _ROOM * checkpoint.size_of(tensors)
-        if aside:
+        size = checkpoint.size_of(tensors)
+        room = psutil.virtual_memory().available > _ROOM * size
+        aside = aside and room
+        leaves = isinstance(command, pipe.Checkpoint) and command.last and replica.device.type != "cpu"
+        leaves = leaves and room and _fits(self._setup.checkpoints, size)  # a full disk must not cost what is there alone
+        if aside or leaves:
             tensors = {name: _copied(tensor) for name, tensor in tensors.items()}
+        if leaves:
+            replica.release()
         stopped = time.perf_counter() - began
         pace = _Pace(self._give_up)
         check = pace if aside else checkpoint.go_on
@@ -144,6 +153,14 @@ class Files:
             done = pipe.failed(error)
         for command in commands:
             self._tell(pipe.written(command.number, done))
+
+
+def _fits(folder: Path, size: int) -> bool:
+    try:
+        check_room(folder, size)
+    except LocalError:
+        return False
+    return True
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -82,6 +82,12 @@ class Pause(Message, frozen=True):
     """Stop after the inner step under way."""
 
 
+class Ease(Message, frozen=True):
+    """Compute in this share of the time, above 0 and at most 1."""
+
+    share: float
+
+
 class Capture(Message, frozen=True):
     """Write our message about `subject` into the outbox. Answered with its Description."""
 
@@ -118,6 +124,8 @@ class Checkpoint(Message, frozen=True):
 
     number: int
     """Of this file among those that the parent asked for."""
+    last: bool = False
+    """Nothing follows but Stop: the device's memory is given back before the file is on the disk."""
 
 
 class Dump(Message, frozen=True):
@@ -138,7 +146,7 @@ class Stop(Message, frozen=True):
 
 
 Command = (
-    (Setup | Download | Adopt | Place | Compare | Train | Pause)
+    (Setup | Download | Adopt | Place | Compare | Train | Ease | Pause)
     | (Capture | Inspect | Apply | Solo | Discard)
     | (Checkpoint | Dump | Evaluate | Stop)
 )

@@ -52,9 +52,13 @@ class TrainerProcess:
     outbox: Box
     inbox: Box
     """Both from `load` on."""
+    can_end = True
+    """Whether it may be ended, and another one go on from its checkpoint."""
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         self.parameters = 0
+        self.share = 1.0
+        """Of the time in which it computes."""
         self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,))
         self._stream = stream
         self._memory = memory
@@ -134,6 +138,11 @@ class TrainerProcess:
         await self._ask(pipe.Pause(), NoneType)
         self._training = False
 
+    async def ease(self, share: float) -> None:
+        """Compute in this share of the time."""
+        self.share = share
+        await self._ask(pipe.Ease(share), NoneType)
+
     async def capture(self, subject: int) -> Description:
         """Between two inner steps. The message may be smaller than the box."""
         return await self._ask(pipe.Capture(subject), Description)
@@ -150,9 +159,10 @@ class TrainerProcess:
     async def discard(self) -> None:
         await self._ask(pipe.Discard(), NoneType)
 
-    async def checkpoint(self) -> events.Checkpointed:
-        """Beside training. Raises DiskFullError; older checkpoints are then untouched."""
-        event = await self._write(pipe.Checkpoint, events.Checkpointed, CHECKPOINT_BYTES)
+    async def checkpoint(self, *, last: bool = False) -> events.Checkpointed:
+        """Beside training. The `last` one gives the device's memory back. Raises DiskFullError; older checkpoints are then
+        untouched."""
+        event = await self._write(lambda number: pipe.Checkpoint(number, last), events.Checkpointed, CHECKPOINT_BYTES)
         self._emit(event)
         return event
 

@@ -8,6 +8,7 @@ since its last one.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from dataclasses import replace
@@ -299,6 +300,14 @@ class Replica:
         """How far partners' messages are as a rule from the capture that is out."""
         change = self.manifest.outer.beta * self.captured.norm().item()
         return self.clipping.usual(self._out().among.start, change, self._capture_rate)
+
+    def release(self) -> None:
+        """Give the device's memory back. Nothing may follow: weights and optimizer are gone."""
+        self._capture = None
+        self.theta = torch.empty(0)
+        del self.model, self.objective, self.inner, self._inner, self.weights
+        gc.collect()
+        torch.cuda.empty_cache()
 
     # --- files
 

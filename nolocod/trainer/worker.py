@@ -30,6 +30,7 @@ from nolocod.outer.phase import is_part
 from nolocod.run.manifest import unseal
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
+from nolocod.trainer.duty import Duty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,18 +61,15 @@ class Worker:
         self._boxes: tuple[Tensor, Tensor] | None = None
         self._replica: Replica | None = None
         self._files: Files | None = None
-        self._training = False
-        self._first = False  # the next inner step is the first after Train: told at once
+        self._training = self._first = False  # the next inner step is the first after Train: told at once
         self._reported = time.perf_counter()
-        self._reported_steps = 0
-        self._computing = 0.0
-        self._at_once = 0  # windows of the micro-batch that was told
-        self._evaluated_round = 0
+        self._reported_steps = self._evaluated_round = self._at_once = 0  # at_once: windows of the micro-batch that was told
+        self._computing = self._step_seconds = 0.0
+        self._duty = Duty()
         self._thread = ThreadPoolExecutor(1, initializer=_one_thread)
         self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
         self._work: Future[object] | None = None  # the last that was given to the thread ...
         self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
-        self._step_seconds = 0.0
         self._held: dict[str, float] = {}  # seconds for which training stood still, or a step took, by what it was for
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -91,8 +89,10 @@ class Worker:
                 self._settle()
             self._write_files()
             try:
-                request = self._requests.get(block=wait())
+                request = self._duty.next(self._requests, wait=wait())
             except Empty:
+                if self._duty.left:
+                    continue
                 return True
             if request is not None and isinstance(request.command, pipe.Checkpoint | pipe.Dump):
                 self._answer(request.id, _told(self._execute, request))  # it is written when its turn comes
@@ -161,16 +161,14 @@ class Worker:
             self._held["file"] = time.perf_counter() - began
 
     def _train(self) -> None:
-        began = time.perf_counter()
-        self._loaded().step()
-        self._stepped(time.perf_counter() - began)
+        self._stepped(self._duty.step(self._loaded()))
 
     def _stepped(self, seconds: float) -> None:
         """An inner step was taken, in so many seconds: tell of it, if it is due."""
         replica, now = self._loaded(), time.perf_counter()
         self._step_seconds = seconds
         self._held["step"] = max(self._step_seconds, _FADES * self._held.get("step", 0.0))
-        self._computing += seconds
+        self._computing += seconds / self._duty.share  # with the rest: by these the others learn how fast this node is
         self._reported_steps += 1
         if self._first or now - self._reported >= _REPORT_SECONDS:
             self._first = False
@@ -228,6 +226,8 @@ class Worker:
             case pipe.Train():
                 self._training = self._first = True
                 self._reported = time.perf_counter()
+            case pipe.Ease(share):
+                self._duty.share = share
             case pipe.Pause():
                 self._training = False
                 self._report(time.perf_counter())

@@ -26,7 +26,7 @@ from nolocod.proto.types import Applied, Description, SnapshotParts, Standing, d
 from nolocod.run.manifest import Data, Outer
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
-from tests.support.trainer_parts import sealed_run, setup_for
+from tests.support.trainer_parts import dump, make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -155,6 +155,35 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
         with pytest.raises(RejectedTensorError):
             await trainer.adopt(tmp_path / "weights", standing)
         assert await trainer.evaluate() == loss
+
+
+async def test_a_pause_frees_all_memory_and_training_goes_on_exactly_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """One process ends with a checkpoint, another one goes on; a replica that nobody stopped ends with the same weights."""
+    sealed = sealed_run()
+    steps = 0
+    for part in range(2):
+        async with loaded(sealed, tmp_path, "alice") as trainer:
+            assert trainer.inner_steps == steps
+            await trainer.train()
+            await trainer.wait_steps(4 + trainer.inner_steps)
+            began = trio.current_time()
+            await trainer.pause()
+            steps = trainer.inner_steps
+            if part:
+                await trainer.solo(0, 0)
+                await trainer.dump(tmp_path / "weights")
+            else:
+                await trainer.checkpoint(last=True)
+            child = child_of(trainer)
+        assert not child.is_running(), "with its memory, on whatever device"
+        assert trio.current_time() - began < 5
+    unpaused = make_replica(sealed, tmp_path)
+    unpaused.draw_as("alice")
+    for _ in range(steps):
+        unpaused.step()
+    unpaused.solo()
+    dump(unpaused, tmp_path / "unpaused")
+    assert (tmp_path / "unpaused").read_bytes() == (tmp_path / "weights").read_bytes()
 
 
 async def test_one_trainer_through_faults(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import weakref
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -386,3 +387,75 @@ def test_a_full_disk_is_told_to_whoever_asked(parent: Parent, monkeypatch: pytes
     assert reply.failure is not None
     assert reply.failure.code == DiskFullError.entry.code
     parent.train_until(4)
+
+
+# --- a good guest
+
+
+def test_in_its_rest_a_trainer_does_what_it_is_asked_and_goes_on_at_once_when_it_may(parent: Parent, tmp_path: Path) -> None:
+    parent.ask(setup_for(sealed_run(), tmp_path), pipe.Loaded)
+    parent.ask(pipe.Ease(1e-6), NoneType)
+    parent.ask(pipe.Train(), NoneType)
+    parent.train_until(1)
+    for _ in range(3):
+        parent.ask(pipe.Evaluate(told=False), float)
+        answer = parent.answer(pipe.Discard())
+        assert answer.progress is not None
+        assert answer.progress.inner_steps == 1, "the rest after a step of milliseconds takes an hour"
+    parent.ask(pipe.Ease(1.0), NoneType)
+    parent.train_until(4)
+
+
+def test_a_share_is_seen_in_the_time_that_steps_take(parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By that the others know how fast this node is."""
+    step = Replica.step
+    monkeypatch.setattr(Replica, "step", lambda self: (time.sleep(0.05), step(self)))
+    parent.ask(setup_for(sealed_run(), tmp_path), pipe.Loaded)
+    parent.ask(pipe.Ease(0.5), NoneType)
+    parent.ask(pipe.Train(), NoneType)
+    while not (isinstance(reply := parent.next(), pipe.Trained) and reply.event is not None):
+        pass
+    assert reply.event.steps == 1
+    assert reply.event.seconds >= 0.1
+    held = reply.progress.standing.step_seconds
+    assert held == pytest.approx(reply.event.seconds / 2), "what a partner waits for has no rest"
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_gpu_has_its_memory_back_before_the_disk_has_done_unless_it_is_full(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: bool
+) -> None:
+    """No GPU is here: the device only says that it is one."""
+    parent.ask(setup_for(sealed_run(), tmp_path), pipe.Loaded)
+    replica = parent.worker._loaded()
+    wanted = {name: tensor.clone() for name, tensor in replica.to_save("alice")[1].items()}
+    held = [weakref.ref(one) for one in (replica.theta, replica.model, replica.inner)]
+    replica.device = torch.device("mps")
+    there: list[bool] = []
+    save = checkpoint.save
+
+    def watched(folder: Path, state: checkpoint.State, tensors: dict[str, Tensor], check: Callable[[], None]) -> int:
+        there.extend(one() is not None for one in held)
+        return save(folder, state, tensors, check)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("no space.")
+
+    monkeypatch.setattr(checkpoint, "save", watched)
+    if not room:
+        monkeypatch.setattr(files, "check_room", full)
+        monkeypatch.setattr(checkpoint, "check_room", full)
+    parent.ask(pipe.Checkpoint(1, last=True), NoneType)
+    while not isinstance(told := parent.next(), pipe.Written):
+        pass
+    assert there == 3 * [not room]
+    if not room:
+        assert told.failure is not None
+        assert told.failure.code == "NLC-121"
+        replica.device = torch.device("cpu")
+        parent.ask(pipe.Evaluate(told=False), float)  # it is all there still
+        return
+    found = checkpoint.find(tmp_path / "alice" / "checkpoints", replica._run_id)
+    assert found.path is not None
+    saved = checkpoint.tensors_of(found.path)
+    torch.testing.assert_close(saved, wanted, rtol=0, atol=0, equal_nan=True)
