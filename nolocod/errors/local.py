@@ -145,6 +145,14 @@ class AllowanceError(LocalError):
     entry = listed("NLC-128", "limit too low for this run", "Raise the limit, or join a run with a smaller model.")
 
 
+class SensorError(LocalError):
+    entry = listed("NLC-170", "sensor not there", "Leave that limit out, or give another one: --duty needs no sensor.")
+
+
+class SettingError(LocalError):
+    entry = listed("NLC-171", "setting not valid", "See `nolocod set --help`.", 2)
+
+
 class NotRunningError(LocalError):
     entry = listed("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 

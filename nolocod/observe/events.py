@@ -17,7 +17,7 @@ Reach = Literal["direct", "inbound", "punched", "relayed"]
 NatClass = Literal["public", "cone", "symmetric", "client"]
 """How others reach a node: directly; by hole punching; through relays only; not at all, it only dials out."""
 NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "paused", "finished", "stopping"]
-PauseReason = Literal["hours", "battery", "budget"]
+PauseReason = Literal["owner", "hours", "battery", "metered", "used", "gpu", "heat", "power", "budget", "settings"]
 Outcome = Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
 """How an exchange, or the attempt to start one, ended."""
 
@@ -249,6 +249,18 @@ class Allowed(Event, frozen=True):
     hours: tuple[str, ...]
     on_battery: bool
     """Whether it goes on when the machine runs on battery."""
+    limits: dict[str, str] = {}
+    """Of the machine, by their keys, as they are shown; those alone that were given."""
+
+
+class Eased(Event, frozen=True):
+    """The trainer computes in this `share` of the time. `why` it is less than the owner gave it, if so; with what was measured,
+    in °C and watts, None where nobody wants to know."""
+
+    share: float
+    why: str = ""
+    temperature: float | None = None
+    power: float | None = None
 
 
 class Traffic(Event, frozen=True):

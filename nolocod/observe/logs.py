@@ -148,7 +148,8 @@ class LogFollower:
         self._loss = float("nan")
         self._committed: dict[PeerId, events.ExchangeEnded] = {}
         self._members: set[PeerId] = set()
-        self._paused = ""
+        self._paused = self._eased = ""
+        self._limits: dict[str, str] = {}
         self._reach: NatClass | None = None
         self._relays: set[PeerId] = set()
         self._reservations = 0
@@ -187,6 +188,14 @@ class LogFollower:
                 if self._paused:
                     _say(event, INFO, "resumed")
                 self._paused = ""
+            case events.Allowed():
+                if event.limits != self._limits:
+                    self._limits = event.limits
+                    _say(event, INFO, "limits: %s", ", ".join(f"{key} {text}" for key, text in event.limits.items()) or "none")
+            case events.Eased():
+                level = DEBUG if event.why == self._eased else INFO
+                self._eased = event.why
+                _say(event, level, "computes %.0f %% of the time%s", 100 * event.share, f", {event.why}" if event.why else "")
             case events.MicroBatch():
                 _say(
                     event,

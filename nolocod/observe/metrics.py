@@ -258,6 +258,8 @@ class _Allowance:
         self._month_limit = Gauge("nolocod_month_limit_bytes", rate, registry=to)
         paused = "1 for the reason why the node is paused, 0 for all other reasons."
         self._paused = _labelled(Gauge, "nolocod_paused", paused, "reason", get_args(PauseReason), to)
+        self._share = Gauge("nolocod_duty_ratio", "Share of the time in which the trainer may compute.", registry=to)
+        self._share.set(1)
         self.follow(events.Allowed(None, None, None, (), on_battery=True))
 
     def follow(self, event: Event) -> None:
@@ -266,6 +268,8 @@ class _Allowance:
                 for direction, limit in zip(_DIRECTIONS, (event.up, event.down), strict=True):
                     self._rate_limit.labels(direction).set(math.inf if limit is None else limit)
                 self._month_limit.set(math.inf if event.monthly is None else event.monthly)
+            case events.Eased():
+                self._share.set(event.share)
             case events.Traffic():
                 for direction, total in zip(_DIRECTIONS, (event.sent, event.received), strict=True):
                     self._wire.labels(direction).inc(total - self._counted[direction])

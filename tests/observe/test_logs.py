@@ -15,8 +15,10 @@ import pytest
 from nolocod.identity import PeerId
 from nolocod.observe import logs
 from nolocod.observe.events import (
+    Allowed,
     Checkpointed,
     DoubtSettled,
+    Eased,
     Evaluated,
     Event,
     ExchangeEnded,
@@ -82,6 +84,8 @@ partition_healed: peer_id members
 weights_served: peer_id size seconds whole
 weights_coming: donor here size
 weights_fetched: donor round size seconds
+allowed: up down monthly hours on_battery limits
+eased: share why temperature power
 paused: reason why seconds
 resumed:
 troubled: code message
@@ -267,6 +271,28 @@ def test_a_pause_and_its_end_are_a_line_each(log: Log) -> None:
     ]
 
 
+def test_limits_are_a_line_when_they_change_and_heat_when_it_comes_and_goes(log: Log) -> None:
+    follower = LogFollower()
+    log.set_up()
+    hot = "--max-temperature asks for it"
+    for event in (
+        Allowed(None, None, None, (), on_battery=True),
+        Allowed(None, None, None, (), on_battery=True, limits={"duty": "50%", "max-temperature": "80 °C"}),
+        Eased(0.5),
+        Eased(0.4, hot, 81.0),
+        Eased(0.32, hot, 82.0),
+        Eased(0.5, "", 76.0),
+        Allowed(None, None, None, (), on_battery=True),
+    ):
+        follower.follow(event)
+    assert log.lines == [
+        "info limits: duty 50%, max-temperature 80 °C",
+        "info computes 40 % of the time, --max-temperature asks for it",
+        "info computes 50 % of the time",
+        "info limits: none",
+    ]
+
+
 def test_reach_is_a_line_when_it_changes_and_no_more(log: Log) -> None:
     follow(
         ReachFound(None, "1 peer was asked", ()),
@@ -426,4 +452,4 @@ def test_the_json_logs_names_stay() -> None:
     logged = {line.partition(":")[0]: line.partition(":")[2].split() for line in JSON_EVENTS.split("\n") if line}
     names = {re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in Event.__subclasses__()}
     assert logged == {name: list(names[name].__struct_fields__) for name in logged if name in names}
-    assert names.keys() - logged.keys() == {"allowed", "traffic", "host_checked"}
+    assert names.keys() - logged.keys() == {"traffic", "host_checked"}

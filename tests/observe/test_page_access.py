@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from nolocod.errors import DiskFullError, HttpTokenError
+from nolocod.errors import DiskFullError, HttpTokenError, SettingError
 from nolocod.node.data_directory import Running
 from nolocod.observe.events import StateChanged
 from nolocod.observe.metrics import Metrics
@@ -24,6 +24,7 @@ from nolocod.observe.status.state import StatusState
 from nolocod.units import Address
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 TOKEN = "a-token-of-a-good-length"
@@ -132,6 +133,74 @@ async def test_status_reads_an_open_node_by_its_token(nursery: trio.Nursery, tmp
     for token_file in (str(path), ""):
         with pytest.raises(HttpTokenError, match="refuses"):
             await trio.to_thread.run_sync(client.read, Running(1, where, "", "", (), token_file))
+
+
+# --- who may change something
+
+
+def change_status(access: PageAccess, client: str, authorization: str) -> int:
+    request = Request("POST", "/settings", "", "localhost:80", {"authorization": authorization}, client)
+    reply = access.judge(request, only_local=True, port=80)
+    return 200 if reply is None else reply.status
+
+
+def test_who_changes_something_shows_the_token_on_this_machine() -> None:
+    for access in (PageAccess(changes=TOKEN), PageAccess(TOKEN, changes=TOKEN)):
+        for here in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+            assert change_status(access, here, f"Bearer {TOKEN}") == 200
+            for wrong in ("", "Bearer ", f"Bearer {TOKEN}x", f"Basic {TOKEN}"):
+                assert change_status(access, here, wrong) == 401, wrong
+        for elsewhere in ("192.0.2.1", "::ffff:192.0.2.1", ""):
+            assert change_status(access, elsewhere, f"Bearer {TOKEN}") == 403, elsewhere
+    cookie = f"nolocod-80={PageAccess(TOKEN)._cookie_value()}"
+    request = Request("POST", "/settings", f"token={TOKEN}", "localhost:80", {"cookie": cookie}, "127.0.0.1")
+    refused = PageAccess(TOKEN, changes=TOKEN).judge(request, only_local=True, port=80)
+    assert refused is not None, "other web pages can make a browser send cookies, and forms to this address"
+    assert refused.status == 401
+
+
+async def test_settings_come_over_a_socket(nursery: trio.Nursery, tmp_path: Path) -> None:
+    told: list[dict[str, str]] = []
+
+    def change(settings: Mapping[str, str]) -> dict[str, str]:
+        told.append(dict(settings))
+        if "nice" in settings:
+            raise SettingError("nice cannot be x.", remedy="From 0 to 19.")
+        return {"duty": "50%"}
+
+    path = tmp_path / "http.token"
+    access = PageAccess(changes=make_token(path))
+    given = Pages(StatusState(trio.current_time, lambda: 1), Metrics(), change)
+    where = await nursery.start(serve_http, Address("127.0.0.1", 0), given, access)
+    running = Running(1, where, "", "", ())
+
+    async def ask(settings: dict[str, str]) -> dict[str, str]:
+        return await trio.to_thread.run_sync(client.change, running, path, settings)
+
+    assert await ask({"duty": "50%"}) == {"duty": "50%"}
+    with pytest.raises(SettingError, match="nice cannot be x") as raised:
+        await ask({"nice": "x"})
+    assert (raised.value.code, raised.value.remedy) == ("NLC-171", "From 0 to 19.")
+    with pytest.raises(SettingError, match="not an HTTP request"):
+        await ask({"duty": "x" * 9000})
+    assert told == [{"duty": "50%"}, {"nice": "x"}]
+    path.write_text("another-token-of-a-length\n")
+    with pytest.raises(HttpTokenError, match="refuses"):
+        await ask({"duty": "50%"})
+    path.unlink()
+    with pytest.raises(HttpTokenError):
+        await ask({"duty": "50%"})
+    assert len(told) == 2
+    assert (await trio.to_thread.run_sync(client.read, running)).state == "starting", "reading takes no token"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"duty": 1}', b"\xff", b"[" * 4000])
+async def test_what_is_no_setting_is_refused(body: bytes) -> None:
+    given = Pages(StatusState(trio.current_time, lambda: 1), Metrics(), lambda _: pytest.fail("asked"))
+    assert given.answer("POST", "/settings", body).status == 400
+    assert given.answer("GET", "/settings").status == 404
+    assert given.answer("POST", "/", b"{}").status == 405
+    assert pages().answer("POST", "/settings", b"{}").status == 405, "where nothing can be set"
 
 
 async def connect(where: str) -> trio.SocketStream:

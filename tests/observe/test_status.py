@@ -26,6 +26,7 @@ from nolocod.identity import PeerId
 from nolocod.observe.events import (
     Allowed,
     Checkpointed,
+    Eased,
     Evaluated,
     Event,
     ExchangeEnded,
@@ -290,6 +291,13 @@ def test_what_the_owner_allows_and_what_is_used(node: Node) -> None:
         "paused outside of --hours 22:00-07:00, 12:00-13:00 (resumes in 2.5 h)",
     ):
         assert fact in facts
+    assert not any(fact.startswith(("limits", "computes")) for fact in facts)
+    limits = {"hours": "22:00-07:00", "max-temperature": "80 °C", "duty": "50%"}
+    node.follow(Allowed(None, None, None, (), on_battery=True, limits=limits), Eased(0.4, "it is too hot", 81.0, 120.0))
+    assert (node.report().allowance.limits, node.report().allowance.share) == (limits, 0.4)
+    facts = [" ".join(line.split()) for line in rendered(node_table(node.report()), 80)]
+    assert "limits max-temperature 80 °C, duty 50%" in facts
+    assert "computes 40% of the time, it is too hot, 81 °C, 120 W" in facts
     node.follow(Paused("battery", "unplugged", None))
     assert node.report().allowance.resumes_in is None
     node.follow(Resumed())

@@ -36,7 +36,7 @@ class RunPages:
         self._state = state
         self._metrics = RunMetrics(lambda: state.report)
 
-    def answer(self, method: str, path: str) -> Reply:
+    def answer(self, method: str, path: str, body: bytes = b"") -> Reply:
         """The reply to one request, whose sender may read the pages."""
         match path:
             case _ if method not in ("GET", "HEAD"):

@@ -2,7 +2,8 @@
 
 The rule: a loopback address answers everybody on this machine, but only requests that name a loopback host or one that its
 owner named, so that a web page from elsewhere cannot read it by DNS rebinding. Any other address answers whoever holds the
-token. /healthz and /readyz are open to all, and so is /metrics where the owner opened it. Tokens are compared in constant time.
+token. /healthz and /readyz are open to all, and so is /metrics where the owner opened it. Who changes something sends the token
+from this machine, in a header that no other web page can make a browser send. Tokens are compared in constant time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FREE = frozenset({"/healthz", "/readyz"})
+_CHALLENGE = ("www-authenticate", 'Bearer realm="nolocod"')
 _SHORTEST = 16
 _LONGEST = 1024
 
@@ -37,9 +39,13 @@ class PageAccess:
     open_metrics: bool = False
     hosts: frozenset[str] = frozenset()
     """Names that requests to a loopback address may carry beside loopback's own, as a reverse proxy passes them on."""
+    changes: str | None = None
+    """The token for changes; None where nothing can be changed."""
 
     def judge(self, request: Request, *, only_local: bool, port: int) -> Reply | None:
         """None if the request may pass. Else the answer: a refusal, or the cookie for a token shown in the URL."""
+        if request.method == "POST" and self.changes is not None:
+            return self._judge_change(request, self.changes)
         host = _host_of(request.host)
         if only_local and not is_loopback(host) and host.lower() not in self.hosts:
             return refusal(403, "this address answers only to localhost")
@@ -50,13 +56,18 @@ class PageAccess:
         shown = parse_qs(request.query).get("token", [""])[0]
         if shown and _same(shown, self.token):
             return self._welcome(request, port)
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
+        if _same(_bearer(request), self.token):
             return None
         if _same(_cookie(request, port), self._cookie_value()):
             return None
-        challenge = ("www-authenticate", 'Bearer realm="nolocod"')
-        return refusal(401, "this page needs a token: Authorization: Bearer TOKEN, or once ?token=TOKEN", challenge)
+        return refusal(401, "this page needs a token: Authorization: Bearer TOKEN, or once ?token=TOKEN", _CHALLENGE)
+
+    def _judge_change(self, request: Request, token: str) -> Reply | None:
+        if not is_loopback(request.client.removeprefix("::ffff:")):
+            return refusal(403, "settings are changed on the node's own machine")
+        if not _same(_bearer(request), token):
+            return refusal(401, "to change something takes the token in http.token of the data directory", _CHALLENGE)
+        return None
 
     def _welcome(self, request: Request, port: int) -> Reply:
         """Redirect a browser to the same page without the token, so that no history and no log keeps the token."""
@@ -107,6 +118,11 @@ def _host_of(header: str) -> str:
     """The name in a Host header ("name", "name:port", "[v6]:port")."""
     name, colon, port = header.rpartition(":")
     return name if colon and port.isdigit() else header
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _same(shown: str, token: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a running node's status over HTTP, for `nolocod status` and the testnet."""
+"""Reading a running node's status over HTTP, for `nolocod status` and the testnet, and setting its limits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nolocod.errors import HttpTokenError, NotRunningError
+from nolocod.errors import HttpTokenError, NotRunningError, SettingError
 from nolocod.observe.status.access import read_token
 from nolocod.observe.status.report import StatusReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nolocod.node.data_directory import Running
 
 _TIMEOUT = 5.0
@@ -24,25 +26,44 @@ _MOST_BYTES = 8 << 20
 def read(running: Running) -> StatusReport:
     """The report of the daemon. Raises NotRunningError if nothing answers there, or another program; HttpTokenError if
     the token cannot be read or is refused."""
+    _, raw = _asked(running, Path(running.http_token) if running.http_token else None)
+    report = decode(raw)
+    if report.peer_id and report.peer_id != running.peer_id:
+        raise NotRunningError(f"another node answers at {running.http}.")
+    return report
+
+
+def change(running: Running, token: Path, told: Mapping[str, str]) -> dict[str, str]:
+    """Set what is `told`, by key, with the token in a file; returns what counts then. Raises as `read`, or SettingError."""
+    read(running)  # the token is not for another program
+    status, raw = _asked(running, Path(running.http_token) if running.http_token else token, msgspec.json.encode(told))
+    try:
+        found = msgspec.json.decode(raw, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotRunningError(f"the program that answers there is not a node of this release ({error}).") from error
+    if status == 200:
+        return found
+    raise SettingError(found.get("error", f"it was refused ({status})."), remedy=found.get("remedy"))
+
+
+def _asked(running: Running, token: Path | None, body: bytes | None = None) -> tuple[int, bytes]:
+    """The report; or with a `body` what /settings answers to it."""
     headers = {"Host": "localhost"}
-    if running.http_token:
-        headers["Authorization"] = f"Bearer {read_token(Path(running.http_token))}"
+    if token is not None:
+        headers["Authorization"] = f"Bearer {read_token(token)}"
     connection = http.client.HTTPConnection(running.http, timeout=_TIMEOUT)
     try:
-        connection.request("GET", "/status.json", headers=headers)
+        connection.request(*("GET", "/status.json") if body is None else ("POST", "/settings"), body, headers)
         reply = connection.getresponse()
         if reply.status == 401:
-            shown = f"the token in {running.http_token}" if running.http_token else "readers without a token"
+            shown = f"the token in {token}" if token else "readers without a token"
             remedy = "Start the node again if its token file was replaced."
             raise HttpTokenError(f"the node at {running.http} refuses {shown}.", remedy=remedy)
-        report = decode(reply.read(_MOST_BYTES + 1))
+        return reply.status, reply.read(_MOST_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
         raise NotRunningError(f"process {running.pid} does not answer at {running.http} ({error}).") from error
     finally:
         connection.close()
-    if report.peer_id and report.peer_id != running.peer_id:
-        raise NotRunningError(f"another node answers at {running.http}.")
-    return report
 
 
 def decode(raw: bytes) -> StatusReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,9 @@ class Request:
     host: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     """By lower-case name."""
+    client: str = ""
+    """Its IP address."""
+    body: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
         open_from[address] += 1
         try:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                await _Connection(stream).run(answer)
+                await _Connection(stream, address).run(answer)
         finally:
             open_from[address] -= 1
             if not open_from[address]:
@@ -82,8 +85,8 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
 
 
 class _Connection:
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream, self._lines = stream, 0
+    def __init__(self, stream: trio.SocketStream, client: str = "") -> None:
+        self._stream, self._client, self._lines = stream, client, 0
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_REQUEST_BYTES)
 
     async def run(self, answer: Callable[[Request], Reply]) -> None:
@@ -97,6 +100,7 @@ class _Connection:
             await self._send(answer(request), with_body=request.method != "HEAD")
 
     async def _request(self) -> Request | None:
+        request = None
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
@@ -108,9 +112,16 @@ class _Connection:
             elif isinstance(event, h11.Request):
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
                 path, _, query = event.target.decode("latin-1").partition("?")
-                return Request(event.method.decode("latin-1"), path, query, headers.get("host", ""), headers)
+                method, host = event.method.decode("latin-1"), headers.get("host", "")
+                request = Request(method, path, query, host, headers, self._client)
+                if method != "POST":
+                    return request
+            elif isinstance(event, h11.Data) and request is not None:
+                request = replace(request, body=request.body + event.data)
+                if len(request.body) > _REQUEST_BYTES:
+                    raise h11.RemoteProtocolError("too long", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             else:
-                return None
+                return request
 
     async def _send(self, reply: Reply, *, with_body: bool) -> None:
         headers = [

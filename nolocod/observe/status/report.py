@@ -81,8 +81,17 @@ class AllowanceReport(msgspec.Struct, frozen=True, kw_only=True):
     hours: tuple[str, ...] = ()
     """Local time; empty for all hours."""
     pause_on_battery: bool = False
+    limits: dict[str, str] = {}
+    """Of the machine, by their keys, as they are shown; those alone that were given."""
+    share: float = 1.0
+    """Of the time in which the trainer may compute now ..."""
+    share_why: str = ""
+    """... if that is less than its owner gave it, why ..."""
+    temperature: float | None = None
+    """... with what was measured, in °C and watts, where a limit asks for it."""
+    power: float | None = None
     paused: str = ""
-    """ "hours", "battery" or "budget" while the node is paused."""
+    """The reason (events.PauseReason) while the node is paused."""
     paused_why: str = ""
     resumes_in: float | None = None
     """Seconds; None if that does not depend on the clock."""

@@ -1,7 +1,8 @@
 """The node's HTTP pages: the status page at /, /status.json, /badge.svg, /events, /metrics, /healthz, /readyz.
 
-The rule: read only. The pages are this package's own files and the node's own report; `access` decides who may read
-them, `http` how much at once. The status page may load nothing from anywhere but this node.
+The rule: read only, but for POST /settings, by which the owner sets the node's limits. The pages are this package's own files
+and the node's own report; `access` decides who may do what, `http` how much at once. The status page may load nothing from
+anywhere but this node.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
-from nolocod.errors import PortTakenError, UsageError
+from nolocod.errors import LocalError, PortTakenError, UsageError
 from nolocod.observe.status.access import PageAccess, is_loopback
 from nolocod.observe.status.badge import svg
 from nolocod.observe.status.http import Reply, Request, refusal, serve
 from nolocod.units import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from nolocod.observe.status.state import StatusState
 
     Send = Callable[[bytes], Awaitable[None]]
+    Change = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 _PAGE_FILES = {"/": "index.html"} | {
-    f"/{name}": name for name in ("page.css", "page.js", "parts.js", "loss.js", "swarm.js", "words.js", "icon.svg")
+    f"/{name}": name
+    for name in ("page.css", "page.js", "parts.js", "loss.js", "swarm.js", "words.js", "settings.js", "icon.svg")
 }
 _KINDS = {
     "html": "text/html; charset=utf-8",
@@ -54,22 +57,26 @@ _LOOKS = 5
 class Answers(Protocol):
     """What is served: a node's pages or a run's."""
 
-    def answer(self, method: str, path: str) -> Reply:
-        """The reply to one request, whose sender may read the pages."""
+    def answer(self, method: str, path: str, body: bytes = b"") -> Reply:
+        """The reply to one request, whose sender may ask for it."""
         ...
 
 
 class Pages:
     """The answers, without a socket."""
 
-    def __init__(self, status: StatusState, metrics: Metrics) -> None:
+    def __init__(self, status: StatusState, metrics: Metrics, change: Change | None = None) -> None:
+        """`change` takes settings by key and returns those that count then; raises LocalError."""
+        self._change = change
         self._status = status
         self._metrics = metrics
         self._readers = 0
 
-    def answer(self, method: str, path: str) -> Reply:
-        """The reply to one request, whose sender may read the pages."""
+    def answer(self, method: str, path: str, body: bytes = b"") -> Reply:
+        """The reply to one request, whose sender may ask for it."""
         match path:
+            case "/settings" if method == "POST" and self._change is not None:
+                return _changed(self._change, body)
             case _ if method not in ("GET", "HEAD"):
                 return refusal(405, f"{method} is not allowed: every page is read with GET", ("allow", "GET"))
             case "/metrics":
@@ -88,8 +95,8 @@ class Pages:
             case "/readyz":
                 report = self._status.snapshot(self._status.clock())
                 ready = report.state in ("training", "finished")
-                body = {"ready": ready, "state": report.state}  # no more: anybody may ask, and `waiting_for` can name peers
-                return Reply(200 if ready else 503, msgspec.json.encode(body))
+                told = {"ready": ready, "state": report.state}  # no more: anybody may ask, and `waiting_for` can name peers
+                return Reply(200 if ready else 503, msgspec.json.encode(told))
             case _ if path in _PAGE_FILES:
                 return page_file("status", _PAGE_FILES[path])
             case _:
@@ -117,6 +124,16 @@ class Pages:
             self._readers -= 1
 
 
+def _changed(change: Change, body: bytes) -> Reply:
+    try:
+        return Reply(200, msgspec.json.encode(change(msgspec.json.decode(body, type=dict[str, str]))))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return refusal(400, 'settings are sent as JSON, like {"duty": "50%"}')
+    except LocalError as error:
+        told = {"error": error.cause, "code": error.code, "remedy": error.remedy}
+        return Reply(400, msgspec.json.encode(told))
+
+
 def page_file(package: str, name: str) -> Reply:
     """The file `name` of the page that lies in `nolocod.observe.PACKAGE`; it may load nothing from elsewhere."""
     content = resources.files(f"nolocod.observe.{package}").joinpath("page", name).read_bytes()
@@ -138,7 +155,7 @@ async def serve_http(
 
     def answer(request: Request) -> Reply:
         refused = access.judge(request, only_local=only_local, port=port)
-        return pages.answer(request.method, request.path) if refused is None else refused
+        return pages.answer(request.method, request.path, request.body) if refused is None else refused
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve, trio.SocketListener(trio.socket.from_stdlib_socket(listener)), answer)

@@ -28,7 +28,7 @@ _JUDGED = 512
 """Peers whose reputations and bans are shown."""
 _RATE_WINDOW = 60.0
 """Seconds over which tokens per second are averaged."""
-_ROUTINE = (events.InnerSteps, events.Traffic, events.HostChecked, events.PeerSeen, events.Contributed)
+_ROUTINE = (events.InnerSteps, events.Traffic, events.HostChecked, events.PeerSeen, events.Contributed, events.Eased)
 """Events that a reader need not see at once."""
 
 
@@ -179,8 +179,10 @@ class StatusState:
     def _follow_allowance(self, event: Event, now: float) -> None:
         match event:
             case events.Allowed():
-                limits = {"max_upload": event.up, "max_download": event.down, "monthly_budget": event.monthly}
-                self._set_allowance(**limits, hours=event.hours, pause_on_battery=not event.on_battery)
+                line = {"max_upload": event.up, "max_download": event.down, "monthly_budget": event.monthly}
+                self._set_allowance(**line, hours=event.hours, limits=event.limits, pause_on_battery=not event.on_battery)
+            case events.Eased():
+                self._set_allowance(share=event.share, share_why=event.why, temperature=event.temperature, power=event.power)
             case events.Traffic():
                 told = {name: getattr(event, name) for name in ("sent", "received", "sending", "receiving", "month")}
                 self._set_allowance(**told, month_used=event.month_sent + event.month_received)

@@ -199,10 +199,24 @@ def _allowance(report: AllowanceReport) -> dict[str, str]:
     if report.hours or report.pause_on_battery:
         trains = f"{', '.join(report.hours)} (local time)" if report.hours else "at all hours"
         facts["trains"] = trains + (", not on battery" if report.pause_on_battery else "")
+    others = {key: text for key, text in report.limits.items() if key not in ("hours", "pause-on-battery")}
+    if others:
+        facts["limits"] = ", ".join(f"{key} {text}" for key, text in others.items())
+    if computes := _computes(report):
+        facts["computes"] = computes
     if report.paused:
         after = f" (resumes in {duration(report.resumes_in)})" if report.resumes_in is not None else ""
         facts["paused"] = report.paused_why + after
     return facts
+
+
+def _computes(report: AllowanceReport) -> str:
+    """In how much of the time, and what was measured; empty where no limit asks for that."""
+    measured = (report.temperature, "°C"), (report.power, "W")
+    parts = [f"{value:.0f} {unit}" for value, unit in measured if value is not None]
+    if report.share < 1:
+        parts.insert(0, f"{report.share:.0%} of the time" + (f", {report.share_why}" if report.share_why else ""))
+    return ", ".join(parts)
 
 
 def _speed(rate: float, limit: int | None) -> str:

@@ -1,6 +1,7 @@
 // Shows each report that /events sends. The report is the whole truth: nothing is kept here but the theme.
 import { drawLoss } from "./loss.js";
 import { facts, rows, themes } from "./parts.js";
+import { settings } from "./settings.js";
 import { drawSwarm } from "./swarm.js";
 import { REACHABLE, amount, count, duration, element, loss, say, short } from "./words.js";
 
@@ -32,6 +33,7 @@ function show(report) {
   rows(one("exchanges"), report.exchanges.map(exchangeRow), "None yet");
   facts(one("given"), gave(report));
   facts(one("line"), budgets(report.allowance));
+  facts(one("limits"), machine(report.allowance));
   facts(one("reach"), reach(report));
   const checkpoint = report.checkpoint_round === null ? "no checkpoint yet" : `checkpoint of round ${report.checkpoint_round}`;
   say(one("process"), `nolocod ${report.version}, process ${report.pid}, up ${duration(report.uptime)}, ${checkpoint}`);
@@ -70,6 +72,13 @@ function budgets(allowed) {
   const after = allowed.resumes_in === null ? "" : `; resumes in ${duration(allowed.resumes_in)}`;
   if (allowed.paused) told["Paused"] = allowed.paused_why + after;
   return told;
+}
+
+function machine(allowed) {
+  const measured = [[allowed.temperature, "°C"], [allowed.power, "W"]].filter(([value]) => value !== null);
+  const share = `${Math.round(allowed.share * 100)} % of the time`;
+  const told = { "Computes": [share, allowed.share_why, ...measured.map(([value, unit]) => `${value} ${unit}`)].filter(Boolean).join(", ") };
+  return { ...told, ...allowed.limits };
 }
 
 function reach({ reach: found, addresses }) {
@@ -117,4 +126,5 @@ function link(text, lost) {
 }
 
 themes(one("theme"));
+settings(one("settings"), one("answer"));
 listen();
