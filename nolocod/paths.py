@@ -30,6 +30,7 @@ class DataDir:
         self.usage = root / "usage.json"
         self.network_key = root / "network.key"
         self.http_token = root / "http.token"
+        self.settings = root / "settings.json"
         self.admission = root / "admission"
         self.invitations = root / "invitations.json"
         self.revocations = root / "revocations"

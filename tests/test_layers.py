@@ -76,6 +76,7 @@ LIBRARIES = {
     "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",
     "msgspec": "proto run node trainer observe doctor p2p studies commands cli api",
+    "pynvml": "node.sensors",
     "psutil": "p2p node trainer doctor watch studies",
     "trio": "outer.loop trainer p2p observe.status node doctor watch studies commands",
     "trio_typing": "trainer p2p observe.status node watch studies",

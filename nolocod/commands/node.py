@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.commands import bootstrap_option
-from nolocod.errors import UsageError
+from nolocod.errors import SettingError, UsageError
 from nolocod.node.config import NodeConfig
+from nolocod.node.settings import KEYS, Settings, read_settings
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.paths import DataDir
 from nolocod.run.manifest import RUN_ID_DIGITS, stored_manifest
-from nolocod.units import Address, Hours, parse_name, parse_rate, parse_size
+from nolocod.units import Address, parse_name, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
-    *("http_token", "http_open_metrics", "data", "base", "device", "threads", "nice", "clip_change"),
-    *("max_uploads", "checkpoint_every", "linger", "stop_within", "pause_on_battery", "loop"),
+    *("http_token", "http_open_metrics", "data", "base", "clip_change", "max_uploads"),
+    *("checkpoint_every", "linger", "stop_within", "loop"),
 )
 """Options that are settings of the same name."""
 
 
 def add_to(commands: Commands) -> None:
-    """start, join, status, doctor."""
+    """start, join, status, set, doctor."""
     _node_options(
         commands.add_here(
             "start", _start, "Start a node of the run in its data directory, from its last checkpoint if there is one."
@@ -49,6 +50,14 @@ def add_to(commands: Commands) -> None:
     status = commands.add_here("status", _status, "Show what a running node does, and what it waits for.")
     status.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: one per line)")
+    change = commands.add_here(
+        "set",
+        _set,
+        "Change what a running node may use of this machine, and when. It holds over restarts; KEY= brings the flag back.",
+        "nolocod set duty=50% max-temperature=80 pause-when-used=10m",
+    )
+    change.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"of {', '.join(KEYS)}; none shows what counts")
+    change.add_argument("--json", action="store_true", help="print one JSON object")
     doctor = commands.add_here("doctor", _doctor, "Find out what keeps this machine from joining a run. It changes nothing.")
     _reach_options(doctor)
     _training_options(doctor)
@@ -97,8 +106,11 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         help="the token that readers of the pages need (http.token; none on loopback)",
     )
     add("--http-open-metrics", action="store_true", help="let everybody read /metrics without a token")
-    add("--threads", type=int, default=0, metavar="N", help="CPU threads of the trainer (0: torch decides)")
-    add("--nice", type=int, default=0, metavar="N", help="priority of the trainer: 19 lets all other programs go first (0)")
+    add("--threads", metavar="N", help="CPU threads of the trainer (0: torch decides)")
+    add("--nice", metavar="N", help="priority of the trainer: 19 lets all other programs go first (0)")
+    add("--duty", metavar="SHARE", help="compute in this share of the time, like 50%% (100%%)")
+    add("--max-temperature", metavar="C", help="compute less, or pause, above so many °C of the GPU or else the processor")
+    add("--max-power", metavar="W", help="compute less, or pause, above so many watts of the GPU")
     add(
         "--clip-change",
         type=float,
@@ -114,11 +126,14 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--hours",
         action="append",
-        default=[],
         metavar="HH:MM-HH:MM",
         help="train only in these spans (local time); commas, or repeat",
     )
-    add("--pause-on-battery", action="store_true", help="train only on mains power")
+    on = "store_const"
+    add("--pause-on-battery", action=on, const="yes", help="train only on mains power")
+    add("--pause-on-metered", action=on, const="yes", help="train only where the network does not cost by the byte")
+    add("--pause-when-used", metavar="SPAN", help="train only once nobody has touched the machine for so long, like 10m")
+    add("--pause-when-gpu-used", metavar="BYTES", help="train only while others hold less of the GPU's memory, like 1GB")
     add("--checkpoint-every", type=float, metavar="SECONDS", help="time between two checkpoints (60 or more, by their size)")
     add(
         "--linger",
@@ -152,12 +167,10 @@ def _descriptors(text: str) -> tuple[int, int]:
 
 
 def _node_config(options: argparse.Namespace) -> NodeConfig:
-    bounds = (("threads", 0), ("max_uploads", 0), ("max_connections", 8), ("max_per_address", 1))
+    bounds = (("max_uploads", 0), ("max_connections", 8), ("max_per_address", 1))
     for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0), ("stop_within", 5)):
         if not (getattr(options, name) is None or getattr(options, name) >= least):  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
-    if not 0 <= options.nice <= 19:
-        raise UsageError(f"--nice cannot be {options.nice}. It is a number from 0 to 19.")
     if options.clip_change is not None and not 0 < options.clip_change < math.inf:
         raise UsageError(
             f"--clip-change cannot be {options.clip_change:g}. It is a length above 0, of the change of all weights."
@@ -167,9 +180,15 @@ def _node_config(options: argparse.Namespace) -> NodeConfig:
         mesh=_mesh_settings(options, **connections, relaying=_relaying(options)),
         http=Address.parse(options.http, "--http"),
         allowance=_allowance(options),
-        hours=tuple(Hours.parse(span, "--hours") for spans in options.hours for span in spans.split(",")),
+        settings=_settings(options),
         **{name: getattr(options, name) for name in _AS_GIVEN},
     )
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = {key: getattr(options, key.replace("-", "_"), None) for key in KEYS}
+    told = {key: ",".join(text) if isinstance(text, list) else text for key, text in given.items()}
+    return read_settings({key: text for key, text in told.items() if text is not None})
 
 
 def _mesh_settings(options: argparse.Namespace, **more: Any) -> MeshSettings:  # noqa: ANN401  # settings by their names
@@ -290,6 +309,18 @@ def _status(options: argparse.Namespace) -> None:
     from nolocod.commands import terminal
 
     terminal.show_status(DataDir(options.data_dir), watch=options.watch, as_json=options.json)
+
+
+def _set(options: argparse.Namespace) -> None:
+    told = {}
+    for setting in options.settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise SettingError(f"{setting!r} is not KEY=VALUE.")
+        told[key] = value
+    from nolocod.commands import terminal
+
+    terminal.show_limits(DataDir(options.data_dir), told, as_json=options.json)
 
 
 def _doctor(options: argparse.Namespace) -> None:

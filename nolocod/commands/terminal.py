@@ -18,7 +18,7 @@ from nolocod.observe.status.terminal_table import Watched, loss_text, node_table
 from nolocod.observe.words import amount, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import RenderableType
 
@@ -60,6 +60,20 @@ def show_status(paths: DataDir, *, watch: bool, as_json: bool) -> None:
         if not watch:
             return
         time.sleep(1)
+
+
+def show_limits(paths: DataDir, told: Mapping[str, str], *, as_json: bool) -> None:
+    """Change a running node's limits, if anything is `told`, and print those that count."""
+    running = data_directory.find_running(paths)
+    found = client.change(running, paths.http_token, told) if told else client.read(running).allowance.limits
+    console = Console(highlight=False)
+    if as_json:
+        console.out(msgspec.json.encode(found).decode(), highlight=False)
+        return
+    for key, text in found.items():
+        console.print(f"{key} {text}", markup=False)
+    if not found:
+        console.print("no limits")
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nolocod.node.settings import AS_IT_IS, Settings
 from nolocod.p2p.settings import Allowance, MeshSettings
-from nolocod.units import Address, Hours
+from nolocod.units import Address
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,11 +33,8 @@ class NodeConfig:
     """Training text on this machine, for runs whose source is text, jsonl or parquet."""
     base: Path | None = None
     """A folder with the files of the model that the run starts from."""
-    device: str = "auto"
-    threads: int = 0
-    """CPU threads of the trainer; 0 leaves the choice to torch."""
-    nice: int = 0
-    """Priority of the trainer: from 0, as the daemon itself, to 19, which lets all others on the machine go first."""
+    settings: Settings = AS_IT_IS
+    """As flags give them."""
     clip_change: float | None = None
     """The longest change of the weights that one exchange tells a partner (replica.py); None for any."""
     max_uploads: int = 2
@@ -50,9 +48,6 @@ class NodeConfig:
     linger: float = 3600.0
     """How long weights are served to others after the run's end."""
     allowance: Allowance = _NO_LIMIT
-    hours: tuple[Hours, ...] = ()
-    """When it may train, local time; empty for always."""
-    pause_on_battery: bool = False
     loop: tuple[int, int] | None = None
     """The descriptors that a program gave whose own loop trains (trainer/attached.py)."""
 

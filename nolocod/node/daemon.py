@@ -2,8 +2,9 @@
 
 The trainer process is spawned before the run is known, so that torch is imported while the network
 process looks for peers. A trainer that dies is started again from its last checkpoint; the mesh stays up
-meanwhile. SIGTERM or SIGINT once: the exchange under way is finished or abandoned within the grace
-period, a checkpoint is written, peers are told, exit status 0. Twice: the node stops at once.
+meanwhile. One that is to pause ends, so that all its memory is free, and another one goes on from its checkpoint.
+SIGTERM or SIGINT once: the exchange under way is finished or abandoned within the grace period, a checkpoint is
+written, peers are told, exit status 0. Twice: the node stops at once.
 """
 
 from __future__ import annotations
@@ -20,16 +21,27 @@ import trio
 
 from nolocod import identity
 from nolocod.disk import write_whole
-from nolocod.errors import AllowanceError, ClonedIdentityError, LostStepsError, TrainerError, WrongRunError, first_error
+from nolocod.errors import (
+    AllowanceError,
+    ClonedIdentityError,
+    DeviceError,
+    LostStepsError,
+    ModelTooLargeError,
+    TrainerError,
+    WrongRunError,
+    first_error,
+)
 from nolocod.node import data_directory
 from nolocod.node.base import BaseFiles
+from nolocod.node.guest import Guest
 from nolocod.node.host_checks import check_host, watch_loop
 from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
-from nolocod.node.schedule import PausePolicy, month_spent, on_battery, outside_hours
+from nolocod.node.schedule import PausePolicy, month_spent, outside_hours
+from nolocod.node.settings import LiveSettings
 from nolocod.node.supervisor import Supervisor
 from nolocod.node.training_session import TrainingSession
 from nolocod.node.weights import SessionSettings
-from nolocod.observe.events import Allowed, ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
+from nolocod.observe.events import ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.observe.metrics import Metrics
 from nolocod.observe.status.access import PageAccess, is_loopback, make_token, read_token
 from nolocod.observe.status.server import Pages, serve_http
@@ -61,13 +73,14 @@ if TYPE_CHECKING:
 
     from nolocod.identity import PeerId
     from nolocod.node.config import NodeConfig
-    from nolocod.node.schedule import Check
-    from nolocod.observe.events import Emit, Event
+    from nolocod.observe.events import Event
     from nolocod.p2p.transport.stream import Stream
     from nolocod.run.manifest import Sealed
 
 _FAREWELL = 3.0
 """Seconds of a stop for the farewell to peers and the month's bytes, at once, and for the end of the process."""
+_ROOM_SECONDS = 60.0
+"""Between two looks whether a model that fitted before fits again: others may have taken the memory in a pause."""
 _TRAINER_FAILURES = 3
 """Trainer deaths without an outer step in between, after which the node gives up."""
 
@@ -87,7 +100,8 @@ async def run_node(config: NodeConfig, *, may_seed: bool, followers: Iterable[Ca
         async with trio.open_nursery() as nursery:
             await nursery.start(node.watch_signals, nursery.cancel_scope)
             await nursery.start(node.keep_allowance)
-            http = await nursery.start(serve_http, config.http, Pages(node.status, node.metrics), _page_access(config))
+            pages = Pages(node.status, node.metrics, node.guest.change)
+            http = await nursery.start(serve_http, config.http, pages, _page_access(config))
             supervisor.ready()
             nursery.start_soon(supervisor.feed)
             nursery.start_soon(watch_loop, node.metrics.loop_lag.observe)
@@ -107,24 +121,30 @@ class Node:
         known = any(config.paths.checkpoints.glob("round-*"))  # a node was here: it must not become another one unasked
         self._identity = (identity.load if known else identity.load_or_create)(config.paths.identity)
         self._budget = Budget(config.allowance, Ledger(config.paths.usage), self.emit)
-        self._pause_policy = PausePolicy(_checks(config, self._budget, self.emit), self.emit)
+        self._limits = LiveSettings(config.settings, config.paths.settings)
+        self.guest = Guest(self._limits, config.allowance, self.emit)
+        spent = month_spent(lambda: self._budget.spent, lambda: self._budget.seconds_left)
+        checks = [*self.guest.checks, outside_hours(lambda: self._limits.now.hours), spent, self._wants_another_trainer]
+        self._pause_policy = PausePolicy(checks, self.emit)
+        self._set_up: tuple[str, int, int] | None = None  # how the trainer that is up was told to compute
         self._pausing = PausableServices(lambda: self._pause_policy.pause is not None)
         self._snapshot = OwnSnapshot(config.paths.serving, self._loaded_trainer)
         self._receipts = ReceiptStore(config.paths.receipts)
         self._answerer = CurrentLoop()
         self._base: BaseFiles | None = None
         self._stop = trio.Event()
-        self._joined: tuple[SessionSettings, Peers] | None = None
+        self._joined: tuple[Sealed, Peers] | None = None
         self._session: TrainingSession | None = None
         self._trainer: TrainerProcess | None = None
         self._warned: set[str] = set()
         self._failures = 0
+        self._fitted = False  # an outer step was taken: there is a device, and its memory is enough
         self._cloned = False
 
     def emit(self, event: Event) -> None:
         """Tell all followers, the training session among them."""
         if isinstance(event, OuterStep):
-            self._failures = 0
+            self._failures, self._fitted = 0, True
         if isinstance(event, Paused):
             self._pausing.break_off()
         for follow in self._followers:
@@ -152,17 +172,23 @@ class Node:
 
     async def keep_allowance(self, task_status: TaskStatus[None]) -> None:
         """Look when to pause, and count the bytes, until cancelled."""
-        allowance, hours = self._config.allowance, tuple(map(str, self._config.hours))
-        self.emit(Allowed(allowance.up, allowance.down, allowance.monthly, hours, not self._config.pause_on_battery))
+        self.guest.tell()
+        await self.guest.look()
         self._pause_policy.look()
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.guest.run, self._loaded_trainer)
                 nursery.start_soon(self._pause_policy.run)
                 nursery.start_soon(self._budget.run)
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL - 1):
                 await self._budget.save()
+
+    def _wants_another_trainer(self) -> Paused | None:
+        """A check whether the trainer that is up was told to compute otherwise than is wanted now."""
+        differs = self._set_up not in (None, self._limits.now.of_trainer) and self._config.loop is None
+        return Paused("settings", "the trainer starts anew, as it was set", None) if differs else None
 
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
@@ -194,6 +220,8 @@ class Node:
 
     async def _run_trainer(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> bool:
         """Run one trainer process to its end; True if another is to follow. What outlives it runs in `nursery`."""
+        if self._joined is not None and not await self._pause_policy.rest(self._stop):
+            return False
         again = False
         try:
             loop = self._config.loop
@@ -201,7 +229,7 @@ class Node:
             async with opened as self._trainer:
                 if self._joined is None:
                     self._joined = await self._join(mesh, http, nursery)
-                await self._train(*self._joined, self._trainer)
+                again = await self._train(*self._joined, self._trainer)
         except* TrainerError as errors:
             self._failures += 1
             if self._failures >= _TRAINER_FAILURES or self._config.loop is not None:
@@ -209,28 +237,51 @@ class Node:
             again = not self._stop.is_set()
             follows = "It starts again from its checkpoint." if again else "What it did since its checkpoint is lost."
             self.emit(Troubled(TrainerError.entry.code, f"{first_error(errors).cause} {follows}"))
+        except* (ModelTooLargeError, DeviceError) as errors:
+            error, again = first_error(errors), not self._stop.is_set()
+            if not self._fitted or self._config.loop is not None:
+                raise
+            self.emit(Troubled(error.code, f"{error.cause} It was enough before, and is tried again in a minute."))
+            if error.code == DeviceError.entry.code:
+                self.guest.change({"device": ""})
+            with trio.move_on_after(_ROOM_SECONDS):
+                await self._stop.wait()
         finally:
-            self._answerer.loop = None
+            self._answerer.loop = self._set_up = None
             self._trainer = None
         return again
 
-    async def _train(self, settings: SessionSettings, peers: Peers, trainer: TrainerProcess) -> None:
+    async def _train(self, sealed: Sealed, peers: Peers, trainer: TrainerProcess) -> bool:
+        """Train until told to stop, finished, or paused; True if another trainer is to go on then."""
+        set_up = self._limits.now.of_trainer
+        before, settings = self._session, self._session_settings(sealed)
         self._session = session = TrainingSession(settings, trainer, peers, self._pause_policy, self.emit)
+        if before is not None:
+            session.weights.go_on_from(before.weights)
         if not await session.rest(self._stop):
-            return
+            return False
         if self._base is not None:
             await self._base.gather(trainer, peers)
-        self._tell_lost(await session.weights.load())
+        if not await session.unless_paused(partial(self._load, session)):
+            return True
         self._keep_back(trainer.outbox.size, peers.expect(trainer.outbox.size))
-        self._answerer.loop = session.loop
+        self._answerer.loop, self._set_up = session.loop, set_up
         while (reason := await session.train(self._stop)) in ("behind", "paused"):
-            if reason == "paused" and not await session.rest(self._stop):
-                break
-            if reason == "behind" or session.weights.is_behind():
-                await session.refresh()
+            if session.trainer_may_end:
+                return True
+            if reason == "paused":
+                self._set_up = None  # without a checkpoint it goes on as it is
+                if not await session.rest(self._stop):
+                    break
+            if (reason == "behind" or session.weights.is_behind()) and not await session.unless_paused(session.refresh):
+                return True
         if reason == "finished":
             with trio.move_on_after(self._config.linger):
                 await self._stop.wait()
+        return False
+
+    async def _load(self, session: TrainingSession) -> None:
+        self._tell_lost(await session.weights.load())
 
     def _loaded_trainer(self) -> TrainerProcess | None:
         """The trainer that is up, once it has weights of the run."""
@@ -252,7 +303,7 @@ class Node:
 
     # --- joining ------------------------------------------------------------------------------------
 
-    async def _join(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> tuple[SessionSettings, Peers]:
+    async def _join(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> tuple[Sealed, Peers]:
         """Find the run's manifest and its members, and open this node's services to them."""
         paths = self._config.paths
         if (sealed := stored_manifest(paths)) is None:
@@ -274,11 +325,12 @@ class Node:
             self._base = BaseFiles(base, paths.base, self._config.base, self.emit)
         pinned = self._base.served if self._base else None
         donor = Donor(context, self._snapshot.get, self._config.max_uploads, self.emit, mesh.origin, pinned)
-        mesh.serve(EXCHANGE, containing_failures(exchanges.handle, self.emit))
+        peers = Peers(mesh, exchanges, context, self.emit)
+        mesh.serve(EXCHANGE, containing_failures(peers.answer, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
         self._keep_registry(mesh, sealed, nursery)
         self._keep_count(mesh, sealed, nursery)
-        return self._session_settings(sealed), Peers(mesh, exchanges, context, self.emit)
+        return sealed, peers
 
     def _keep_registry(self, mesh: Mesh, sealed: Sealed, nursery: trio.Nursery) -> None:
         """Keep our copy of the announced runs, and tell what our run's owner left in the data directory."""
@@ -312,14 +364,14 @@ class Node:
         self.emit(started)
 
     def _session_settings(self, sealed: Sealed) -> SessionSettings:
-        config = self._config
+        config, (device, threads, nice) = self._config, self._limits.now.of_trainer
         setup = Setup(
             manifest=sealed.to_bytes(),
             peer_id=self._identity.peer_id,
             data=config.data,
-            device=config.device,
-            threads=config.threads,
-            nice=config.nice,
+            device=device,
+            threads=threads,
+            nice=nice,
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
             base=config.paths.base if sealed.manifest.base else None,
@@ -336,25 +388,15 @@ class Node:
         return standing, "paused" if paused else state
 
 
-def _checks(config: NodeConfig, budget: Budget, emit: Emit) -> list[Check]:
-    """What may pause a node, by its owner's word."""
-    checks = [outside_hours(config.hours)] if config.hours else []
-    if config.pause_on_battery:
-        checks.append(on_battery(emit))
-    if config.allowance.monthly is not None:
-        checks.append(month_spent(lambda: budget.spent, lambda: budget.seconds_left))
-    return checks
-
-
 def _token_file(config: NodeConfig) -> Path | None:
     """Where the token of the pages lies; None where they need none, because only this machine can ask."""
     return config.http_token or (None if is_loopback(config.http.host) else config.paths.http_token)
 
 
 def _page_access(config: NodeConfig) -> PageAccess:
-    if (token := _token_file(config)) is None:
-        return PageAccess(None, config.http_open_metrics)
-    return PageAccess(read_token(token) if config.http_token else make_token(token), config.http_open_metrics)
+    """Changes need the token everywhere, reading where `_token_file` names one."""
+    token = read_token(config.http_token) if config.http_token else make_token(config.paths.http_token)
+    return PageAccess(token if _token_file(config) else None, config.http_open_metrics, changes=token)
 
 
 def _tasks() -> int:

@@ -55,6 +55,11 @@ class Peers:
         self.pace = mesh.pace
         self.suspect = mesh.suspect
         self.probation = mesh.probation
+        self._answering = PausableServices(lambda: False)
+        self.answer = self._answering.pausable(lambda stream: exchange_service.handle(stream))
+        """Serves a peer that offers."""
+        self.stop_answering = self._answering.break_off
+        """Give up the exchange that a peer offered, and that is under way."""
 
     def expect(self, size: int) -> float:
         """Exchanges are of `size` bytes each way; the seconds that one may take."""

@@ -1,8 +1,8 @@
-"""When this node may train and exchange, and when it rests: hours of the day, battery, the month's bytes.
+"""When this node may train and exchange, and when it rests: hours of the day, the month's bytes, and what guest.py adds.
 
-The rule: a node that rests stays in the mesh and says so; it goes on by itself when nothing speaks against
-it any more. Times of day are local, and looked at again every few seconds, so that a clock that is set, a
-summer time that begins, and a laptop that was asleep all put themselves right.
+The rule: a node that rests stays in the mesh and says so; it goes on by itself when nothing speaks against it any more. Where
+somebody wants the machine now, nobody waits for the exchange under way. Times of day are local, and looked at again every few
+seconds, so that a clock that is set, a summer time that begins, and a laptop that was asleep all put themselves right.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-import psutil
 import trio
 
-from nolocod.errors import PowerUnknownError
-from nolocod.observe.events import Paused, Resumed, Troubled
+from nolocod.observe.events import Paused, Resumed, StateChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nolocod.observe.events import Emit
     from nolocod.units import Hours
@@ -28,9 +26,10 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 """Between two looks: a fast line moves a hundred megabytes meanwhile."""
-_BATTERY_SECONDS = 10.0
 _DRIFT = 60.0
 """By how much the time to go on must have changed to be told again."""
+_AT_ONCE = frozenset({"owner", "used", "gpu", "heat", "power"})
+"""Reasons of who wants the machine now; the others let the exchange under way come to its end."""
 
 
 def open_at(hours: Sequence[Hours], moment: float) -> bool:
@@ -51,48 +50,16 @@ def opens_in(hours: Sequence[Hours], moment: float) -> float:
     return min(begin for begin in begins if begin > moment) - moment
 
 
-def outside_hours(hours: Sequence[Hours], wall: Callable[[], float] = time.time) -> Check:
-    """A check of the time of day; `wall` gives seconds since 1970."""
-    shown = ", ".join(map(str, hours))
+def outside_hours(hours: Callable[[], Sequence[Hours]], wall: Callable[[], float] = time.time) -> Check:
+    """A check of the time of day; none of `hours` are all. `wall` gives seconds since 1970."""
 
     def check() -> Paused | None:
-        now = wall()
-        if open_at(hours, now):
+        now, spans = wall(), hours()
+        if not spans or open_at(spans, now):
             return None
-        return Paused("hours", f"outside of --hours {shown}", opens_in(hours, now))
+        return Paused("hours", f"outside of --hours {', '.join(map(str, spans))}", opens_in(spans, now))
 
     return check
-
-
-def on_battery(emit: Emit, plugged: Callable[[], bool | None] | None = None) -> Check:
-    """A check of the power supply; `plugged` says None where the system does not tell, which is told once."""
-    read = plugged or plugged_in
-    looked = float("-inf")
-    found: Paused | None = None
-    warned = False
-
-    def check() -> Paused | None:
-        nonlocal looked, found, warned
-        now = trio.current_time()
-        if now - looked < _BATTERY_SECONDS:
-            return found
-        looked, known = now, read()
-        if known is None and not warned:
-            warned = True
-            emit(Troubled(PowerUnknownError.entry.code, "--pause-on-battery has no effect: this system tells of no battery."))
-        found = Paused("battery", "the machine runs on battery: plug it in", None) if known is False else None
-        return found
-
-    return check
-
-
-def plugged_in() -> bool | None:
-    """Whether the machine has mains power; None where there is no battery, or the system does not tell."""
-    try:
-        battery = psutil.sensors_battery()
-    except (AttributeError, OSError, ValueError):  # not on this platform, or a power supply that tells nonsense
-        return None
-    return None if battery is None else battery.power_plugged
 
 
 def month_spent(spent: Callable[[], bool], seconds_left: Callable[[], float]) -> Check:
@@ -126,7 +93,8 @@ class PausePolicy:
         before = self.pause
         found = [check() for check in self._checks]  # all of them: one may have something to tell
         self.pause = next((pause for pause in found if pause is not None), None)
-        ends = trio.current_time() + (self.pause.seconds or 0.0) if self.pause else 0.0
+        seconds = self.pause.seconds if self.pause else None
+        ends = 0.0 if seconds is None else trio.current_time() + seconds
         same = self.pause is not None and before is not None and self.pause.reason == before.reason
         if same and abs(ends - self._ends) < _DRIFT:
             return
@@ -135,7 +103,7 @@ class PausePolicy:
             self._emit(self.pause)
         elif before is not None:
             self._emit(Resumed())
-        if (self.pause is None) != (before is None):
+        if (self.pause and self.pause.reason) != (before and before.reason):
             self._changed.set()
             self._changed = trio.Event()
 
@@ -143,6 +111,26 @@ class PausePolicy:
         while self.pause is None:
             await self._changed.wait()
 
+    async def wait_urgent(self) -> None:
+        """Until it pauses for somebody who wants the machine now."""
+        while self.pause is None or self.pause.reason not in _AT_ONCE:
+            await self._changed.wait()
+
     async def wait_resumed(self) -> None:
         while self.pause is not None:
             await self._changed.wait()
+
+    async def rest(self, stop: trio.Event) -> bool:
+        """Wait until nothing speaks against training; False if told to stop before."""
+        if self.pause is not None and not stop.is_set():
+            self._emit(StateChanged("paused"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancel_after, stop.wait, nursery.cancel_scope)
+                await self.wait_resumed()
+                nursery.cancel_scope.cancel()
+        return not stop.is_set()
+
+
+async def cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    await wait()
+    scope.cancel()

@@ -1,7 +1,7 @@
 """One trainer process's session: rounds driven, checkpoints written, rest taken.
 
-Training ends in one of four ways: told to stop, the run's goal reached, paused by the node's owner (hours, battery, the
-month's bytes), or so far behind the others that it must fetch weights afresh instead of dragging them back.
+Training ends in one of four ways: told to stop, the run's goal reached, paused for the node's owner (schedule.py), or so far
+behind the others that it must fetch weights afresh instead of dragging them back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import trio
 from nolocod.disk import rest_after
 from nolocod.errors import DiskFullError
 from nolocod.identity import PeerId
+from nolocod.node.schedule import cancel_after
 from nolocod.node.weights import Weights
 from nolocod.observe.events import Emit, Event, InnerSteps, OuterStep, StateChanged, Troubled
 from nolocod.outer.loop import LoopSettings, OuterLoop
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
+_GIVE_UP_SECONDS = 1.0
+"""For an exchange that is given up to let go of the trainer."""
 _CHECKPOINT_SECONDS = 60.0
 """Between two checkpoints at least, where the node's owner has no other wish."""
 
@@ -49,6 +52,8 @@ class TrainingSession:
         self._peers = peers
         self._pause_policy = pause_policy
         self._emit = emit
+        self.trainer_may_end = False
+        """This pause has left all in a checkpoint, from which another trainer goes on."""
         self._saved_at, self._rest = trio.current_time(), 0.0
         self._stepped = trio.Event()
         self._began = trio.Event()
@@ -87,7 +92,8 @@ class TrainingSession:
             self._emit(StateChanged("finished", "peers that still fetch our weights"))
             await self._trainer.evaluate()
         if reason == "paused":
-            await self._checkpoint()
+            saved = await self._checkpoint(last=self._trainer.can_end)
+            self.trainer_may_end = saved and self._trainer.can_end
         elif reason != "behind":
             try:
                 await self._trainer.checkpoint()
@@ -98,14 +104,21 @@ class TrainingSession:
 
     async def rest(self, stop: trio.Event) -> bool:
         """Wait until nothing speaks against training; False if told to stop before. TrainerError if the trainer dies."""
-        if self._pause_policy.pause is not None and not stop.is_set():
-            self._emit(StateChanged("paused"))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._trainer.wait_dead)
-                nursery.start_soon(_cancel_after, stop.wait, nursery.cancel_scope)
-                await self._pause_policy.wait_resumed()
-                nursery.cancel_scope.cancel()
-        return not stop.is_set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._trainer.wait_dead)
+            rested = await self._pause_policy.rest(stop)
+            nursery.cancel_scope.cancel()
+        return rested
+
+    async def unless_paused(self, work: Callable[[], Awaitable[object]]) -> bool:
+        """Do what takes long while memory is held; False if a pause came, where the trainer may be ended in the midst of it."""
+        async with trio.open_nursery() as nursery:
+            if self._trainer.can_end:
+                nursery.start_soon(cancel_after, self._pause_policy.wait_paused, nursery.cancel_scope)
+            await work()
+            nursery.cancel_scope.cancel()
+            return True
+        return False
 
     async def _evaluate_first(self) -> None:
         """Measure where this node starts from, right after its first inner step: nobody waits for a figure."""
@@ -133,10 +146,14 @@ class TrainingSession:
                 self._emit(StateChanged("stopping", "the exchange and the inner step under way"))
             if ended[0] == "paused":
                 with trio.CancelScope() as patience:
-                    nursery.start_soon(_cancel_after, stop.wait, patience)
+                    nursery.start_soon(cancel_after, stop.wait, patience)
+                    nursery.start_soon(cancel_after, self._pause_policy.wait_urgent, patience)
                     await self.loop.close(self._peers.patience)  # it is work done, and nobody is in a hurry
             await self.loop.close(self._settings.grace)
             nursery.cancel_scope.cancel()
+        if ended[0] == "paused":
+            self._peers.stop_answering()
+            await self.loop.close(_GIVE_UP_SECONDS)
         return ended[0]
 
     async def _fall_behind(self) -> None:
@@ -154,16 +171,12 @@ class TrainingSession:
             if trio.current_time() - self._saved_at >= (max(_CHECKPOINT_SECONDS, self._rest) if every is None else every):
                 await self._checkpoint()
 
-    async def _checkpoint(self) -> None:
-        """One without which this node can go on."""
+    async def _checkpoint(self, *, last: bool = False) -> bool:
+        """One without which this node can go on; whether it was written."""
         try:
-            saved = await self._trainer.checkpoint()
+            saved = await self._trainer.checkpoint(last=last)
         except DiskFullError as error:
             self._emit(Troubled(error.code, f"{error.cause} The next outer step tries again."))
-        else:
-            self._saved_at, self._rest = trio.current_time(), rest_after(saved.size, saved.seconds)
-
-
-async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-    await wait()
-    scope.cancel()
+            return False
+        self._saved_at, self._rest = trio.current_time(), rest_after(saved.size, saved.seconds)
+        return True

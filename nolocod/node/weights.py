@@ -106,6 +106,10 @@ class Weights:
         elif isinstance(event, InnerSteps) and event.steps > 0:
             self._phase = min(self._phase, self._settings.manifest.inner.steps * event.seconds / event.steps)
 
+    def go_on_from(self, before: Weights) -> None:
+        """Know what was learnt with the trainer before: how far the run can be by now."""
+        self._paired, self._phase = before._paired, before._phase
+
     def _furthest(self) -> float:
         """The last round that the run can be in by now: its members were near us at our last paired outer step, and none is
         `_FASTER` times as fast as we are. Infinite while we do not know."""

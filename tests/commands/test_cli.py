@@ -11,6 +11,7 @@ from nolocod import cli
 from nolocod.commands import node
 from nolocod.errors import NolocodError, TrainerError, UnstableError
 from nolocod.identity import Identity, PeerId, load
+from nolocod.node.settings import AS_IT_IS, Settings
 from nolocod.observe.events import Started
 from nolocod.p2p.settings import Allowance
 from nolocod.paths import DataDir
@@ -72,6 +73,12 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["join", "--bootstrap", "x", "--nice", "20"], "NLC-100", "--nice cannot be 20"),
         (["join", "--bootstrap", "x", "--clip-change", "0"], "NLC-100", "--clip-change cannot be 0"),
         (["join", "--bootstrap", "x", "--clip-change", "nan"], "NLC-100", "--clip-change cannot be nan"),
+        (["join", "--bootstrap", "x", "--duty", "50"], "NLC-100", "--duty '50' is no share"),
+        (["join", "--bootstrap", "x", "--duty", "0%"], "NLC-100", "--duty cannot be 0%"),
+        (["join", "--bootstrap", "x", "--max-temperature", "nan"], "NLC-100", "--max-temperature cannot be nan"),
+        (["join", "--bootstrap", "x", "--pause-when-used", "10"], "NLC-100", "--pause-when-used '10' is not a span"),
+        (["set", "duty"], "NLC-171", "'duty' is not KEY=VALUE"),
+        (["set", "duty=50%"], "NLC-130", "no running daemon"),
         (["join", "--bootstrap", "x", "--linger", "nan"], "NLC-100", "--linger cannot be nan"),
         (["join", "--bootstrap", "x", "--http", "127.0.0.1:99999"], "NLC-100", "--http"),
         (["join", "--bootstrap", "x", "--max-upload", "20Mb"], "NLC-100", "--max-upload '20Mb' has an unknown unit"),
@@ -237,9 +244,26 @@ def test_an_allowance_is_read_from_its_flags() -> None:
     config = node._node_config(cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"]))
     allowance = config.allowance
     assert (allowance.up, allowance.down, allowance.monthly) == (2_500_000, 5_000_000, 200_000_000_000)
-    assert [str(span) for span in config.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
-    assert config.pause_on_battery
-    assert node._node_config(cli._parser().parse_args(["join"])).allowance == Allowance()
+    assert [str(span) for span in config.settings.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
+    assert config.settings.pause_on_battery
+    plain = node._node_config(cli._parser().parse_args(["join"]))
+    assert (plain.allowance, plain.settings) == (Allowance(), AS_IT_IS)
+
+
+def test_limits_of_the_machine_are_read_from_their_flags() -> None:
+    line = "join --duty 50% --max-temperature 80 --max-power 200W --pause-on-metered --pause-when-used 10m"
+    line += " --pause-when-gpu-used 1GB --device cpu --threads 3 --nice 19"
+    assert node._node_config(cli._parser().parse_args(line.split())).settings == Settings(
+        duty=0.5,
+        max_temperature=80,
+        max_power=200,
+        pause_on_metered=True,
+        pause_when_used=600,
+        pause_when_gpu_used=10**9,
+        device="cpu",
+        threads=3,
+        nice=19,
+    )
 
 
 def test_pages_are_for_this_machine_alone_unless_told() -> None:

@@ -12,19 +12,30 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import trio
 
-from nolocod.errors import ClonedIdentityError, DataError, DiskFullError, IdentityError, PeerBusyError, TrainerError
+from nolocod.errors import (
+    ClonedIdentityError,
+    DataError,
+    DeviceError,
+    DiskFullError,
+    IdentityError,
+    LocalError,
+    ModelTooLargeError,
+    PeerBusyError,
+    TrainerError,
+)
 from nolocod.identity import Identity, PeerId
 from nolocod.node import daemon
 from nolocod.node.config import NodeConfig
 from nolocod.node.daemon import Node
 from nolocod.node.peers import CurrentLoop, Peers
+from nolocod.node.settings import Settings
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, StateChanged, Troubled
 from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing
 from nolocod.run.manifest import Data, Inner, Manifest, seal
-from nolocod.trainer.pipe import Dumped
+from nolocod.trainer.pipe import Dumped, Loaded, Setup
 from nolocod.units import Hours
 from tests.support.stand_ins import PHASE, StandInTrainer
 
@@ -498,7 +509,8 @@ async def test_a_node_whose_month_is_spent_stays_in_the_mesh_and_serves_nobody(s
         assert second.was_reset
         assert not scene.mesh.left
         assert [event.reason for event in scene.told(Paused)] == ["budget"]
-        assert scene.trainers[0].calls[-2:] == ["pause", "checkpoint"]
+        assert scene.trainers[0].calls[-2:] == ["pause", "last checkpoint"]
+        assert scene.node._trainer is None, "and has ended"
         steps = len(scene.told(OuterStep))
         await trio.sleep(3 * PHASE)
         assert len(scene.told(OuterStep)) == steps
@@ -514,7 +526,7 @@ async def test_a_node_outside_of_its_hours_loads_nothing_until_they_begin(
     is_open = False
     monkeypatch.setattr("nolocod.node.schedule.open_at", lambda *_: is_open)
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, hours=(Hours(0, 60),))
+        await allowance_of(scene, nursery, settings=Settings(hours=(Hours(0, 60),)))
         nursery.start_soon(scene.run, 1000 + PHASE)
         await trio.sleep(500)
         assert scene.trainers[0].calls == []
@@ -533,7 +545,7 @@ async def test_a_newcomer_that_rests_can_be_stopped(
 ) -> None:
     monkeypatch.setattr("nolocod.node.schedule.open_at", lambda *_: False)
     async with trio.open_nursery() as nursery:
-        await allowance_of(scene, nursery, hours=(Hours(0, 60),))
+        await allowance_of(scene, nursery, settings=Settings(hours=(Hours(0, 60),)))
         began = trio.current_time()
         await scene.run(50.0)
         assert trio.current_time() - began == pytest.approx(50.0)
@@ -579,3 +591,133 @@ async def test_what_a_node_begins_with_is_collected_once(tmp_path: Path, monkeyp
     finally:
         gc.unfreeze()
     assert kept[0] > before + 100_000
+
+
+# --- a good guest ---------------------------------------------------------------------------------------
+
+
+async def test_a_pause_ends_the_trainer_and_another_one_goes_on_from_its_checkpoint(
+    scene: Scene, autojump_clock: object
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        nursery.start_soon(scene.run, 1000.0)
+        await trio.sleep(2 * PHASE + 1)
+        scene.node.guest.change({"pause": "yes"})
+        await trio.sleep(100)
+        assert (len(scene.trainers), scene.node._trainer) == (1, None)
+        assert scene.trainers[0].calls[-2:] == ["pause", "last checkpoint"]
+        assert [(event.reason, event.seconds) for event in scene.told(Paused)] == [("owner", None)]
+        assert scene.node._own_state() == (scene.trainers[0].standing, "paused"), "it tells its round still"
+        assert isinstance(scene.node._answerer.decide(Offer(PEER, b"s", Standing(1, 0, 1.0))), Busy)
+        scene.node.guest.change({"pause": "no"})
+        await trio.sleep(2)
+        assert scene.trainers[1].calls[:2] == ["load", "train"]
+        assert scene.node._own_state()[1] == "training"
+        assert scene.told(Troubled) == [], "it is no failure"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_pause_while_weights_are_loaded_ends_the_trainer_too(scene: Scene, autojump_clock: object) -> None:
+    scene.load_seconds = 600.0
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        nursery.start_soon(scene.run)
+        await trio.sleep(10)
+        scene.node.guest.change({"pause": "yes"})
+        await trio.sleep(2)
+        assert (len(scene.trainers), scene.node._trainer) == (1, None)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_rests_without_a_trainer_can_be_stopped(scene: Scene, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        nursery.start_soon(scene.run, 100.0)
+        await trio.sleep(PHASE + 1)
+        scene.node.guest.change({"pause": "yes"})
+        await trio.sleep(100)
+        assert scene.mesh.left
+        nursery.cancel_scope.cancel()
+    assert len(scene.trainers) == 1
+
+
+async def test_what_a_trainer_is_told_once_is_set_by_starting_it_anew(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    async def load(self: StandInTrainer, setup: Setup) -> Loaded:
+        told.append((setup.device, setup.threads, setup.nice))
+        return await loaded(self, setup)
+
+    loaded = StandInTrainer.load
+    monkeypatch.setattr(StandInTrainer, "load", load)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery, settings=Settings(nice=5))
+        nursery.start_soon(scene.run)
+        await trio.sleep(PHASE + 1)
+        scene.node.guest.change({"threads": "3", "duty": "50%"})
+        await trio.sleep(5)
+        assert told == [("auto", 0, 5), ("auto", 3, 5)]
+        assert scene.trainers[0].calls[-2:] == ["pause", "last checkpoint"]
+        assert [event.reason for event in scene.told(Paused)] == ["settings"]
+        assert len(scene.told(Resumed)) == 1
+        assert scene.trainers[1].share == 0.5
+        scene.node.guest.change({"duty": ""})
+        await trio.sleep(5)
+        assert (scene.trainers[1].share, len(scene.trainers)) == (1.0, 2), "a share takes no new trainer"
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_room_for_a_checkpoint_a_trainer_is_kept(scene: Scene, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        nursery.start_soon(scene.run)
+        await trio.sleep(PHASE + 1)
+        scene.trainers[0].full_disk = 1
+        scene.node.guest.change({"threads": "3"})
+        await trio.sleep(3)
+        assert len(scene.trainers) == 1
+        assert [event.code for event in scene.told(Troubled)] == ["NLC-121"]
+        assert scene.node._own_state()[1] == "training", "as it was"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("error", "before", "after"), [
+    (ModelTooLargeError("memory ran out."), "cuda:1", "cuda:1"), (DeviceError("there is no cuda:1."), "cuda:1", "auto"),
+])  # fmt: skip
+async def test_a_device_that_others_took_in_a_pause_is_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object, error: LocalError, before: str, after: str
+) -> None:
+    told: list[str] = []
+
+    async def load(self: StandInTrainer, setup: Setup) -> Loaded:
+        told.append(setup.device)
+        if len(told) in (2, 3) and setup.device == before:
+            raise error
+        return await loaded(self, setup)
+
+    loaded = StandInTrainer.load
+    monkeypatch.setattr(StandInTrainer, "load", load)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        nursery.start_soon(scene.run)
+        await trio.sleep(PHASE + 1)
+        scene.node.guest.change({"device": before})
+        await trio.sleep(150)
+        assert told == ["auto", before, *([before, before] if after == before else ["auto"])]
+        assert {event.code for event in scene.told(Troubled)} == {error.code}
+        assert scene.node._own_state()[1] == "training"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_device_that_never_was_enough_ends_the_node(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    async def load(self: StandInTrainer, setup: Setup) -> Loaded:
+        raise ModelTooLargeError("memory ran out.")
+
+    monkeypatch.setattr(StandInTrainer, "load", load)
+    with pytest.RaisesGroup(ModelTooLargeError, flatten_subgroups=True):
+        await scene.run()

@@ -6,12 +6,11 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import trio
 
-from nolocod.node.schedule import PausePolicy, month_spent, on_battery, open_at, opens_in, outside_hours, plugged_in
-from nolocod.observe.events import Event, Paused, Resumed, Troubled
+from nolocod.node.schedule import PausePolicy, month_spent, open_at, opens_in, outside_hours
+from nolocod.observe.events import Event, Paused, Resumed, StateChanged
 from nolocod.units import Hours
 
 if TYPE_CHECKING:
@@ -72,55 +71,11 @@ def test_where_the_clocks_change_the_time_on_the_wall_counts(span: str, now: str
 
 def test_outside_of_its_hours_a_node_pauses_and_says_until_when(berlin: None) -> None:
     now = local("2025-06-15T07:00:00")
-    check = outside_hours([NIGHT, NOON], lambda: now)
+    check = outside_hours(lambda: [NIGHT, NOON], lambda: now)
     assert check() == Paused("hours", "outside of --hours 22:00-07:00, 12:00-13:30", 5 * 3600)
     now += 5 * 3600
     assert check() is None
-
-
-async def test_on_battery_a_node_pauses(autojump_clock: object) -> None:
-    plugged: bool | None = True
-    reads = 0
-
-    def read() -> bool | None:
-        nonlocal reads
-        reads += 1
-        return plugged
-
-    events: list[Event] = []
-    check = on_battery(events.append, read)
-    assert check() is None
-    plugged = False
-    assert check() is None, "the system is not asked all the time"
-    assert reads == 1
-    await trio.sleep(10)
-    assert check() == Paused("battery", "the machine runs on battery: plug it in", None)
-    plugged = True
-    await trio.sleep(10)
-    assert check() is None
-    assert events == []
-
-
-async def test_a_system_that_does_not_tell_is_warned_of_once(autojump_clock: object) -> None:
-    events: list[Event] = []
-    check = on_battery(events.append, lambda: None)
-    for _ in range(3):
-        assert check() is None
-        await trio.sleep(10)
-    (warning,) = events
-    assert isinstance(warning, Troubled)
-    assert warning.code == "NLC-127"
-
-
-@pytest.mark.parametrize("error", [AttributeError, FileNotFoundError, ValueError])
-def test_a_power_supply_that_cannot_be_read_is_unknown(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr(psutil, "sensors_battery", fail, raising=False)
-    assert plugged_in() is None
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
-    assert plugged_in() is None
+    assert outside_hours(tuple, lambda: now + 9 * 3600)() is None, "no hours are all"
 
 
 def test_a_month_that_is_spent_pauses_until_its_end() -> None:
@@ -180,11 +135,39 @@ async def test_the_first_reason_counts_and_another_one_keeps_it_paused(autojump_
     assert scene.events == [HOURS, BATTERY, Resumed()]
 
 
-async def test_a_paused_node_still_hears_what_its_other_checks_have_to_tell(autojump_clock: object) -> None:
-    events: list[Event] = []
-    policy = PausePolicy([lambda: HOURS, on_battery(events.append, lambda: None)], events.append)
-    policy.look()
-    assert [type(event) for event in events] == [Troubled, Paused]
+async def test_who_wants_the_machine_now_is_told_from_who_can_wait(autojump_clock: object) -> None:
+    scene = Scene()
+    scene.first = HOURS
+    urgent: list[float] = []
+
+    async def wait() -> None:
+        await scene.policy.wait_urgent()
+        urgent.append(trio.current_time() - began)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.policy.run)
+        nursery.start_soon(wait)
+        await trio.sleep(10.5)
+        assert urgent == []
+        scene.first = Paused("used", "somebody plays", 600.0)
+        await trio.sleep(1)
+        assert urgent == [pytest.approx(11)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_rest_ends_with_the_pause_or_with_a_stop(autojump_clock: object) -> None:
+    scene, stop = Scene(), trio.Event()
+    assert await scene.policy.rest(stop)
+    assert scene.events == []
+    scene.first = HOURS
+    scene.policy.look()
+    with trio.move_on_after(10) as waited:
+        await scene.policy.rest(stop)
+    assert waited.cancelled_caught
+    assert scene.events == [HOURS, StateChanged("paused")]
+    stop.set()
+    assert not await scene.policy.rest(stop)
 
 
 async def test_a_pause_is_told_again_only_if_its_end_moved(autojump_clock: object) -> None:

@@ -201,7 +201,9 @@ async def test_a_pause_finishes_the_exchange_under_way_and_writes_a_checkpoint(t
         nursery.start_soon(pause_at, scene, PHASE + 1)
         assert await scene.session.train(scene.stop) == "paused"
     assert trio.current_time() - scene.began == pytest.approx(PHASE + 200)
-    assert scene.trainer.calls[-2:] == ["pause", "checkpoint"]
+    assert scene.trainer.calls[-2:] == ["pause", "last checkpoint"]
+    assert scene.session.trainer_may_end
+    assert scene.swarm.stopped_answering == 1
     assert "apply" in scene.trainer.calls
     assert isinstance(scene.session.loop.decide(Offer(PeerId("peer"), b"s", scene.weights.standing)), Busy)
 
@@ -265,6 +267,53 @@ async def test_a_full_disk_at_a_pause_is_told_and_outlived(tmp_path: Path, autoj
     scene.pause_policy.look()
     assert await scene.session.train(scene.stop) == "paused"
     assert scene.codes == [DiskFullError.entry.code]
+    assert not scene.session.trainer_may_end, "what it learned is nowhere else"
+
+
+async def test_a_loop_of_ones_own_is_not_ended_by_a_pause(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.trainer.can_end = False
+    await scene.weights.load()
+    scene.reason = PAUSE
+    scene.pause_policy.look()
+    assert await scene.session.train(scene.stop) == "paused"
+    assert scene.trainer.calls[-2:] == ["pause", "checkpoint"]
+    assert not scene.session.trainer_may_end
+    assert await scene.session.unless_paused(scene.trainer.pause), "nor is what it loads broken off"
+
+
+async def test_who_wants_the_machine_now_does_not_wait_for_an_exchange(tmp_path: Path, autojump_clock: object) -> None:
+    """The exchange is given up as at a stop; also if a pause that could wait has begun before."""
+    scene = Scene(tmp_path, may_seed=True)
+    await scene.weights.load()
+
+    async def exchange(local_side: LocalSide) -> Ended:
+        await local_side.capture(0)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def come_back() -> None:
+        await trio.sleep_until(scene.began + PHASE + 50)
+        scene.reason = Paused("used", "somebody plays", 600.0)
+        scene.pause_policy.look()
+
+    scene.swarm.offered = exchange
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause_at, scene, PHASE + 1)
+        nursery.start_soon(come_back)
+        assert await scene.session.train(scene.stop) == "paused"
+    assert trio.current_time() - scene.began == pytest.approx(PHASE + 50 + GRACE)
+    assert scene.trainer.calls[-4:] == ["snapshot", "discard", "pause", "last checkpoint"]
+    assert [event.outcome for event in scene.told(ExchangeEnded)] == ["aborted"]
+
+
+async def test_a_pause_breaks_off_what_takes_long(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, may_seed=True)
+    scene.trainer.load_seconds = 600.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause_at, scene, 10)
+        assert not await scene.session.unless_paused(scene.weights.load)
+    assert trio.current_time() - scene.began == pytest.approx(10)
 
 
 async def test_who_rests_is_no_partner_no_donor_and_no_measure_of_the_pace(tmp_path: Path, autojump_clock: object) -> None:

@@ -47,6 +47,8 @@ class StandInTrainer:
     """A trainer whose inner steps are the passing of (virtual) time."""
 
     outbox = inbox = None
+    can_end = True
+    share = 1.0
 
     def __init__(self, emit: Emit, source: Literal["seed", "checkpoint"] = "seed", round_number: int = 0) -> None:
         self.emit = emit
@@ -154,8 +156,12 @@ class StandInTrainer:
         self.note("evaluate" if told else "try")
         return self.losses.get(self.weights, 1.0)
 
-    async def checkpoint(self) -> Checkpointed:
-        self.note("checkpoint")
+    async def ease(self, share: float) -> None:
+        self.note("ease")
+        self.share = share
+
+    async def checkpoint(self, *, last: bool = False) -> Checkpointed:
+        self.note("last checkpoint" if last else "checkpoint")
         if self.full_disk:
             self.full_disk -= 1
             raise DiskFullError("no space.")
@@ -173,6 +179,7 @@ class StandInSwarm:
         self.patience = 600.0
         self.asked: list[list[PeerId]] = []
         self.doubted: list[PeerId] = []
+        self.stopped_answering = 0
         self.offered: Callable[[LocalSide], Any] | None = None
         self.standings: dict[PeerId, Standing] = {}
         self.fetch_seconds = self.sample_seconds = 1.0
@@ -201,6 +208,9 @@ class StandInSwarm:
         return phase, 0
 
     def suspect(self, peer: PeerId) -> None: ...
+
+    def stop_answering(self) -> None:
+        self.stopped_answering += 1
 
     def probation(self, peer: PeerId) -> bool:
         return False
