@@ -241,6 +241,24 @@ def test_the_page_follows_real_nodes_through_faults(pair: Pair, chromium: Browse
 # --- what kills ----------------------------------------------------------------------------------------------
 
 
+def test_a_pause_by_the_owner_ends_the_trainer_and_nothing_is_lost(pair: Pair) -> None:
+    first, home, trainer = pair.first, pair.first.paths.root, trainer_of(pair.first)
+    assert json.loads(nolocod("set", "pause=yes", "duty=90%", "--json", home=home)[0])["pause"] == "yes"
+    pair.wait("its trainer has ended", lambda: gone(trainer))
+    before = first.report
+    assert before is not None
+    assert (before.allowance.paused, before.checkpoint_round) == ("owner", before.round)
+    assert "its owner wants it so" in nolocod("status", home=home)[0]
+    assert "no setting 'dutty'" in nolocod("set", "dutty=1", home=home, status=2)[1]
+    assert "pause" not in json.loads(nolocod("set", "pause=", "duty=", "--json", home=home)[0])
+    pair.wait_paired([first, pair.second], 2)
+    after = first.report
+    assert after is not None
+    assert after.round > before.round
+    assert after.uptime > before.uptime, "the node itself went on"
+    assert "NLC-143" not in {error.code for error in after.errors}, "each step that a partner proves is there"
+
+
 def test_a_killed_trainer_costs_a_restart_and_not_the_node(pair: Pair) -> None:
     first, before, trainer = pair.first, pair.first.report, trainer_of(pair.first)
     assert before is not None

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from nolocod.errors import SettingError
 from nolocod.identity import short
-from nolocod.observe.events import InnerSteps, PeerSeen, Troubled
+from nolocod.observe.events import Allowed, InnerSteps, PeerSeen, Troubled
 from nolocod.observe.metrics import Metrics
+from nolocod.observe.status.access import PageAccess
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.units import Address
 from tests.support.page_states import STATES, peer, ten_peers
@@ -36,6 +38,7 @@ AXE = "4.10.3"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "nolocod-tests" / f"axe-core-{AXE}.js"
 LIVE = "document.getElementById('link').textContent === 'live'"
 LOCAL = Address("127.0.0.1", 0)
+TOKEN = "a-token-of-a-good-length"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 FOCUS = """(() => {
     const on = document.activeElement, style = getComputedStyle(on), box = on.getBoundingClientRect();
@@ -136,13 +139,14 @@ async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) 
     def look(address: str) -> None:
         page = opened(chromium, address, "desktop")
         stops = []
-        for _ in range(6):
+        for _ in range(10):
             page.press("Tab", 9)
             name, visible = page.run(FOCUS)
             assert visible, f"the focus on {name!r} cannot be seen"
             stops.append(name)
-        assert stops == ["To the content", "theme", "Table of peers", "Table of exchanges", "status.json", "metrics"]
-        for _ in range(4):
+        form = ("key", "value", "token", "Set")
+        assert stops == ["To the content", "theme", "Table of peers", "Table of exchanges", *form, "status.json", "metrics"]
+        for _ in range(8):
             page.press("Tab", 9, shift=True)
         assert page.run(FOCUS)[0] == "theme"
         page.press("Enter", 13)
@@ -152,6 +156,39 @@ async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) 
         page.close()
 
     await in_browser(ten_peers(), look)
+
+
+async def test_a_limit_is_set_with_the_token_and_not_without(chromium: Browser) -> None:
+    told: list[dict[str, str]] = []
+    state = ten_peers()
+
+    def change(settings: Mapping[str, str]) -> Mapping[str, str]:
+        told.append(dict(settings))
+        if settings["duty"] == "200%":
+            raise SettingError("duty cannot be 200%.")
+        limits = dict(settings)
+        state.follow(Allowed(None, None, None, (), on_battery=True, limits=limits))
+        return limits
+
+    def look(address: str) -> None:
+        page = opened(chromium, address, "phone")
+        for value, token, says in (
+            ("50%", "a-token-of-another-node", "takes the token"),
+            ("200%", TOKEN, "duty cannot be 200%. See `nolocod set --help`."),
+            ("50%", TOKEN, "duty is set."),
+        ):
+            fill = f"key.value = 'duty'; value.value = '{value}'; token.value = '{token}'"
+            page.run(f"{{ const {{ key, value, token }} = settings.elements; {fill}; settings.requestSubmit(); 0 }}")
+            page.wait(f"answer.textContent.includes({says!r})", ENOUGH)
+        page.wait("limits.textContent.includes('duty50%')", ENOUGH)
+        page.close()
+
+    async with trio.open_nursery() as nursery:
+        pages, access = Pages(state, Metrics(), change), PageAccess(changes=TOKEN)
+        where = await nursery.start(serve_http, LOCAL, pages, access)
+        await trio.to_thread.run_sync(look, f"http://{where}/")
+        nursery.cancel_scope.cancel()
+    assert told == [{"duty": "200%"}, {"duty": "50%"}]
 
 
 async def test_the_page_works_where_the_browser_blocks_storage(chromium: Browser, tmp_path: Path) -> None:
