@@ -719,5 +719,5 @@ async def test_a_device_that_never_was_enough_ends_the_node(
         raise ModelTooLargeError("memory ran out.")
 
     monkeypatch.setattr(StandInTrainer, "load", load)
-    with pytest.RaisesGroup(ModelTooLargeError, flatten_subgroups=True):
+    with trio.fail_after(1000), pytest.RaisesGroup(ModelTooLargeError, flatten_subgroups=True):
         await scene.run()
