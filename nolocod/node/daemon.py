@@ -33,6 +33,7 @@ from nolocod.errors import (
 )
 from nolocod.node import data_directory
 from nolocod.node.base import BaseFiles
+from nolocod.node.gossips import keep_count, keep_registry
 from nolocod.node.guest import Guest
 from nolocod.node.host_checks import check_host, watch_loop
 from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers, containing_failures
@@ -47,34 +48,25 @@ from nolocod.observe.status.access import PageAccess, is_loopback, make_token, r
 from nolocod.observe.status.server import Pages, serve_http
 from nolocod.observe.status.state import StatusState
 from nolocod.p2p.exchange.context import Context
-from nolocod.p2p.exchange.receipt_gossip import OwnReceipts, ReceiptGossip
-from nolocod.p2p.exchange.receipt_gossip import Swarm as Counted
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService
 from nolocod.p2p.limits.bandwidth import Budget, Ledger, shortfalls
 from nolocod.p2p.mesh import Mesh, open_mesh
-from nolocod.p2p.registry.records import Registry
-from nolocod.p2p.registry.service import RegistryService, Swarm, near
 from nolocod.p2p.snapshots.server import Donor
-from nolocod.p2p.timing import Timing
-from nolocod.p2p.transport.requests import Terms
-from nolocod.p2p.transport.stream import EXCHANGE, RECEIPTS, REGISTRY, SNAPSHOT
+from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Standing
-from nolocod.run.credentials import stored_announcement
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.attached import attach_trainer
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from trio_typing import TaskStatus  # mypy reads trio through its stubs, which do not name it
 
-    from nolocod.identity import PeerId
     from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Event
-    from nolocod.p2p.transport.stream import Stream
     from nolocod.run.manifest import Sealed
 
 _FAREWELL = 3.0
@@ -328,31 +320,9 @@ class Node:
         peers = Peers(mesh, exchanges, context, self.emit)
         mesh.serve(EXCHANGE, containing_failures(peers.answer, self.emit))
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
-        self._keep_registry(mesh, sealed, nursery)
-        self._keep_count(mesh, sealed, nursery)
+        nursery.start_soon(keep_registry(mesh, self._identity, sealed, paths, self.emit).run)
+        nursery.start_soon(keep_count(mesh, self._identity, sealed, paths, self._receipts, self.emit).run)
         return sealed, peers
-
-    def _keep_registry(self, mesh: Mesh, sealed: Sealed, nursery: trio.Nursery) -> None:
-        """Keep our copy of the announced runs, and tell what our run's owner left in the data directory."""
-
-        async def visit(peer: PeerId, protocol: str, addresses: Sequence[str]) -> Stream:
-            return await (mesh.visit(peer, protocol, addresses) if addresses else mesh.dial(peer, protocol))
-
-        terms = Terms(self._identity, sealed.run_id, Timing().request)
-        swarm = Swarm(terms, lambda: near(mesh.live()), visit, lambda peer: mesh.origin(peer)[0], mesh.judge)
-        registry = Registry(sealed.run_id, sealed.manifest.owner)
-        left = partial(stored_announcement, self._config.paths)
-        service = RegistryService(registry, swarm, random.SystemRandom(), left)
-        mesh.serve(REGISTRY, containing_failures(service.handle, self.emit))
-        nursery.start_soon(service.run)
-
-    def _keep_count(self, mesh: Mesh, sealed: Sealed, nursery: trio.Nursery) -> None:
-        """Count what the run's nodes give, and pass on the receipts that show it."""
-        swarm = Counted(Terms(self._identity, sealed.run_id, Timing().request), mesh.live, near, mesh.dial, mesh.judge)
-        own = OwnReceipts(self._receipts, ReceiptStore(self._config.paths.contributions))
-        gossip = ReceiptGossip(swarm, own, random.SystemRandom(), self.emit)
-        mesh.serve(RECEIPTS, containing_failures(gossip.handle, self.emit))
-        nursery.start_soon(gossip.run)
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)
