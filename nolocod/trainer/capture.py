@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from nolocod.run.manifest import Codec, Manifest, Outer
     from nolocod.trainer.model import Layout
 
+_FINER, _FINER_OF_ADAPTER = 4.0, 16.0
+"""outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes two
+bytes for ten exchanges and more, and nothing is gained (docs/adapters.md)."""
 _CHANGE = 0
 """The noise stream of the kept change."""
 
@@ -78,10 +81,12 @@ class Plan:
     codec: Codec
     settings: Outer
     fragments: tuple[Fragment, ...]
+    finer: float = _FINER
 
     @classmethod
     def of(cls, manifest: Manifest, layout: Layout) -> Plan:
-        return cls(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
+        finer = _FINER if manifest.adapter is None else _FINER_OF_ADAPTER
+        return cls(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns), finer)
 
     @cached_property
     def box_size(self) -> int:
@@ -121,7 +126,7 @@ class Capture:
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among))
+        shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among), plan.finer)
         self._coder = coder_for(plan.codec, shared)
         self.kept = torch.empty(self.fragment.size, dtype=plan.kept)
         """The change until `step`, then what theta is still to get."""

@@ -33,8 +33,6 @@ OWN = 1.0
 some hundred fails with a bound half as large, and a failure costs more than the finer step gains."""
 MEMORY = 0.75
 """What remains of a known distance at the next exchange, unless the new one is larger: partners differ."""
-FINER = 4.0
-"""Where the steps of bfloat16 are finer than ours by more than this, on average, its two bytes are worth it."""
 SMALLEST = 1024
 """Blocks of fewer elements travel as bfloat16: their largest distance tells little about the next one."""
 
@@ -50,7 +48,7 @@ class Modulo8(Coder):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._distance = shared.distance
+        self._distance, self._finer = shared.distance, shared.finer
         self._bounds = [0.0] * len(self.fragment.blocks)  # 0: this block of ours travels as bfloat16
         self._low = torch.empty(SCRATCH)
         self._whole = torch.empty(SCRATCH, dtype=torch.int32)
@@ -114,7 +112,7 @@ class Modulo8(Coder):
         least = _largest(s) * 128 / _EXACT
         bound = max(MARGIN * known + OWN * moved, least, _SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
-        most = FINER * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
+        most = self._finer * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
         return float(struct.unpack("<f", struct.pack("<f", bound))[0]) if bound <= most else 0.0
 
     def _digest(self, whole: Tensor) -> bytes:

@@ -7,15 +7,16 @@ where it was, and one that was finished prints its table at once. Half a line, a
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from nolocod.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 Settings = TypeVar("Settings")
@@ -49,18 +50,29 @@ class Results(dict[Settings, Result]):
         workers: int,
         tell: Callable[[int, int, Settings, Result], None],
     ) -> None:
-        """Do those that were not done yet, `workers` at a time and in their order; `tell` how many of how many are done."""
+        """Do those that were not done yet, `workers` at a time and in their order; `tell` how many of how many are done. One
+        at a time is done in this process."""
         left = [settings for settings in dict.fromkeys(wanted) if settings not in self]
         if not left:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with multiprocessing.get_context("spawn").Pool(workers) as pool, self._path.open("ab") as handle:
+        with _mapping(workers) as each, self._path.open("ab") as handle:
             handle.truncate(self._whole)
-            for number, (settings, result) in enumerate(pool.imap_unordered(partial(_done, work), left), 1):
+            for number, (settings, result) in enumerate(each(partial(_done, work), left), 1):
                 self[settings] = result
                 self._whole += handle.write(msgspec.json.encode((settings, result)) + b"\n")
                 handle.flush()
                 tell(number, len(left), settings, result)
+
+
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """What does a function for each of many, in so many processes."""
+    if workers == 1:
+        yield map
+    else:
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            yield pool.imap_unordered
 
 
 def _done(work: Callable[[Settings], Result], settings: Settings) -> tuple[Settings, Result]:
