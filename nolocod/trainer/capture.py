@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from nolocod.trainer.model import Layout
 
 _FINER, _FINER_OF_ADAPTER = 4.0, 16.0
-"""outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes two
-bytes for ten exchanges and more, and nothing is gained (docs/adapters.md)."""
+"""outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes
+two bytes for ten exchanges and more, and nothing is gained (docs/adapters.md)."""
 _CHANGE = 0
 """The noise stream of the kept change."""
 

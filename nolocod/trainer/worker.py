@@ -85,7 +85,7 @@ class Worker:
         False once it says stop. EOFError or ConnectionError if it is gone.
         """
         while not until():
-            if self._end is not None and (not self._training or (self._work is not None and self._work.done())):
+            if self._end is not None and (wait() or (self._work is not None and self._work.done())):  # a wait is not broken off
                 self._settle()
             self._write_files()
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import threading
 import time
 from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
@@ -331,6 +332,41 @@ def test_a_loop_without_a_held_out_loss_tells_none_and_one_that_has_it_tells_it(
     other.send(pipe.Evaluate(told=True))
     other.worker.serve(wait=lambda: False)
     assert other.answer(float) == 2.5
+
+
+def test_an_outer_step_under_way_when_the_loop_ends_is_merged_and_answered(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arithmetic may end after the last request has come: nobody asks then, and the daemon waits for the answer."""
+    loaded = loop.begin()
+    replica = loop.worker.replica
+    assert replica is not None
+    loop.step()
+    size = loaded.box_size
+    outbox, inbox = SharedBox(loop.memory, size, loaded.outbox_offset), SharedBox(loop.memory, size)
+    loop.send(pipe.Capture(0))
+    loop.worker.serve(wait=lambda: False)
+    written = loop.answer(Description)
+    inbox.view(0, written.size)[:] = bytes(outbox.view(0, written.size))
+    loop.step()
+    loop.send(pipe.Inspect(probation=False))
+    loop.answer(Inspection)
+    waiting, go_on, take_step = threading.Event(), threading.Event(), replica.take_step
+
+    def later(box: torch.Tensor, skipped: bytes) -> None:
+        waiting.set()
+        assert go_on.wait(60)
+        take_step(box, skipped)
+
+    monkeypatch.setattr(replica, "take_step", later)
+    loop.send(pipe.Apply(1, b""))
+    loop.worker.serve(wait=lambda: False)
+    assert waiting.wait(60)
+    threading.Timer(0.3, go_on.set).start()
+    end = threading.Thread(target=loop.worker.finish)
+    end.start()
+    assert loop.answer(Applied).round == 1
+    loop.daemon.sendall(pipe.frame(pipe.Request(0, pipe.Stop())))
+    end.join(60)
+    assert not end.is_alive()
 
 
 def test_when_the_daemon_is_gone_training_keeps_what_training_made(loop: Loop) -> None:
