@@ -60,6 +60,7 @@ LIBRARIES = {
     "transformers": "trainer",
     "lm_eval": "trainer.tasks",
     "peft": "trainer",
+    "bitsandbytes": "trainer.quantized",
     "tokenizers": "trainer",
     "safetensors": "trainer",
     "datasets": "trainer",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
-    *("http_token", "http_open_metrics", "data", "base", "clip_change", "max_uploads"),
+    *("http_token", "http_open_metrics", "data", "base", "base_bits", "clip_change", "max_uploads"),
     *("checkpoint_every", "linger", "stop_within", "loop"),
 )
 """Options that are settings of the same name."""
@@ -111,6 +111,13 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
     add("--duty", metavar="SHARE", help="compute in this share of the time, like 50%% (100%%)")
     add("--max-temperature", metavar="C", help="compute less, or pause, above so many °C of the GPU or else the processor")
     add("--max-power", metavar="W", help="compute less, or pause, above so many watts of the GPU")
+    add(
+        "--base-bits",
+        type=int,
+        choices=(16, 8, 4),
+        default=16,
+        help="in which the base beside an adapter lies here (%(default)s)",
+    )
     add(
         "--clip-change",
         type=float,

@@ -35,6 +35,8 @@ class NodeConfig:
     """A folder with the files of the model that the run starts from."""
     settings: Settings = AS_IT_IS
     """As flags give them."""
+    base_bits: int = 16
+    """In which the base beside an adapter lies: 16, 8 or 4 (trainer/quantized.py)."""
     clip_change: float | None = None
     """The longest change of the weights that one exchange tells a partner (replica.py); None for any."""
     max_uploads: int = 2

@@ -345,6 +345,7 @@ class Node:
             checkpoints=config.paths.checkpoints,
             cache=config.paths.cache,
             base=config.paths.base if sealed.manifest.base else None,
+            base_bits=config.base_bits,
             clip_change=config.clip_change,
         )
         return SessionSettings(

@@ -33,6 +33,12 @@ def linear_layers(model: Module) -> dict[str, Module]:
     return {name: one for name, one in named if isinstance(one, (torch.nn.Linear, Conv1D)) and one is not head}
 
 
+def frozen_matrices(model: Module) -> int:
+    """Elements of these layers that are not trained."""
+    weights = {id(layer.weight) for layer in linear_layers(model).values()}
+    return sum(one.numel() for one in model.parameters() if id(one) in weights and not one.requires_grad)
+
+
 def trained(model: Module) -> dict[str, Parameter]:
     """By name: the parameters of `model` that its run trains. All, unless it has an adapter."""
     named = dict(model.named_parameters())
@@ -65,7 +71,8 @@ def _targets(model: Module, adapter: Adapter) -> list[str]:
             raise RunFileError(f"`adapter.targets`: no layer is named {target!r}; there are {', '.join(ends)}.")
     targets = list(adapter.targets) or ends
     for name, layer in layers.items():
-        if adapter.rank > (most := min(layer.weight.shape)) and any(_is_named(name, target) for target in targets):  # type: ignore[arg-type] # a matrix
+        sides = (layer.in_features, layer.out_features) if isinstance(layer, torch.nn.Linear) else layer.weight.shape
+        if adapter.rank > (most := min(sides)) and any(_is_named(name, target) for target in targets):  # type: ignore[arg-type]
             raise RunFileError(f"`adapter.rank` = {adapter.rank} is more than {name} has: {most}.")
     return targets
 

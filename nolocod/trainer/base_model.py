@@ -21,6 +21,7 @@ from nolocod.run.run_file import OpenBase, read_config_file
 from nolocod.trainer import model_hub
 from nolocod.trainer.adapter import attach, draw
 from nolocod.trainer.model import build
+from nolocod.trainer.quantized import quantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,11 +91,18 @@ def _pinned(name: str, path: Path) -> BaseFile:
     return BaseFile(name, description.size, description.root.hex())
 
 
-def initial(manifest: Manifest, config: Any, base: Path | None, frozen: torch.dtype = torch.float32) -> torch.nn.Module:  # noqa: ANN401 - transformers has no common typed base
+def initial(
+    manifest: Manifest,
+    config: Any,  # noqa: ANN401 - transformers has no common typed base
+    base: Path | None,
+    frozen: torch.dtype = torch.float32,
+    bits: int = 16,
+) -> torch.nn.Module:
     """The model on the CPU in float32, with the weights that every node of the run starts from.
 
     Those of the model in the folder `base`, in runs that have one; else those that the seed gives. Beside an adapter the
-    base's have the values of bfloat16, and lie in the type `frozen`. Raises BaseModelError.
+    base's have the values of bfloat16, and lie in the type `frozen`, its matrices in fewer `bits` if that is not 16. Raises
+    BaseModelError, and as `quantize`.
     """
     if manifest.base is None or base is None:
         return build(config, manifest.seed)
@@ -115,8 +123,11 @@ def initial(manifest: Manifest, config: Any, base: Path | None, frozen: torch.dt
         raise BaseModelError(f"{base} has no weights that fit {lacking[0]} ({len(lacking)} in all) of the run's `[model]`.")
     initialized: torch.nn.Module = model.train()
     if manifest.adapter is not None:
-        # never to bfloat16: buffers may be finer than the weights
-        attach(initialized if frozen == torch.bfloat16 else initialized.to(frozen), manifest.adapter)
+        if frozen != torch.bfloat16:  # else as it is: buffers may be finer than the weights
+            initialized.to(frozen)
+        if bits != 16:
+            quantize(initialized, bits, frozen)
+        attach(initialized, manifest.adapter)
         draw(initialized, manifest.seed)
     return initialized
 

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLongError, UnsupportedModelError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
-from nolocod.trainer.adapter import attach, linear_layers, trained
+from nolocod.trainer.adapter import attach, frozen_matrices, linear_layers, trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,7 +59,9 @@ class Layout:
     matrices: tuple[tuple[int, ...], ...]
     """The shapes of those that Muon may train."""
     frozen: int
-    """Elements of all that an adapter stands beside; 0 without one."""
+    """Elements of all that an adapter stands beside; 0 without one. ..."""
+    frozen_matrices: int = 0
+    """... Of these, those in layers that are one matrix: they may lie in fewer bits (quantized.py)."""
 
     @property
     def size(self) -> int:
@@ -178,7 +180,7 @@ def layout_of(config: Any, adapter: Adapter | None = None) -> Layout:  # noqa: A
     frozen = sum(one.numel() for one in model.parameters()) - sum(map(math.prod, shapes.values()))
     names = tuple(sorted(shapes, key=_by_number))
     matrices = tuple(tuple(matrix.shape) for matrix in matrices_of(model).values())
-    return Layout(names, tuple(shapes[name] for name in names), matrices, frozen)
+    return Layout(names, tuple(shapes[name] for name in names), matrices, frozen, frozen_matrices(model))
 
 
 def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -188,12 +190,13 @@ def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in sorted(trained(model).items()) if id(parameter) in weights}
 
 
-def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype) -> int:
+def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype, bits: int = 16) -> int:
     """Of weights, gradients, the optimizer's state, and the weights that preferences are compared by; frozen ones lie there in
-    `kind`."""
+    `kind`, frozen matrices in fewer `bits` if that is not 16."""
     saved = _MOMENT * sum(map(math.prod, layout.matrices)) if manifest.inner.optimizer == "muon" else 0
     reference = _REFERENCE * layout.size if manifest.data.kind == "preference" else 0
-    return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - saved + reference
+    spared = 0 if bits == 16 else (8 * kind.itemsize - bits) * layout.frozen_matrices // 8
+    return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - spared - saved + reference
 
 
 def fast_kind(device: torch.device) -> torch.dtype:
@@ -210,7 +213,7 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device) -> int:
+def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device, bits: int = 16) -> int:
     """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits. Raises
     ModelTooLargeError if training cannot fit, before anything large is allocated.
 
@@ -220,7 +223,7 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     inner = manifest.inner
     window = _LOGIT_COPIES * 4 * inner.sequence * vocabulary
     parameters = layout.size + layout.frozen
-    on_device, on_host = bytes_on_device(layout, manifest, fast_kind(device)), BYTES_ON_HOST * layout.size + boxes
+    on_device, on_host = bytes_on_device(layout, manifest, fast_kind(device), bits), BYTES_ON_HOST * layout.size + boxes
     free = psutil.virtual_memory().available
     if device.type == "cuda":
         _require(on_host, free, parameters, "of main memory")

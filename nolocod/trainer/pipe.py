@@ -42,6 +42,8 @@ class Setup(Message, frozen=True, kw_only=True):
     cache: Path
     base: Path | None = None
     """The folder of the model that the run starts from; None where it starts from a seed."""
+    base_bits: int = 16
+    """In which the base beside an adapter lies: 16, 8 or 4."""
     clip_change: float | None = None
     """The longest |theta - phi| that one outer step takes along; None for any."""
 

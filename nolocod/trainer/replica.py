@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import blake3
 import torch
 
-from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
+from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError, UnsupportedModelError
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
 from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
@@ -60,6 +60,7 @@ def open_replica(
     device: str = "cpu",
     base: Path | None = None,
     tell: Callable[[TextSupply | SamplesRead], None] | None = None,
+    base_bits: int = 16,
 ) -> Replica:
     """The run's replica on the text of the node `peer_id`; `base` is the folder of the model that it starts from.
 
@@ -67,7 +68,7 @@ def open_replica(
     """
     tokenizer = make_tokenizer(sealed.manifest.data, base)
     source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
-    return Replica(sealed, tokenizer.vocabulary, source, device, base)
+    return Replica(sealed, tokenizer.vocabulary, source, device, base, base_bits)
 
 
 class Steps(Protocol):
@@ -88,18 +89,22 @@ class Replica:
     inner: Steps
     source: Source
 
-    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, device: str, base: Path | None = None) -> None:
+    def __init__(
+        self, sealed: Sealed, vocabulary: int, source: Source, device: str, base: Path | None = None, bits: int = 16
+    ) -> None:
         """Raises RunFileError, DeviceError or ModelTooLargeError before anything large is allocated."""
         self.manifest = manifest = sealed.manifest
         self.device = pick_device(device)
+        if bits != 16 and manifest.adapter is None:
+            raise UnsupportedModelError("--base-bits is for runs that train an adapter, and this one trains the whole model.")
         config = read_config(manifest, vocabulary)
         check_length(config, manifest.inner.sequence)
         layout = layout_of(config, manifest.adapter)
         # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
-        check_memory(layout, config.vocab_size, manifest, 0, self.device)
+        check_memory(layout, config.vocab_size, manifest, 0, self.device, bits)
         plan = Plan.of(manifest, layout)
-        at_once = check_memory(layout, config.vocab_size, manifest, plan.exchange_size, self.device)
-        self.model = initial(manifest, config, base, fast_kind(self.device))
+        at_once = check_memory(layout, config.vocab_size, manifest, plan.exchange_size, self.device, bits)
+        self.model = initial(manifest, config, base, fast_kind(self.device), bits)
         self._lay_out(sealed, layout, plan, flatten(dict(self.model.named_parameters()), layout, self.device))
         self.model.to(self.device)  # the buffers, and what is frozen; the others are there already
         self.objective = objective_of(manifest, self.model)

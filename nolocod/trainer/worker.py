@@ -323,7 +323,7 @@ class Worker:
         def tell(event: TextSupply | SamplesRead) -> None:
             self._parent.send(lambda: pipe.Read(event) if isinstance(event, SamplesRead) else pipe.Supplied(event))
 
-        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell)
+        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell, setup.base_bits)
         replica.draw_as(setup.peer_id)
         return replica
 
