@@ -231,13 +231,16 @@ class Node:
             self.emit(Troubled(TrainerError.entry.code, f"{first_error(errors).cause} {follows}"))
         except* (ModelTooLargeError, DeviceError) as errors:
             error, again = first_error(errors), not self._stop.is_set()
-            if not self._fitted or self._config.loop is not None:
+            was_set = error.code == DeviceError.entry.code and self._limits.now.device != self._config.settings.device
+            if not (self._fitted or was_set) or self._config.loop is not None:
                 raise
-            self.emit(Troubled(error.code, f"{error.cause} It was enough before, and is tried again in a minute."))
-            if error.code == DeviceError.entry.code:
+            if was_set:  # or it would be so after each start, and only a node that is up can be set otherwise
                 self.guest.change({"device": ""})
-            with trio.move_on_after(_ROOM_SECONDS):
-                await self._stop.wait()
+                self.emit(Troubled(error.code, f"{error.cause} It was set; what --device says counts again."))
+            else:
+                self.emit(Troubled(error.code, f"{error.cause} It was enough before, and is tried again in a minute."))
+                with trio.move_on_after(_ROOM_SECONDS):
+                    await self._stop.wait()
         finally:
             self._answerer.loop = self._set_up = None
             self._trainer = None

@@ -22,6 +22,7 @@ from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError,
 from nolocod.identity import short
 from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsComing, WeightsLoaded
 from nolocod.p2p.membership.run_clock import median_round
+from nolocod.proto.envelope import MAX_NUMBER
 from nolocod.proto.types import Standing
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ class Weights:
         median, where it has all of the window to find its first partner. A donor's word is no reason to run ahead of it."""
         median = math.ceil(self._median_round())
         most = min(median + self._staleness if median else math.inf, self._furthest())
-        return replace(donated, round=int(max(min(donated.round, most), median)))
+        tokens = min(donated.tokens, MAX_NUMBER // 2)  # with more, ours would soon be a number that partners refuse
+        return replace(donated, round=int(max(min(donated.round, most), median)), tokens=tokens)
 
     async def _adopt(self, donors: list[PeerId]) -> tuple[PeerId, Standing | None]:
         """Fetch and take over the weights of one donor; which, and its standing, if they fit the run's model."""

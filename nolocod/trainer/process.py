@@ -140,8 +140,8 @@ class TrainerProcess:
 
     async def ease(self, share: float) -> None:
         """Compute in this share of the time."""
-        self.share = share
         await self._ask(pipe.Ease(share), NoneType)
+        self.share = share
 
     async def capture(self, subject: int) -> Description:
         """Between two inner steps. The message may be smaller than the box."""
@@ -235,8 +235,8 @@ class TrainerProcess:
         with trio.CancelScope(shield=not isinstance(request.command, Setup)):
             try:
                 await self._stream.send_all(pipe.frame(request))
-            except trio.BrokenResourceError:
-                await self._dead.wait()
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+                await self._dead.wait()  # or it is told to stop just now
         while self._answer is None or self._answer.id != request.id:
             self._check_alive()
             await self._heard.wait()
@@ -352,3 +352,4 @@ async def _end(trainer: TrainerProcess, process: trio.Process) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+        trainer._died(process.returncode or 0)  # who still waits for an answer is told

@@ -712,6 +712,30 @@ async def test_a_device_that_others_took_in_a_pause_is_tried_again(
         nursery.cancel_scope.cancel()
 
 
+async def test_a_device_that_was_set_and_is_not_there_is_set_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """Before an outer step too: the setting is on the disk, and without the node nobody could take it back."""
+    told: list[str] = []
+
+    async def load(self: StandInTrainer, setup: Setup) -> Loaded:
+        told.append(setup.device)
+        if setup.device == "cuda:7":
+            raise DeviceError("there is no cuda:7.")
+        return await loaded(self, setup)
+
+    loaded = StandInTrainer.load
+    monkeypatch.setattr(StandInTrainer, "load", load)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        scene.node.guest.change({"device": "cuda:7"})
+        nursery.start_soon(scene.run)
+        await trio.sleep(PHASE + 1)
+        assert told == ["cuda:7", "auto"]
+        assert scene.node.guest.change({}) == {}
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_device_that_never_was_enough_ends_the_node(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:

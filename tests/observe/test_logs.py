@@ -452,4 +452,4 @@ def test_the_json_logs_names_stay() -> None:
     logged = {line.partition(":")[0]: line.partition(":")[2].split() for line in JSON_EVENTS.split("\n") if line}
     names = {re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in Event.__subclasses__()}
     assert logged == {name: list(names[name].__struct_fields__) for name in logged if name in names}
-    assert names.keys() - logged.keys() == {"traffic", "host_checked"}
+    assert names.keys() - logged.keys() == {"traffic", "host_checked", "contributed"}

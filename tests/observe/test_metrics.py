@@ -18,6 +18,7 @@ from nolocod.observe.events import (
     MADE_ROOM,
     Allowed,
     Checkpointed,
+    Contributed,
     DoubtSettled,
     Eased,
     Evaluated,
@@ -100,6 +101,7 @@ ONE_OF_EACH: list[Event] = [
     PeerJudged(BOB, 0.4, "a tensor that was not finite"),
     PeerBanned(BOB, 600.0, "three rejected tensors"),
     HostChecked(-0.5, 9_000_000),
+    Contributed(None, ()),
     Troubled("NLC-125", "killed."),
 ]
 

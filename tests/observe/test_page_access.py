@@ -138,8 +138,9 @@ async def test_status_reads_an_open_node_by_its_token(nursery: trio.Nursery, tmp
 # --- who may change something
 
 
-def change_status(access: PageAccess, client: str, authorization: str) -> int:
-    request = Request("POST", "/settings", "", "localhost:80", {"authorization": authorization}, client)
+def change_status(access: PageAccess, client: str, authorization: str, server: str = "", **headers: str) -> int:
+    told = {"authorization": authorization} | {name.replace("_", "-"): value for name, value in headers.items()}
+    request = Request("POST", "/settings", "", "localhost:80", told, client, server)
     reply = access.judge(request, only_local=True, port=80)
     return 200 if reply is None else reply.status
 
@@ -152,6 +153,11 @@ def test_who_changes_something_shows_the_token_on_this_machine() -> None:
                 assert change_status(access, here, wrong) == 401, wrong
         for elsewhere in ("192.0.2.1", "::ffff:192.0.2.1", ""):
             assert change_status(access, elsewhere, f"Bearer {TOKEN}") == 403, elsewhere
+        assert change_status(access, "192.0.2.1", f"Bearer {TOKEN}", "192.0.2.1") == 200, "from its own address to it"
+        assert change_status(access, "192.0.2.1", f"Bearer {TOKEN}", "192.0.2.2") == 403
+        for header in ("forwarded", "via", "x_forwarded_for", "x_real_ip"):
+            passed_on = {header: "192.0.2.1"}
+            assert change_status(access, "127.0.0.1", f"Bearer {TOKEN}", **passed_on) == 403, "a proxy's reader"
     cookie = f"nolocod-80={PageAccess(TOKEN)._cookie_value()}"
     request = Request("POST", "/settings", f"token={TOKEN}", "localhost:80", {"cookie": cookie}, "127.0.0.1")
     refused = PageAccess(TOKEN, changes=TOKEN).judge(request, only_local=True, port=80)

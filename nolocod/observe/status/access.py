@@ -24,6 +24,8 @@ from nolocod.observe.status.http import Reply, Request, refusal
 if TYPE_CHECKING:
     from pathlib import Path
 
+_PASSED_ON = {"forwarded", "via", "x-forwarded-for", "x-real-ip"}
+"""What proxies add to a request."""
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FREE = frozenset({"/healthz", "/readyz"})
 _CHALLENGE = ("www-authenticate", 'Bearer realm="nolocod"')
@@ -63,7 +65,9 @@ class PageAccess:
         return refusal(401, "this page needs a token: Authorization: Bearer TOKEN, or once ?token=TOKEN", _CHALLENGE)
 
     def _judge_change(self, request: Request, token: str) -> Reply | None:
-        if not is_loopback(request.client.removeprefix("::ffff:")):
+        passed_on = _PASSED_ON & request.headers.keys()  # by a proxy on this machine, for whoever reads the page there
+        own = is_loopback(request.client.removeprefix("::ffff:")) or "" != request.client == request.server
+        if passed_on or not own:
             return refusal(403, "settings are changed on the node's own machine")
         if not _same(_bearer(request), token):
             return refusal(401, "to change something takes the token in http.token of the data directory", _CHALLENGE)

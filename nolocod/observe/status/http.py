@@ -39,7 +39,9 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     """By lower-case name."""
     client: str = ""
-    """Its IP address."""
+    """Its IP address, ..."""
+    server: str = ""
+    """... and ours, that it connected to."""
     body: bytes = b""
 
 
@@ -65,7 +67,7 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
 
     async def handle(stream: trio.SocketStream) -> None:
         try:
-            address = stream.socket.getpeername()[0]
+            address, own = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
         except OSError:  # gone again
             address = None
         if address is None or open_from.total() >= CONNECTIONS or open_from[address] >= PER_ADDRESS:
@@ -74,7 +76,7 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
         open_from[address] += 1
         try:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                await _Connection(stream, address).run(answer)
+                await _Connection(stream, address, own).run(answer)
         finally:
             open_from[address] -= 1
             if not open_from[address]:
@@ -85,8 +87,8 @@ async def serve(listener: trio.SocketListener, answer: Callable[[Request], Reply
 
 
 class _Connection:
-    def __init__(self, stream: trio.SocketStream, client: str = "") -> None:
-        self._stream, self._client, self._lines = stream, client, 0
+    def __init__(self, stream: trio.SocketStream, client: str = "", server: str = "") -> None:
+        self._stream, self._client, self._server, self._lines = stream, client, server, 0
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_REQUEST_BYTES)
 
     async def run(self, answer: Callable[[Request], Reply]) -> None:
@@ -113,7 +115,7 @@ class _Connection:
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
                 path, _, query = event.target.decode("latin-1").partition("?")
                 method, host = event.method.decode("latin-1"), headers.get("host", "")
-                request = Request(method, path, query, host, headers, self._client)
+                request = Request(method, path, query, host, headers, self._client, self._server)
                 if method != "POST":
                     return request
             elif isinstance(event, h11.Data) and request is not None:

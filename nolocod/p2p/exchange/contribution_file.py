@@ -88,7 +88,7 @@ def read(path: Path) -> tuple[Head, Contribution]:
                 raise ProtocolError("more follows than its first line says.")
             if _digest(receipts) != head.digest:
                 raise ProtocolError("its receipts are not those of its first line.")
-            tally = Tally()
+            tally = Tally(head.peer_id)
             tally.add_all(receipts)
         except (ProtocolError, SignatureError, ValueError) as error:
             cause = (

@@ -3,8 +3,9 @@
 The rule: a receipt tells of each side how many tokens were behind its replica, and when, as both signed it. What a node trained
 between two of its receipts counts, if it was not away in between; whoever signed the later one vouches for it. Of what one
 partner vouches for, a day counts and as much as all other partners vouch for; and nobody trained more in a time than so many
-times the median of all (docs/contributions.md says what is left to a pair that lies). Tokens only grow along a replica's life,
-so any of its receipts may be missing: fewer are needed than there are exchanges. No clock in here: times are those in receipts.
+times the median of those whom the reader has met (docs/contributions.md says what is left to who lies). Tokens only grow along
+a replica's life, so any of its receipts may be missing: fewer are needed than there are exchanges. No clock in here: times are
+those in receipts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nolocod.observe.events import Contribution
 from nolocod.proto.envelope import MAX_NUMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from nolocod.proto.receipt import Receipt
 
@@ -31,10 +32,10 @@ ALONE = 86_400.0
 """Seconds for which one partner may vouch, beside as many as all others do."""
 FASTEST = 8.0
 """Times the median of tokens per second."""
-_MEDIAN_OF = 3
-"""Nodes of which a median is taken at least."""
+_MEDIAN_OF, _LONG_ENOUGH = 3, 600.0
+"""Nodes of which a median is taken at least, and the seconds vouched for that make one of them."""
 PEERS = 1024
-"""Nodes that are counted."""
+"""Nodes that are counted; one more takes the place of the one that gave least."""
 PARTNERS = 128
 """Partners that are told apart; of more, the two that vouch for least become one."""
 
@@ -99,14 +100,19 @@ class _Account:
             self.vouched[next_least].add(gone.seconds, gone.tokens)
 
     @property
+    def seconds(self) -> float:
+        """For which somebody vouches."""
+        return sum(one.seconds for one in self.vouched.values())
+
+    @property
     def rate(self) -> float:
-        """Tokens per second; 0 while nothing was vouched for."""
-        seconds = sum(one.seconds for one in self.vouched.values())
-        return sum(one.tokens for one in self.vouched.values()) / seconds if seconds else 0.0
+        """Tokens per second; 0 while little was vouched for."""
+        seconds = self.seconds
+        return sum(one.tokens for one in self.vouched.values()) / seconds if seconds >= _LONG_ENOUGH else 0.0
 
     def counted(self, most: float) -> tuple[float, float]:
         """Seconds and tokens that count, where `most` tokens per second do."""
-        total = sum(one.seconds for one in self.vouched.values())
+        total = self.seconds
         seconds = tokens = 0.0
         for one in self.vouched.values():
             share = min(one.seconds, ALONE + total - one.seconds) / one.seconds
@@ -118,7 +124,9 @@ class _Account:
 class Tally:
     """Counts receipts, of each node in the order of its times; what is older than what was counted last is left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: PeerId | None = None) -> None:
+        """`own`: the reader, if it is a node of the run; it always has its place."""
+        self._own = own
         self._accounts: dict[PeerId, _Account] = {}
 
     def add(self, sides: Iterable[Point]) -> None:
@@ -126,8 +134,10 @@ class Tally:
         for point in sides:
             account = self._accounts.get(point.peer)
             if account is None:
-                if len(self._accounts) < PEERS:
-                    self._accounts[point.peer] = _Account(point)
+                if len(self._accounts) >= PEERS:
+                    others = (peer for peer in self._accounts if peer != self._own)
+                    del self._accounts[min(others, key=lambda peer: self._accounts[peer].seconds)]
+                self._accounts[point.peer] = _Account(point)
             elif point.time > account.last.time:
                 account.take(point)
 
@@ -136,9 +146,12 @@ class Tally:
         for sides in sorted(filter(None, map(points, receipts)), key=lambda sides: sides[0].time):
             self.add(sides)
 
-    def contributions(self, names: Mapping[PeerId, str] | None = None) -> list[Contribution]:
-        """What each node gave, who gave most tokens first; `names` are what they are called, as they say."""
-        rates = [rate for account in self._accounts.values() if (rate := account.rate)]
+    def contributions(
+        self, names: Mapping[PeerId, str] | None = None, judges: Collection[PeerId] | None = None
+    ) -> list[Contribution]:
+        """What each node gave, who gave most tokens first; `names` are what they are called, as they say. The pace of `judges`
+        is the measure (None: of all): anybody can invent members."""
+        rates = [one.rate for peer, one in self._accounts.items() if one.rate and (judges is None or peer in judges)]
         most = FASTEST * statistics.median(rates) if len(rates) >= _MEDIAN_OF else float("inf")
         found = []
         for peer, account in self._accounts.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,7 +15,7 @@ import trio
 from nolocod.errors import LocalError, ProtocolError, RemoteError
 from nolocod.observe.events import Contributed, Troubled
 from nolocod.p2p.exchange.context import in_a_thread
-from nolocod.p2p.exchange.contributions import Tally, points
+from nolocod.p2p.exchange.contributions import SKEW, Point, Tally, points
 from nolocod.p2p.exchange.recent_receipts import RecentReceipts
 from nolocod.p2p.membership.peer_scoring import Conduct
 from nolocod.p2p.transport.requests import Terms, answer, ask
@@ -78,7 +77,7 @@ class ReceiptGossip:
 
     def __init__(self, swarm: Swarm, own: OwnReceipts, rng: random.Random, emit: Emit) -> None:
         self.recent = RecentReceipts(swarm.terms.run_id or "")
-        self.tally = Tally()
+        self.tally = Tally(swarm.terms.identity.peer_id)
         self._swarm = swarm
         self._own = own
         self._rng = rng
@@ -105,22 +104,29 @@ class ReceiptGossip:
 
     def tell(self) -> None:
         """What every node gave, as far as we know."""
-        own, names = self._swarm.terms.identity.peer_id, {one.peer_id: one.name for one in self._swarm.members()}
-        found = self.tally.contributions(names)
+        own, members = self._swarm.terms.identity.peer_id, self._swarm.members()
+        met = {own, *(one.peer_id for one in members if one.verified)}
+        found = self.tally.contributions({one.peer_id: one.name for one in members}, met)
         ours = next((one for one in found if one.peer_id == own), None)
         self._emit(Contributed(ours, tuple(one for one in found[:_SHOWN] if one.tokens)))
 
     async def _remember(self) -> None:
         """Count what is on our disk, which we checked when it came."""
         own = self._own
-        kept = await own.aside(lambda: [*filter(_is_whole, own.kept.all(read_line))])
-        self._kept_at = max((side.time for receipt in kept for side in points(receipt)), default=0.0)
-        late = await own.aside(lambda: [*filter(_is_whole, own.store.all(read_line))])
-        await own.aside(partial(self.tally.add_all, [*kept, *late]))
+        latest = self._swarm.wall() + SKEW
+
+        def read() -> float:
+            kept, late = ([*filter(_is_whole, one.all(read_line))] for one in (own.kept, own.store))
+            self.tally.add_all([one for one in (*kept, *late) if _before(latest, points(one))])
+            return max((side.time for one in kept for side in points(one) if side.time <= latest), default=0.0)
+
+        self._kept_at = await own.aside(read)
 
     async def _add(self, receipt: Receipt) -> None:
         """One of our own exchanges was committed."""
         sides = points(receipt)
+        if not _before(self._swarm.wall() + SKEW, sides):
+            return  # of a time when a clock was wrong: it would hide all that follows
         self.tally.add(sides)
         self.recent.keep(receipt, len(self._swarm.members()))
         if not sides or sides[0].time - self._kept_at < KEPT_EVERY:
@@ -159,6 +165,10 @@ def _is_whole(receipt: Receipt) -> bool:
     except ProtocolError:
         return False
     return True
+
+
+def _before(time: float, sides: Sequence[Point]) -> bool:
+    return all(side.time <= time for side in sides)
 
 
 def count(news: Sequence[Recent], tally: Tally) -> None:

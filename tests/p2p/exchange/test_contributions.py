@@ -13,6 +13,7 @@ from nolocod.p2p.exchange.contributions import ALONE, AWAY, FASTEST, PARTNERS, P
 from tests.support.receipts import exchanged, side, signed
 
 if TYPE_CHECKING:
+    from nolocod.identity import PeerId
     from nolocod.observe.events import Contribution
 
 NODES = [Identity.from_secret((number + 1).to_bytes(32, "big")) for number in range(8)]
@@ -137,6 +138,40 @@ def test_what_is_held_of_nodes_and_of_partners_has_a_limit() -> None:
         tally.add(points(exchanged(NODES[0], one, number * 600.0)))
     assert of(tally).partners == PARTNERS
     assert of(tally).tokens == 100 * 600 * (len(many) - 1), "and nothing is lost by it"
-    tally._accounts = {f"{number}": account for number in range(PEERS) for account in [tally._accounts[NODES[0].peer_id]]}  # type: ignore[misc]  # not ids
+
+
+def test_one_more_node_than_are_counted_takes_the_place_of_who_gave_least_and_never_the_readers() -> None:
+    """Whoever signs with key after key would else be all that is counted, for ever."""
+    own, most = NODES[0], around(HOUR)
+    account = most._accounts[NODES[1].peer_id]
+    tally = Tally(own.peer_id)
+    tally.add(points(exchanged(own, NODES[7], 0.0)))
+    tally._accounts |= {f"{number}": account for number in range(PEERS - 2)}  # type: ignore[misc]  # not ids
     tally.add(points(exchanged(NODES[1], NODES[2], 0.0)))
     assert len(tally._accounts) == PEERS
+    assert {NODES[2].peer_id, own.peer_id} <= tally._accounts.keys()
+    assert NODES[7].peer_id not in tally._accounts
+
+
+def test_members_whom_the_reader_has_not_met_do_not_set_the_pace() -> None:
+    tally = Tally()
+    for number in range(7):
+        for one, other in pairwise(NODES[:3]):
+            tally.add(points(exchanged(one, other, number * 600.0 + NODES.index(one))))
+        for one, other in pairwise(NODES[3:]):
+            tally.add(points(exchanged(one, other, number * 600.0 + NODES.index(one), rate=0.1, others=0.1)))
+    honest = {one.peer_id for one in NODES[:3]}
+
+    def given(judges: set[PeerId] | None) -> int:
+        return sum(one.tokens for one in tally.contributions(judges=judges) if one.peer_id in honest)
+
+    assert given(honest) == pytest.approx(3 * 100 * 3600, rel=0.01)
+    assert given(None) < 0.01 * given(honest), "five of eight are invented: as judges they take nearly all from the others"
+
+
+def test_a_few_seconds_are_no_pace() -> None:
+    tally = around(HOUR)
+    for number in range(2):
+        for one, other in ((4, 5), (6, 7)):
+            tally.add(points(exchanged(NODES[one], NODES[other], number * 10.0, rate=1e-3, others=1e-3)))
+    assert of(tally).tokens == pytest.approx(100 * HOUR)
