@@ -19,6 +19,7 @@ from nolocod.errors import (
 )
 from nolocod.identity import PeerId
 from nolocod.observe.events import InnerSteps, OuterStep, WeightsComing, WeightsLoaded
+from nolocod.proto.envelope import MAX_NUMBER
 from nolocod.proto.types import Standing
 from tests.support.stand_ins import PHASE, Scene
 
@@ -107,6 +108,15 @@ async def test_the_furthest_donor_is_asked_first_and_who_joins_is_none(tmp_path:
     await scene.weights.load()
     assert scene.swarm.asked == [["fast", "done", "slow"]]
     assert not any(scene.incoming.iterdir())
+
+
+async def test_a_donors_tokens_leave_room_for_ours(tmp_path: Path, autojump_clock: object) -> None:
+    """With the most that a peer may tell, our next inner step would make a number that all partners refuse."""
+    scene = Scene(tmp_path)
+    donor = scene.swarm.add("donor", 3)
+    scene.swarm.standings[donor] = Standing(3, MAX_NUMBER - 1, 1.0)
+    await scene.weights.load()
+    assert [one.tokens for one in scene.trainer.adopted] == [MAX_NUMBER // 2]
 
 
 async def test_a_misfit_donor_is_left_for_the_next(tmp_path: Path, autojump_clock: object) -> None:
