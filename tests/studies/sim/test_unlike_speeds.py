@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.member import SimMember
     from nolocod.studies.sim.scenarios import Scenario
 
-PLAN = Plan(nodes=32, rounds=30, seed=1, cheap=True)
+PLAN = Plan(nodes=32, rounds=30, seed=2, cheap=True)
 PHASE = 60
 LOGNORMAL = 0.53
 """The standard deviation over the mean that a sigma of 0.5 makes."""
