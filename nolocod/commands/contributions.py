@@ -73,11 +73,11 @@ def _known(paths: DataDir) -> tuple[str, Contribution | None, Sequence[Contribut
         report = client.read(data_directory.find_running(paths))
         return report.run_name, report.given, report.contributors
     from nolocod.identity import PeerId
-    from nolocod.p2p.exchange.contributions import Tally
+    from nolocod.p2p.exchange.contributions import Tally, points
 
     (run_name, _), own, receipts = _own(paths)
     tally = Tally(PeerId(own))
-    tally.add_all(receipts)
+    tally.add_all(map(points, receipts))
     found = tally.contributions()
     return run_name, next((one for one in found if one.peer_id == own), None), [one for one in found if one.tokens]
 

@@ -19,7 +19,7 @@ import trio
 from nolocod.errors import RemoteError
 from nolocod.p2p.discovery.bootstrap import find_run
 from nolocod.p2p.exchange.contributions import Tally
-from nolocod.p2p.exchange.receipt_gossip import count, fetch
+from nolocod.p2p.exchange.receipt_gossip import fetch
 from nolocod.p2p.exchange.recent_receipts import RecentReceipts
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.limits.connection_gater import ConnectionGater
@@ -188,7 +188,7 @@ class Observer:
         members = {one.peer_id for one in self.live()}
         self._receipts.expire(time.time())
         news, _ = self._receipts.learn(told, members, time.time())
-        count(news, self._tally)
+        self._tally.add_all(one.sides for one in news)
 
     async def _keep(self, peer: PeerId) -> None:
         with suppress(ValueError):

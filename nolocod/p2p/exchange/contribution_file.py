@@ -89,7 +89,7 @@ def read(path: Path) -> tuple[Head, Contribution]:
             if _digest(receipts) != head.digest:
                 raise ProtocolError("its receipts are not those of its first line.")
             tally = Tally(head.peer_id)
-            tally.add_all(receipts)
+            tally.add_all(map(points, receipts))
         except (ProtocolError, SignatureError, ValueError) as error:
             cause = (
                 error.cause

@@ -20,7 +20,7 @@ from nolocod.observe.events import Contribution
 from nolocod.proto.envelope import MAX_NUMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from nolocod.proto.receipt import Receipt
 
@@ -141,9 +141,9 @@ class Tally:
             elif point.time > account.last.time:
                 account.take(point)
 
-    def add_all(self, receipts: Iterable[Receipt]) -> None:
-        """Count receipts in any order."""
-        for sides in sorted(filter(None, map(points, receipts)), key=lambda sides: sides[0].time):
+    def add_all(self, receipts: Iterable[Sequence[Point]]) -> None:
+        """Count the sides of receipts, in any order."""
+        for sides in sorted(filter(None, receipts), key=lambda sides: sides[0].time):
             self.add(sides)
 
     def contributions(

@@ -7,6 +7,7 @@ is judged like one that passes on false heartbeats.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,12 @@ from nolocod.proto.receipt import read_line
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
     from nolocod.p2p.exchange.context import Aside
     from nolocod.p2p.exchange.receipts import ReceiptStore
-    from nolocod.p2p.exchange.recent_receipts import Recent
     from nolocod.p2p.transport.stream import Dial, Stream
     from nolocod.proto.receipt import Receipt
     from nolocod.proto.types import Member
@@ -116,11 +116,19 @@ class ReceiptGossip:
         latest = self._swarm.wall() + SKEW
 
         def read() -> float:
-            kept, late = ([*filter(_is_whole, one.all(read_line))] for one in (own.kept, own.store))
-            self.tally.add_all([one for one in (*kept, *late) if _before(latest, points(one))])
-            return max((side.time for one in kept for side in points(one) if side.time <= latest), default=0.0)
+            kept, late = ([*self._of_disk(one, latest)] for one in (own.kept, own.store))
+            self.tally.add_all([*kept, *late])
+            return max((side.time for sides in kept for side in sides), default=0.0)
 
         self._kept_at = await own.aside(read)
+
+    @staticmethod
+    def _of_disk(store: ReceiptStore, latest: float) -> Iterator[tuple[Point, ...]]:
+        """Their sides, without what a fault of the disk has made something else."""
+        for receipt in store.all(read_line):
+            with suppress(ProtocolError):
+                if _before(latest, sides := points(receipt)):
+                    yield sides
 
     async def _add(self, receipt: Receipt) -> None:
         """One of our own exchanges was committed."""
@@ -145,7 +153,7 @@ class ReceiptGossip:
             news, faults = self.recent.learn(told, members, swarm.wall())
         except RemoteError:
             return  # an older release, or gone: there are others
-        count(news, self.tally)
+        self.tally.add_all(one.sides for one in news)
         if faults:
             swarm.judge(peer, Conduct.FALSE_NEWS)
 
@@ -158,20 +166,5 @@ class ReceiptGossip:
         await answer(stream, self._swarm.terms, "receipts_request", reply)
 
 
-def _is_whole(receipt: Receipt) -> bool:
-    """Whether no fault of the disk has made it something else."""
-    try:
-        points(receipt)
-    except ProtocolError:
-        return False
-    return True
-
-
 def _before(time: float, sides: Sequence[Point]) -> bool:
     return all(side.time <= time for side in sides)
-
-
-def count(news: Sequence[Recent], tally: Tally) -> None:
-    """In the order of their times: what is older than what was counted last does not count."""
-    for one in sorted(news, key=lambda one: one.sides[0].time):
-        tally.add(one.sides)

@@ -49,7 +49,7 @@ def test_a_tally_of_any_of_them_comes_to_the_same() -> None:
     found = []
     for receipts in (whole, some, reordered):
         tally = Tally()
-        tally.add_all(receipts)
+        tally.add_all(map(points, receipts))
         found.append((of(tally).tokens, of(tally).seconds))
     assert found == [(1_000_000, 10_000.0)] * 3
 
