@@ -18,7 +18,6 @@ from nolocod.identity import PeerId, verify
 from nolocod.p2p.exchange.contributions import Tally, points
 from nolocod.p2p.exchange.receipt_gossip import KEPT_EVERY
 from nolocod.p2p.exchange.recent_receipts import MAX_RECEIPT, packed, unpacked
-from nolocod.proto.receipt import check_signature
 from nolocod.units import NAME
 
 if TYPE_CHECKING:
@@ -116,8 +115,7 @@ def _receipt(line: bytes, head: Head) -> Receipt:
     receipt = unpacked(base64.b64decode(line.rstrip(b"\n"), validate=True))
     if receipt.parsed.run_id != head.run_id or head.peer_id not in (receipt.offerer, receipt.answerer):
         raise ProtocolError("a receipt is of another run or other nodes.")
-    check_signature(receipt.offerer, receipt.content, receipt.offerer_signature)
-    check_signature(receipt.answerer, receipt.content, receipt.answerer_signature)
+    receipt.check()
     return receipt
 
 

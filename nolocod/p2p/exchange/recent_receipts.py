@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from nolocod.errors import ProtocolError, RemoteError
 from nolocod.p2p.exchange.contributions import AWAY, SKEW, points
 from nolocod.proto import nolocod_pb2 as pb
-from nolocod.proto.receipt import Receipt, check_signature
+from nolocod.proto.receipt import Receipt
 
 if TYPE_CHECKING:
     import random
@@ -86,8 +86,7 @@ class RecentReceipts:
             return None
         if not any(self._is_due(one, len(members)) for one in sides):
             return None
-        check_signature(receipt.offerer, receipt.content, receipt.offerer_signature)
-        check_signature(receipt.answerer, receipt.content, receipt.answerer_signature)
+        receipt.check()
         return self._hold(name, Recent(packed(receipt), sides))
 
     def keep(self, receipt: Receipt, members: int) -> None:
