@@ -2,11 +2,11 @@
 
 The measure is the calm time before and after each attack, each as long as the attack: what else the machine does changes
 from minute to minute. A stranger does not eat the processor of its victim, so attackers have a processor of their own here,
-where there are two; it is as busy in calm times, so that other programs have as little room then. Their
-trainers yield to network processes, and lack what an attack takes. What an attack costs shows in the processor time of
-the node's network process, which other programs change little, and in the outer steps, which they change more. Exit status 1
-if a limit did not hold. A stall is a task that the node's event loop woke more than 50 ms late
-(`nolocod_loop_lag_seconds`): on a busy machine calm times have some too.
+where there are two; it is as busy in calm times, so that other programs have as little room then. The daemons' trainers yield
+to network processes, and lack what an attack takes. What an attack costs shows in the processor time of the node's network
+process, which other programs change little, and in the outer steps, which they change more. Exit status 1 if a limit did not
+hold. A stall is a task that the node's event loop woke more than 50 ms late (`nolocod_loop_lag_seconds`): on a busy machine
+calm times have some too.
 """
 
 from __future__ import annotations

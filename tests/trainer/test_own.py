@@ -98,6 +98,15 @@ class Loop:
         self.worker.stepped(self.worker.replica, loss)
         self.optimizer.zero_grad()
 
+    def capture(self, loaded: pipe.Loaded) -> None:
+        """Ours, which a partner that is as we are sends too."""
+        size = loaded.box_size
+        outbox, inbox = SharedBox(self.memory, size, loaded.outbox_offset), SharedBox(self.memory, size)
+        self.send(pipe.Capture(0))
+        self.worker.serve(wait=lambda: False)
+        written = self.answer(Description)
+        inbox.view(0, written.size)[:] = bytes(outbox.view(0, written.size))
+
     @property
     def flat(self) -> torch.Tensor:
         return torch.cat([one.detach().flatten() for one in self.model.parameters()]).clone()
@@ -188,13 +197,8 @@ def test_a_step_takes_in_what_the_daemon_asks_and_waits_for_nothing(loop: Loop) 
     assert replica is not None
     for _ in range(4):
         loop.step()
-    size = loaded.box_size
-    outbox, inbox = SharedBox(loop.memory, size, loaded.outbox_offset), SharedBox(loop.memory, size)
     phi, theta = replica.phi.clone(), loop.flat
-    loop.send(pipe.Capture(0))
-    loop.worker.serve(wait=lambda: False)
-    written = loop.answer(Description)
-    inbox.view(0, written.size)[:] = bytes(outbox.view(0, written.size))
+    loop.capture(loaded)
     loop.step()
     loop.send(pipe.Inspect(probation=False))
     assert loop.answer(Inspection).spread == 0
@@ -340,12 +344,7 @@ def test_an_outer_step_under_way_when_the_loop_ends_is_merged_and_answered(loop:
     replica = loop.worker.replica
     assert replica is not None
     loop.step()
-    size = loaded.box_size
-    outbox, inbox = SharedBox(loop.memory, size, loaded.outbox_offset), SharedBox(loop.memory, size)
-    loop.send(pipe.Capture(0))
-    loop.worker.serve(wait=lambda: False)
-    written = loop.answer(Description)
-    inbox.view(0, written.size)[:] = bytes(outbox.view(0, written.size))
+    loop.capture(loaded)
     loop.step()
     loop.send(pipe.Inspect(probation=False))
     loop.answer(Inspection)
