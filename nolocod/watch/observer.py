@@ -120,9 +120,7 @@ class Observer:
 
     def contributions(self) -> list[Contribution]:
         """What each member gave while it was watched."""
-        members = self.live()
-        met = {one.peer_id for one in members if one.verified}
-        return self._tally.contributions({one.peer_id: one.name for one in members}, met)
+        return self._tally.seen_among(self.live())
 
     def exchanges(self) -> list[tuple[PeerId, PeerId, float]]:
         """The last ones that are known: who offered, to whom, and how many seconds ago."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from nolocod.proto.receipt import Receipt
+    from nolocod.proto.types import Member
 
 AWAY = 3600.0
 """Seconds between two receipts of a node, after which nothing in between counts: it may have taken over others' tokens."""
@@ -159,3 +160,8 @@ class Tally:
             name, partners = (names or {}).get(peer, ""), len(account.vouched)
             found.append(Contribution(peer, name, round(tokens), seconds, account.exchanges, partners))
         return sorted(found, key=lambda one: (-one.tokens, -one.exchanges, one.peer_id))
+
+    def seen_among(self, members: Collection[Member]) -> list[Contribution]:
+        """The same by the names of `members`; the reader and those of them that it verified are the judges."""
+        met = {one.peer_id for one in members if one.verified} | ({self._own} if self._own else set())
+        return self.contributions({one.peer_id: one.name for one in members}, met)

@@ -104,9 +104,8 @@ class ReceiptGossip:
 
     def tell(self) -> None:
         """What every node gave, as far as we know."""
-        own, members = self._swarm.terms.identity.peer_id, self._swarm.members()
-        met = {own, *(one.peer_id for one in members if one.verified)}
-        found = self.tally.contributions({one.peer_id: one.name for one in members}, met)
+        own = self._swarm.terms.identity.peer_id
+        found = self.tally.seen_among(self._swarm.members())
         ours = next((one for one in found if one.peer_id == own), None)
         self._emit(Contributed(ours, tuple(one for one in found[:_SHOWN] if one.tokens)))
 
