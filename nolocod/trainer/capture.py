@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _FINER, _FINER_OF_ADAPTER = 4.0, 16.0
 """outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes
 two bytes for ten exchanges and more, and nothing is gained (docs/adapters.md)."""
+_BELIEVED = 4.0
+"""A partner's distance is learnt whole where a quarter of it or more counts: the next one may be as far. Beyond four clip radii
+it is cut, or one who is very far would have many of our messages take two bytes."""
 _CHANGE = 0
 """The noise stream of the kept change."""
 
@@ -230,7 +233,7 @@ class Capture:
                 total, n = self._coder.exact(phi, change), 1
             else:
                 total, n = self._sum(self._coder.own(block, phi, change), other), 2
-            self._coder.learn(block, None if apart is None else self.weight * apart)
+            self._coder.learn(block, None if apart is None else min(1.0, _BELIEVED * self.weight) * apart)
             self.kept[block.within].copy_(step.late_part(total, n, self._coder.exact(phi, change), out=change))
             step.step(phi, self._weights.delta[block.span], total, n, settings)
 

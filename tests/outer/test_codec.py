@@ -314,6 +314,21 @@ def test_without_known_distances_the_first_message_is_bfloat16() -> None:
     assert sizes == [pytest.approx(1, abs=0.01)] * 2
 
 
+@pytest.mark.parametrize(("weight", "learnt"), [(1.0, 1.0), (0.4, 1.0), (0.01, 0.04)])
+def test_a_distance_is_learnt_whole_unless_the_partner_is_far_beyond_the_clip_radius(weight: float, learnt: float) -> None:
+    alice, bob = pair("modulo8", 15)
+    alice.weights.forget()
+    alice.write(0)
+    bob.write(1)
+    swap(alice, bob)
+    alice.capture.inspect(alice.inbox)
+    own, theirs = alice.read()
+    alice.capture.weight = weight
+    alice.apply(b"", trained_on=False)
+    for block, known in zip(alice.blocks(), alice.weights.distance.tolist(), strict=True):
+        assert known == pytest.approx(learnt * (theirs - own)[block.span].abs().max().item(), rel=1e-3)
+
+
 # --- what is refused
 
 
