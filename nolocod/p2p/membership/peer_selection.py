@@ -36,7 +36,7 @@ _HOUR, _AT_ONCE = 16, 16
 """Rounds of an hour, and members whose hour it is at a time: one for each round. More would be attackers' too."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
-_RECENT, _ANSWERED = 8, 5
+_RECENT, _ANSWERED = 8, 6
 """Of so many steps so few may be answered ones: own and answered steps alternate, as far as that costs nothing."""
 _MEMORY = 256
 """Steps whose partners are remembered, to know how large the run is where the table does not hold it."""

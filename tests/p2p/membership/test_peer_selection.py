@@ -332,12 +332,12 @@ def test_no_partner_comes_twice_while_others_live() -> None:
 
 def test_own_and_answered_steps_alternate_until_own_draws_fail() -> None:
     members, drawing = [member(f"p{number}") for number in range(12)], selection()
-    for one in members[:5]:
+    for one in members[:6]:
         assert drawing.admits(one.peer_id, members, OWN, 3, late=False)
         drawing.met(one.peer_id, members, offered=True)
     assert not drawing.admits(PeerId("p7"), members, OWN, 3, late=False)
     assert drawing.admits(PeerId("p7"), members, OWN, 3, late=True)
-    for one in members[5:9]:
+    for one in members[6:9]:
         drawing.met(one.peer_id, members, offered=False)
     assert drawing.admits(PeerId("p11"), members, OWN, 3, late=False)
 
