@@ -35,7 +35,7 @@ def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: 
     if not aged:
         return 0
     least, most = (
-        sorted(told if other == peer else number + since * counts for other, number, since in aged)[(len(aged) - 1) // 3]
+        sorted(told if other == peer else number + since * counts for other, number, since in aged)[len(aged) // 3]
         for counts in (0, 1)
     )
     return max(least, min(told, most))

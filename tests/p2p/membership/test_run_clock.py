@@ -34,6 +34,8 @@ def test_a_liar_takes_nobody_further_than_the_verified_are() -> None:
     assert believed_round([replace(member("liar", round=13), verified=True), ahead[0]], 60.0, PeerId("liar"), 13) == 10
     assert believed_round([ahead[0]], 60.0, PeerId("p0"), 13) == 13, "of two nodes one takes the other along"
     assert believed_round(invented, 60.0, PeerId("stranger"), 13) == 0
+    one_is_gone = [verified("gone", round=5), verified("p1", round=12), verified("p2", round=13)]
+    assert believed_round(one_is_gone, 60.0, PeerId("this one"), 10) == 12, "of four nodes, too"
 
 
 @pytest.mark.parametrize("lie", [14, 1000])
