@@ -53,7 +53,7 @@ def meet(one: PeerId, other: PeerId, number: int, count: int) -> bool:
         return True
     pair = _pair(min(one, other), max(one, other))
     hour = (number + pair[0] % _HOUR) // _HOUR
-    whole = _HOUR if hour else (_HOUR - pair[0] % _HOUR) // 5  # the run began within it, and attackers use each hour at once
+    whole = _HOUR if hour else (_HOUR - pair[0] % _HOUR) // 7  # the run began within it, and attackers use each hour at once
     drawn = int.from_bytes(blake3.blake3(pair + hour.to_bytes(8, "big")).digest(8), "big")
     return drawn * count * _HOUR < _AT_ONCE * whole << 64
 
@@ -91,7 +91,8 @@ class PeerSelection:
         rested = [member for member in free if member.peer_id not in resting] or (free if sure <= FEW else [])
         known, all_of_them = [one for one in rested if one.group], sure + sum(one.peer_id in apart for one in members)
         chosen = [one for one in known if meet(self.own, one.peer_id, own.round, all_of_them)]  # others may not know of `apart`
-        chosen = chosen or (known if apart else [])
+        by_theirs = [one for one in chosen if meet(self.own, one.peer_id, max(0, own.round + one.lead), all_of_them)]
+        chosen = by_theirs or chosen or (known if apart else [])  # who says no loses us a round trip
         heard = [one for one in rested if not one.group and meet(self.own, one.peer_id, own.round, told)]
         trust = share(self.answers()) * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
         chosen = heard if heard and self.rng.random() < trust else chosen

@@ -26,14 +26,27 @@ def test_a_liar_takes_nobody_further_than_the_verified_are() -> None:
     ahead = [replace(member(f"p{number}", round=round), verified=True) for number, round in enumerate((10, 10, 11, 12, 14))]
     invented = [member(f"invented {number}", round=1000) for number in range(20)]
     told = {name: believed_round([*invented, *ahead], 60.0, PeerId(name), 1000) for name in ("p0", "p4", "stranger")}
-    assert told == {"p0": 12, "p4": 11, "stranger": 11}
-    assert believed_round(ahead, 60.0, PeerId("p1"), 9) == 11, "who is behind, or says so, holds nobody back"
+    assert told == {"p0": 11, "p4": 10, "stranger": 10}
+    assert believed_round(ahead, 60.0, PeerId("p1"), 9) == 10, "who is behind, or says so, holds nobody back"
     since = [replace(one, age=130.0) for one in ahead]
-    assert believed_round(since, 60.0, PeerId("p4"), 1000) == 13, "they went on since they said so"
+    assert believed_round(since, 60.0, PeerId("p4"), 1000) == 12, "they went on since they said so"
     assert believed_round(since, 60.0, PeerId("p0"), 11) == 11, "which is no reason to go further than who is there"
     assert believed_round([replace(member("liar", round=13), verified=True), ahead[0]], 60.0, PeerId("liar"), 13) == 10
     assert believed_round([ahead[0]], 60.0, PeerId("p0"), 13) == 13, "of two nodes one takes the other along"
     assert believed_round(invented, 60.0, PeerId("stranger"), 13) == 0
+    one_is_gone = [verified("gone", round=5), verified("p1", round=12), verified("p2", round=13)]
+    assert believed_round(one_is_gone, 60.0, PeerId("this one"), 10) == 12, "of four nodes, too"
+
+
+@pytest.mark.parametrize("lie", [14, 1000])
+def test_a_third_that_are_always_ahead_take_nobody_with_them_step_by_step(lie: int) -> None:
+    honest = [replace(member(f"p{number}", round=round), verified=True) for number, round in enumerate((8, 9, 9, 10, 10, 11, 12))]
+    liars = [replace(member(f"liar {number}", round=lie), verified=True) for number in range(3)]
+    alone = PeerId("this one, which steps alone")
+    assert believed_round(honest, 60.0, alone, 8) == 9
+    assert believed_round([*honest, *liars], 60.0, alone, 8) == 10, "as far as half of the honest have come, and no further"
+    behind = [replace(one, standing=Standing(0, 0, 1.0)) for one in liars]
+    assert believed_round([*honest, *behind], 60.0, alone, 8) >= 8, "nor do they hold anybody back behind all others"
 
 
 def verified(name: str, **facts: Any) -> Member:  # noqa: ANN401 - of `member`
