@@ -8,7 +8,20 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from nolocod import __version__
-from nolocod.commands import Commands, contributions, identity, model, node, receipts, registry, run, simulate, study, watch
+from nolocod.commands import (
+    Commands,
+    amend,
+    contributions,
+    identity,
+    model,
+    node,
+    receipts,
+    registry,
+    run,
+    simulate,
+    study,
+    watch,
+)
 from nolocod.errors import NolocodError, UsageError, first_error
 
 if TYPE_CHECKING:
@@ -65,6 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
     parser.set_defaults(command=None)
     commands = Commands.of(parser)
-    for subject in (run, node, watch, registry, identity, receipts, contributions, model, study, simulate):
+    for subject in (run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate):
         subject.add_to(commands)
     return parser

@@ -35,5 +35,6 @@ class DataDir:
         self.invitations = root / "invitations.json"
         self.revocations = root / "revocations"
         self.announcement = root / "announcement"
+        self.amendments = root / "amendments"
         self.owner_lock = root / "owner.lock"
         self.log = root / "node.log"

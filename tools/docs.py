@@ -47,6 +47,7 @@ from nolocod.p2p.transport.yamux_limits import MuxLimits
 from nolocod.proto.limits import Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
+from nolocod.run.owners import Owners
 from nolocod.run.announcements import MAX_ANNOUNCEMENT
 from nolocod.trainer.checkpoint import KEPT
 
@@ -598,7 +599,7 @@ def _plain_type(info: msgspec.inspect.Type) -> str:
 
 def _tables() -> dict[str, type[msgspec.Struct]]:
     hints = {name: (*get_args(hint), hint)[0] for name, hint in get_type_hints(manifest.Manifest).items()}  # without "or none"
-    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, manifest.Section)}
+    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, (manifest.Section, Owners))}
 
 
 def _docstrings(section: type[msgspec.Struct]) -> dict[str, str]:

@@ -165,6 +165,10 @@ class ReceiptError(LocalError):
     entry = listed("NLC-132", "receipt does not verify", "The receipt proves nothing. Ask for the file again.")
 
 
+class AmendmentError(LocalError):
+    entry = listed("NLC-162", "amendment not valid", "See `nolocod amend --help`, and docs/amendments.md.", 2)
+
+
 class ContributionsError(LocalError):
     entry = listed("NLC-161", "contributions do not verify", "The file proves nothing. Ask for it again.")
 

@@ -55,6 +55,7 @@ from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Standing
+from nolocod.run.amendments import at, goal, obstacle
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.attached import attach_trainer
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
     from nolocod.node.config import NodeConfig
     from nolocod.observe.events import Event
+    from nolocod.p2p.membership.amended import AmendedRun
     from nolocod.run.manifest import Sealed
 
 _FAREWELL = 3.0
@@ -117,15 +119,15 @@ class Node:
         self.guest = Guest(self._limits, config.allowance, self.emit)
         spent = month_spent(lambda: self._budget.spent, lambda: self._budget.seconds_left)
         checks = [*self.guest.checks, outside_hours(lambda: self._limits.now.hours), spent, self._wants_another_trainer]
-        self._pause_policy = PausePolicy(checks, self.emit)
-        self._set_up: tuple[str, int, int] | None = None  # how the trainer that is up was told to compute
+        self._pause_policy = PausePolicy([*checks, self._owners_pause], self.emit)
+        self._set_up: tuple[object, ...] | None = None  # how the trainer that is up was told to compute
         self._pausing = PausableServices(lambda: self._pause_policy.pause is not None)
         self._snapshot = OwnSnapshot(config.paths.serving, self._loaded_trainer)
         self._receipts = ReceiptStore(config.paths.receipts)
         self._answerer = CurrentLoop()
         self._base: BaseFiles | None = None
         self._stop = trio.Event()
-        self._joined: tuple[Sealed, Peers] | None = None
+        self._joined: tuple[AmendedRun, Peers] | None = None
         self._session: TrainingSession | None = None
         self._trainer: TrainerProcess | None = None
         self._warned: set[str] = set()
@@ -179,8 +181,18 @@ class Node:
 
     def _wants_another_trainer(self) -> Paused | None:
         """A check whether the trainer that is up was told to compute otherwise than is wanted now."""
-        differs = self._set_up not in (None, self._limits.now.of_trainer) and self._config.loop is None
+        differs = self._set_up not in (None, self._wanted()) and self._config.loop is None
         return Paused("settings", "the trainer starts anew, as it was set", None) if differs else None
+
+    def _wanted(self) -> tuple[object, ...]:
+        """How a trainer is to compute, by this node's owner and by the run's."""
+        run = self._joined[0] if self._joined else None
+        return *self._limits.now.of_trainer, *((run.raw, at(run.sealed, self._own_state()[0].round).data) if run else ())
+
+    def _owners_pause(self) -> Paused | None:
+        """A check whether the run's owners have it wait, or need another release."""
+        why = obstacle(self._joined[0].sealed, self._own_state()[0].round) if self._joined else ""
+        return Paused("run", why, None) if why else None
 
     async def run(self, http: str) -> None:
         """Join the run and train, through as many trainer processes as it takes."""
@@ -221,7 +233,8 @@ class Node:
             async with opened as self._trainer:
                 if self._joined is None:
                     self._joined = await self._join(mesh, http, nursery)
-                again = await self._train(*self._joined, self._trainer)
+                run, peers = self._joined
+                again = await self._train(run.sealed, peers, self._trainer)
         except* TrainerError as errors:
             self._failures += 1
             if self._failures >= _TRAINER_FAILURES or self._config.loop is not None:
@@ -248,7 +261,7 @@ class Node:
 
     async def _train(self, sealed: Sealed, peers: Peers, trainer: TrainerProcess) -> bool:
         """Train until told to stop, finished, or paused; True if another trainer is to go on then."""
-        set_up = self._limits.now.of_trainer
+        set_up = self._wanted()
         before, settings = self._session, self._session_settings(sealed)
         self._session = session = TrainingSession(settings, trainer, peers, self._pause_policy, self.emit)
         if before is not None:
@@ -298,7 +311,7 @@ class Node:
 
     # --- joining ------------------------------------------------------------------------------------
 
-    async def _join(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> tuple[Sealed, Peers]:
+    async def _join(self, mesh: Mesh, http: str, nursery: trio.Nursery) -> tuple[AmendedRun, Peers]:
         """Find the run's manifest and its members, and open this node's services to them."""
         paths = self._config.paths
         if (sealed := stored_manifest(paths)) is None:
@@ -311,7 +324,7 @@ class Node:
             sealed.manifest.data.check_given(self._config.data)  # here too: the trainer takes long to import what it needs
         self._tell_started(sealed, mesh, http)
         self.emit(StateChanged("discovering", "the run's members"))
-        await mesh.enter(sealed, self._own_state)
+        run = await mesh.enter(sealed, self._own_state)
         context = Context.of(self._identity, sealed)
         exchanges = ExchangeService(context, mesh.dial, self._answerer, self._receipts, mesh.judge, self.emit)
         nursery.start_soon(exchanges.doubts.run)
@@ -325,7 +338,7 @@ class Node:
         mesh.serve(SNAPSHOT, containing_failures(self._pausing.pausable(donor.handle), self.emit))
         nursery.start_soon(keep_registry(mesh, self._identity, sealed, paths, self.emit).run)
         nursery.start_soon(keep_count(mesh, self._identity, sealed, paths, self._receipts, self.emit).run)
-        return sealed, peers
+        return run, peers
 
     def _tell_started(self, sealed: Sealed, mesh: Mesh, http: str) -> None:
         started = Started(self._identity.peer_id, sealed.run_id, sealed.manifest.name, mesh.addresses, http)
@@ -350,9 +363,11 @@ class Node:
             base=config.paths.base if sealed.manifest.base else None,
             base_bits=config.base_bits,
             clip_change=config.clip_change,
+            amendments=self._joined[0].raw if self._joined else b"",
+            number=self._own_state()[0].round,
         )
         return SessionSettings(
-            setup, sealed.manifest, config.paths.incoming, self._may_seed, config.checkpoint_every, config.grace
+            setup, sealed.manifest, config.paths.incoming, self._may_seed, config.checkpoint_every, config.grace, goal(sealed)
         )
 
     def _own_state(self) -> tuple[Standing, str]:

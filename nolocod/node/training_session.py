@@ -43,7 +43,7 @@ class TrainingSession:
         self, settings: SessionSettings, trainer: TrainerProcess, peers: Peers, pause_policy: PausePolicy, emit: Emit
     ) -> None:
         manifest, own = settings.manifest, PeerId(settings.setup.peer_id)
-        pace = LoopSettings(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, manifest.outer.rounds)
+        pace = LoopSettings(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, settings.goal)
         self.state: Literal["joining", "training", "finished"] = "joining"
         self.weights = Weights(settings, trainer, peers, emit)
         self.loop = OuterLoop(own, trainer, peers, pace, emit, peers.probation)

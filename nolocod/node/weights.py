@@ -71,6 +71,8 @@ class SessionSettings:
     """At the first outer step after this; None: 60 s, or longer for a large model (disk.rest_after)."""
     grace: float
     """How long a stop waits for an exchange under way."""
+    goal: int
+    """The round in which the run ends, as its owners have it now; 0 for never."""
 
 
 class Weights:

@@ -17,7 +17,7 @@ Reach = Literal["direct", "inbound", "punched", "relayed"]
 NatClass = Literal["public", "cone", "symmetric", "client"]
 """How others reach a node: directly; by hole punching; through relays only; not at all, it only dials out."""
 NodeState = Literal["starting", "discovering", "fetching", "loading", "training", "paused", "finished", "stopping"]
-PauseReason = Literal["owner", "hours", "battery", "metered", "used", "gpu", "heat", "power", "budget", "settings"]
+PauseReason = Literal["owner", "hours", "battery", "metered", "used", "gpu", "heat", "power", "budget", "settings", "run"]
 Outcome = Literal["committed", "aborted", "in_doubt", "busy", "refused", "unreachable"]
 """How an exchange, or the attempt to start one, ended."""
 
@@ -345,6 +345,13 @@ class Contributed(Event, frozen=True):
 
     own: Contribution | None
     others: tuple[Contribution, ...]
+
+
+class Amended(Event, frozen=True):
+    """The run's owners change it from round `at` of the whole model on; `what` in words."""
+
+    at: int
+    what: str
 
 
 class Troubled(Event, frozen=True):

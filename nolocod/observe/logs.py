@@ -211,6 +211,8 @@ class LogFollower:
                 _say(event, INFO, "new text to train on comes again, after %s", duration(event.seconds))
             case events.TextSupply():
                 _say(event, WARNING, "no new text to train on: %s; the last is trained on again", event.trouble)
+            case events.Amended():
+                _say(event, INFO, "the run's owners change it from round %d on: %s", event.at, event.what)
             case events.Troubled():
                 _say(event, WARNING, "%s %s", event.code, event.message)
 

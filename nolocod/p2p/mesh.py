@@ -26,6 +26,7 @@ from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.limits.connection_manager import KEPT, MEMBER, PARTNER, STRANGER, ConnectionLimits
 from nolocod.p2p.limits.rate_limits import NORMAL, Rate
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
+from nolocod.p2p.membership.amended import AmendedRun
 from nolocod.p2p.membership.gossip_service import GossipService
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat, new_life
 from nolocod.p2p.membership.peer_scoring import Conduct, Records, Reputation, conduct_of
@@ -168,8 +169,8 @@ class Mesh:
         terms = Terms(self._identity, parts.run_id, parts.timing.request)
         return await find_run(self._host, list(contacts.items()), terms, parts.timing.bootstrap, parts.emit)
 
-    async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> None:
-        """Become a member of the run: gossip, answer newcomers, look for others.
+    async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> AmendedRun:
+        """Become a member of the run: gossip, answer newcomers, look for others. Returned is the run as its owners amend it.
 
         `own` tells our standing and state ("joining", "training", "paused", "finished") for every heartbeat.
         Returns once a peer has us, or none could be reached in time. Raises VersionError or WrongRunError
@@ -196,18 +197,22 @@ class Mesh:
             reach=lambda: connectivity.kind, relays=lambda: connectivity.relays, admission=self._admission.shown,
             life=new_life(time.time(), parts.rng), phase=lambda: self._phase, name=parts.name,
         )  # fmt: skip
-        gossip = self._gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit)
+        run = AmendedRun(sealed, parts.paths.amendments, lambda: own()[0].round, parts.emit)
+        gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit, run)
+        self._gossip = gossip
         gossip.cloned, gossip.judge = self.cloned, self.judge
         connectivity.client.introduce = lambda relay: self._greet(gossip, relay, ())
         terms = Terms(self._identity, sealed.run_id, parts.timing.request)
         self._host.serve(INFO, partial(serve_info, terms=terms, sealed=sealed))
         self._host.serve(GOSSIP, gossip.handle, Rate(3 / parts.timing.heartbeat, NORMAL.burst))  # it asks somebody once a beat
-        discovery = Discovery(gossip, parts.bootstrap, self._book.recent, parts.rng, parts.timing, parts.emit)
+        discovery = Discovery(gossip, (*parts.bootstrap, *run.contacts), self._book.recent, parts.rng, parts.timing, parts.emit)
         ready = trio.Event()
         parts.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
+        parts.nursery.start_soon(run.run)
         await ready.wait()
         await discovery.enter()
         await self._save()
+        return run
 
     async def _run(self, gossip: GossipService, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
         with self._work:

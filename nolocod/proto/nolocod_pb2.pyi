@@ -655,7 +655,8 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 @_typing.final
 class Gossip(_message.Message):
     """`heartbeats` are serialised Envelopes; `answer` asks for the other's view. `revocations`: a serialised Sealed one.
-    `ages`: for each heartbeat, milliseconds since it was sealed, as its carriers measured.
+    `ages`: for each heartbeat, milliseconds since it was sealed, as its carriers measured. `amendments`: what the run's owners
+    changed of it (run/amendments.py).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -664,8 +665,10 @@ class Gossip(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     AGES_FIELD_NUMBER: _builtins.int
+    AMENDMENTS_FIELD_NUMBER: _builtins.int
     answer: _builtins.bool
     revocations: _builtins.bytes
+    amendments: _builtins.bytes
     @_builtins.property
     def heartbeats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -677,10 +680,11 @@ class Gossip(_message.Message):
         answer: _builtins.bool = ...,
         revocations: _builtins.bytes = ...,
         ages: _abc.Iterable[_builtins.int] | None = ...,
+        amendments: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "answer", b"answer", "heartbeats", b"heartbeats", "revocations", b"revocations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "amendments", b"amendments", "answer", b"answer", "heartbeats", b"heartbeats", "revocations", b"revocations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

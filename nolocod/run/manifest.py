@@ -18,12 +18,14 @@ from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError,
 from nolocod.identity import Identity, verify
 from nolocod.run.base import Base  # noqa: TC001 - msgspec reads the annotation at run time
 from nolocod.run.own import OWN, own_parameters
+from nolocod.run.owners import Owners  # noqa: TC001 - msgspec reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from nolocod.paths import DataDir
+    from nolocod.run.amendments import Change
 
 RunId = NewType("RunId", str)
 Codec = Literal["float32", "bfloat16", "modulo8"]
@@ -89,6 +91,11 @@ class Data(Section, frozen=True):
             raise ValueError('`data.dataset` belongs to `data.source = "hub"`, and only to it')
         if self.kind != "text" and (self.source in ("stdlib", "text") or self.documents == "joined"):
             raise ValueError(f'`data.kind = "{self.kind}"` needs records, apart: `data.source` = "jsonl", "parquet" or "hub"')
+
+    @property
+    def text(self) -> str:
+        """Which text it is, of those that a run may come to have."""
+        return f"{self.dataset}/{self.subset}/{self.split}/{self.field}"
 
     @property
     def from_node(self) -> bool:
@@ -263,6 +270,7 @@ class Manifest(Section, frozen=True):
     adapter: Adapter | None = None  # a table of its own
     access: Literal["open", "invited"] = "open"
     """Who may be a member: anybody, or whoever the owner invites (docs/private.md)."""
+    owners: Owners | None = None  # a table of its own
 
     def __post_init__(self) -> None:
         if self.is_own:
@@ -313,6 +321,8 @@ class Sealed:
     manifest: Manifest
     body: bytes
     signature: bytes
+    changes: tuple[Change, ...] = ()
+    """What its owners changed since, turns counted (run/amendments.py)."""
 
     @property
     def run_id(self) -> RunId:
@@ -326,7 +336,7 @@ def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
     owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
     said = msgspec.to_builtins(owned, order="deterministic")
-    for key in ("base", "adapter"):
+    for key in ("base", "adapter", "owners"):
         if said[key] is None:  # as every run before there was such a key
             del said[key]
     for section, unsaid in _UNSAID.items():

@@ -55,6 +55,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int
     optimizer_steps: int
     position: Position = Position()
+    text: str = ""
+    """Of which text that is (manifest: Data.text); empty in checkpoints of before."""
     partners: History = History()
     tensors: str = ""
     """BLAKE3 of the tensor file."""

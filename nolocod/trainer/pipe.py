@@ -46,6 +46,10 @@ class Setup(Message, frozen=True, kw_only=True):
     """In which the base beside an adapter lies: 16, 8 or 4."""
     clip_change: float | None = None
     """The longest |theta - phi| that one outer step takes along; None for any."""
+    amendments: bytes = b""
+    """What the run's owners changed (run/amendments.py); empty for nothing."""
+    number: int = 0
+    """The round in which the trainer begins, as far as the node knows: the run's data may be others then."""
 
 
 class Download(Message, frozen=True):

@@ -21,6 +21,7 @@ from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError, U
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
 from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
+from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Capture, Plan, Weights
@@ -122,7 +123,7 @@ class Replica:
         self.ages = [0] * len(plan.fragments)
         self.inner_steps = 0
         self.rate = 0.0
-        self._run_id = sealed.run_id
+        self._sealed = sealed
         self._rounding = torch.Generator().manual_seed(sealed.manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
         self._since_capture = 0  # ... and the inner steps taken since
@@ -146,7 +147,7 @@ class Replica:
 
     def step(self) -> None:
         """Take one inner step."""
-        self.rate = learning_rate(self.manifest, self.standing.round, self.steps_since_outer)
+        self.rate = learning_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
         self._inner.step(torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), self.rate)
@@ -206,7 +207,7 @@ class Replica:
 
     def recent_rate(self) -> float:
         """What the distance from partners follows (inner.py)."""
-        return recent_rate(self.manifest, self.standing.round, self.steps_since_outer)
+        return recent_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
 
     def write(self, outbox: Tensor) -> Description:
         """The second part; beside training."""
@@ -322,18 +323,18 @@ class Replica:
         if self._capture is not None:
             self._capture.take_back()
         state = checkpoint.State(
-            run_id=self._run_id,
+            run_id=self._sealed.run_id,
             peer_id=peer_id,
             standing=self.standing,
             ages=tuple(self.ages),
             inner_steps=self.inner_steps,
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
+            text=self.manifest.data.text,
             partners=self.clipping.history,
         )
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
-        tensors["rng.rounding"] = self._rounding.get_state()
-        tensors |= self.weights.codec_state()
+        tensors |= {"rng.rounding": self._rounding.get_state(), **self.weights.codec_state()}
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         return state, tensors | self.inner.moments()
@@ -356,7 +357,8 @@ class Replica:
         self.standing = state.standing
         self.ages = list(state.ages)
         self.inner_steps = state.inner_steps
-        self.source.seek(state.position)
+        if state.text in ("", self.manifest.data.text):  # its owners changed it since
+            self.source.seek(state.position)
         self.clipping.restore(state.partners)
 
     def adopt(self, path: Path, standing: Standing) -> None:
@@ -394,5 +396,5 @@ class Replica:
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Weights for newcomers, phi itself and no copy, and what the file says of them."""
-        metadata = {"format": "pt", "run_id": self._run_id, "round": str(self.standing.round)}
+        metadata = {"format": "pt", "run_id": self._sealed.run_id, "round": str(self.standing.round)}
         return dict(self.layout.split(self.phi)), metadata

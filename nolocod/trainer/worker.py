@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
 from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead
 from nolocod.outer.phase import is_part
-from nolocod.run.manifest import unseal
+from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.duty import Duty
@@ -281,7 +281,7 @@ class Worker:
             if isinstance(self._replica.source, Prefetched):
                 self._replica.source.close()
         self._replica, self._boxes, self._files, self._training, self._held = None, None, None, False, {}
-        sealed = unseal(setup.manifest)
+        sealed = unseal_amended(setup.manifest, setup.amendments, setup.number)
         replica = self._open(setup, sealed)
         replica.clip_change = setup.clip_change
         found = checkpoint.find(setup.checkpoints, sealed.run_id)

@@ -24,6 +24,7 @@ from nolocod.p2p.exchange.recent_receipts import RecentReceipts
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.membership.admission import Admission, InvitedAdmission
+from nolocod.p2p.membership.amended import AmendedRun
 from nolocod.p2p.membership.gossip import Gossip
 from nolocod.p2p.membership.heartbeat import WATCHING, OwnHeartbeat
 from nolocod.p2p.membership.table import Membership
@@ -103,7 +104,8 @@ class Observer:
         nothing = Standing(0, 0, 0.0)
         shown = self._admission.shown
         self._heartbeat = OwnHeartbeat(seeker.identity, sealed.run_id, lambda: (nothing, WATCHING), tuple, admission=shown)
-        self._gossip = Gossip(self._table, self._heartbeat, rng)
+        self.amended = AmendedRun(sealed, None, lambda: 0, seeker.emit)
+        self._gossip = Gossip(self._table, self._heartbeat, rng, self.amended)
         self._terms = Terms(seeker.identity, sealed.run_id, TIMING.request)
         self._rng = rng
         self._receipts = RecentReceipts(sealed.run_id)

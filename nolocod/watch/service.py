@@ -22,6 +22,7 @@ from nolocod.observe.status.access import PageAccess, is_loopback, make_token, r
 from nolocod.observe.status.server import serve_http
 from nolocod.p2p.transport.multiaddrs import split, via
 from nolocod.run import credentials
+from nolocod.run.amendments import goal
 from nolocod.run.invitations import unchecked
 from nolocod.run.manifest import RunId
 from nolocod.watch.observer import Observer, open_seeker
@@ -97,7 +98,6 @@ async def _serve(config: WatchConfig, emit: Emit, tell: Callable[[Sealed, str], 
         state.restore(history)
         http = await nursery.start(serve_http, config.http, RunPages(state), access_of(config))
         tell(sealed, http)
-        del sealed  # its tokenizer may be megabytes
         gc.collect()
         gc.freeze()
         nursery.start_soon(observer.run)
@@ -128,7 +128,7 @@ async def report_once(mesh: MeshSettings, emit: Emit) -> RunReport:
 
 async def _look(state: RunState, observer: Observer) -> None:
     while True:
-        state.look(observer.live(), observer.contributions(), observer.exchanges())
+        state.look(observer.live(), observer.contributions(), observer.exchanges(), goal(observer.amended.sealed))
         await trio.sleep(_LOOK_EVERY)
 
 

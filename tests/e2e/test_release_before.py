@@ -116,8 +116,52 @@ def test_an_old_founder_and_a_new_joiner_pair_and_this_release_goes_on_in_the_ol
     assert len(receipts(old)) == held
 
 
-def test_a_new_founder_and_an_old_joiner_pair(swarm: Swarm, release_before: Path) -> None:
+def amend(daemon: Daemon, *arguments: str) -> None:
+    """`nolocod amend`, by the owner of the run."""
+    command = [sys.executable, "-m", "nolocod", "amend", "--data-dir", str(daemon.paths.root), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=ENOUGH, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_amendment_reaches_all_and_one_that_was_away_beside_the_release_before(swarm: Swarm, release_before: Path) -> None:
+    """Four nodes of this release, of which one is not there when the run is amended, and one of the release before throughout:
+    it knows no amendments, and pairs with the others all the same."""
     new = found(swarm, None)
     old = join(swarm, new, release_before)
+    nodes = [*swarm.joined_by(new, 3)]
+    swarm.wait_paired(nodes, 1)
+    away = nodes[-1]
+    swarm.stop(away)
+
+    report = new.report
+    assert report is not None
+    begins = report.round + 30
+    amend(new, "--at", str(begins), "--learning-rate", "0.00012", "--note", "we go on slowly")
+    seen: list[tuple[int, float]] = []
+
+    def reached() -> bool:
+        reports = [said for node in nodes if node.process is not None and (said := node.report) is not None]
+        seen.extend((one.round, one.learning_rate) for one in reports if one.state == "training" and one.learning_rate)
+        return len(reports) == len(nodes) and all(one.round > begins + 12 for one in reports)
+
+    swarm.wait("three know of it", lambda: all((said := node.report) and said.amended for node in nodes[:-1]))
+    away.run("start")
+    swarm.wait(f"all are past round {begins}", reached)
+    swarm.wait_paired([*nodes, old], 2)
+    assert reached()
+    assert {rate for number, rate in seen if number < begins - 1} <= {0.001}
+    assert {rate for number, rate in seen if number > begins + 10} == {0.00012}
+    assert all((said := node.report) and said.amended == (f"from round {begins} on: learning rate 0.00012: we go on slowly",)
+               for node in nodes)  # fmt: skip
+
+    report = new.report
+    assert report is not None
+    ends = report.round + 30
+    amend(new, "--at", str(ends), "--end")
+    swarm.wait(f"all end at round {ends}", lambda: all((said := node.report) and said.state == "finished" for node in nodes))
+    assert all((said := node.report) and said.round >= ends for node in nodes)
+    last = old.report
+    assert last is not None
+    assert last.state == "training", "it goes on alone"
     swarm.stop(new, old)
     assert_agreed(new, old)

@@ -31,16 +31,18 @@ from nolocod.node.peers import CurrentLoop, Peers
 from nolocod.node.settings import Settings
 from nolocod.observe.events import Checkpointed, Emit, Event, ExchangeEnded, OuterStep, Paused, Resumed, StateChanged, Troubled
 from nolocod.outer.loop import LoopSettings, OuterLoop
+from nolocod.p2p.membership.amended import AmendedRun
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing
-from nolocod.run.manifest import Data, Inner, Manifest, seal
+from nolocod.run.amendments import Change, propose
+from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
 from nolocod.units import Hours
 from tests.support.stand_ins import PHASE, StandInTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Callable, Collection
     from pathlib import Path
 
 
@@ -62,8 +64,11 @@ class StandInMesh:
         self.cloned = trio.Event()
         self.expected = 0
         self.handlers: dict[str, Any] = {}
+        self.run: AmendedRun | None = None
 
-    async def enter(self, *_: object) -> None: ...
+    async def enter(self, sealed: Sealed, own: Callable[[], tuple[Standing, str]]) -> AmendedRun:
+        self.run = AmendedRun(sealed, None, lambda: own()[0].round, lambda _: None)
+        return self.run
 
     async def dial(self, *_: object) -> None: ...
 
@@ -667,6 +672,40 @@ async def test_what_a_trainer_is_told_once_is_set_by_starting_it_anew(
         scene.node.guest.change({"duty": ""})
         await trio.sleep(5)
         assert (scene.trainers[1].share, len(scene.trainers)) == (1.0, 2), "a share takes no new trainer"
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_the_runs_owners_change_is_told_to_a_new_trainer_and_they_may_have_all_wait(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    owner = Identity.from_secret(b"o" * 32)
+    told: list[bytes] = []
+
+    async def load(self: StandInTrainer, setup: Setup) -> Loaded:
+        told.append(setup.amendments)
+        return await loaded(self, setup)
+
+    loaded = StandInTrainer.load
+    monkeypatch.setattr(StandInTrainer, "load", load)
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        nursery.start_soon(scene.run)
+        await trio.sleep(PHASE + 1)
+        run = scene.mesh.run
+        assert run is not None
+        changes = [Change(at=500, learning_rate=1e-4)]
+        run.learn(first := propose(run.sealed, 1, changes, owner))
+        await trio.sleep(5)
+        assert told == [b"", first], "well before it counts"
+        run.learn(second := propose(run.sealed, 2, [Change(at=0, paused=True, note="tea"), *changes], owner))
+        await trio.sleep(5)
+        assert scene.node._own_state()[1] == "paused"
+        assert scene.told(Paused)[-1] == Paused("run", "the run's owner has it wait: tea", None)
+        on = [Change(at=0, paused=True, note="tea"), Change(at=0, paused=False), *changes]
+        run.learn(third := propose(run.sealed, 3, on, owner))
+        await trio.sleep(5)
+        assert scene.node._own_state()[1] == "training"
+        assert [raw for raw in told if raw != second] == [b"", first, third]
         nursery.cancel_scope.cancel()
 
 

@@ -16,6 +16,7 @@ from nolocod.identity import PeerId
 from nolocod.observe import logs
 from nolocod.observe.events import (
     Allowed,
+    Amended,
     Checkpointed,
     DoubtSettled,
     Eased,
@@ -61,6 +62,7 @@ state_changed: state waiting_for
 weights_loaded: round source
 inner_steps: steps tokens loss learning_rate seconds
 evaluated: round loss seconds
+amended: at what
 exchange_started: partner initiator
 exchange_ended: partner session initiator outcome sent received seconds error reason
 doubt_settled: partner session committed
@@ -176,6 +178,7 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
             TextSupply("the hub is gone", 0.0),
             "warning no new text to train on: the hub is gone; the last is trained on again",
         ),
+        (Amended(40, "rounds 60"), "info the run's owners change it from round 40 on: rounds 60"),
         (MicroBatch(4, 64), "info 4 of a step's 64 windows are computed at once: memory takes no more"),
         (SamplesRead(9, 2, 1), "info of 9 samples 1 are left out, and 2 are cut to the length of a window"),
         (TextSupply("", 90.0), "info new text to train on comes again, after 90 s"),

@@ -17,6 +17,7 @@ from nolocod.observe import events
 from nolocod.observe.events import (
     MADE_ROOM,
     Allowed,
+    Amended,
     Checkpointed,
     Contributed,
     DoubtSettled,
@@ -82,6 +83,7 @@ ONE_OF_EACH: list[Event] = [
     WeightsServed(BOB, 300, 1.0, whole=True),
     WeightsComing(BOB, 200, 400),
     WeightsFetched(BOB, 4, 400, 2.0),
+    Amended(40, "rounds 60"),
     Troubled("NLC-202", "no byte in 30 s."),
     Allowed(2_500_000, None, 200_000_000_000, ("22:00-07:00",), on_battery=False),
     Eased(0.75, "--max-temperature asks for it", 81.0),

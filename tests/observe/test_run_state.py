@@ -50,6 +50,13 @@ def test_figures_are_medians_and_sums() -> None:
     assert report.reachable["public"] == 10
 
 
+def test_the_goal_is_what_the_runs_owners_made_it() -> None:
+    state = RunState(a_run(1000), Clock())
+    assert state.report.rounds == 1000
+    state.look(swarm(0), goal=400)
+    assert (state.report.rounds, state.report.progress) == (400, 0.1)
+
+
 def test_what_was_given_goes_on_over_restarts_of_an_observer(tmp_path: Path) -> None:
     state = RunState(a_run(), Clock())
     pair = (peer(0), peer(1), 5.0)

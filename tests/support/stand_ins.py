@@ -272,7 +272,7 @@ class Scene:
         setup = Setup(
             manifest=b"", peer_id=OWN, data=None, device="cpu", threads=1, checkpoints=paths.checkpoints, cache=paths.cache
         )
-        settings = SessionSettings(setup, manifest, paths.incoming, may_seed, checkpoint_every=every, grace=GRACE)
+        settings = SessionSettings(setup, manifest, paths.incoming, may_seed, checkpoint_every=every, grace=GRACE, goal=goal)
         trainer, peers = cast("TrainerProcess", self.trainer), cast("Peers", self.swarm)
         self.session = TrainingSession(settings, trainer, peers, self.pause_policy, self.emit)
         self.weights = self.session.weights

@@ -108,8 +108,10 @@ class RunState:
         members: Sequence[Member],
         given: Iterable[Contribution] = (),
         exchanges: Sequence[tuple[PeerId, PeerId, float]] = (),
+        goal: int | None = None,
     ) -> None:
-        """Make a new report of the live `members`, of what was given since this observer began, and of late exchanges."""
+        """Make a new report of the live `members`, of what was given since this observer began, and of late exchanges; `goal`
+        is the run's, where its owners changed it."""
         now = self.clock()
         self._watched = {one.peer_id: self._watched.get(one.peer_id, Watched()) for one in members}
         for one in members:
@@ -129,9 +131,10 @@ class RunState:
         if losses and (not self._curve.points or number > self._curve.points[-1][0]):
             self._curve.add(number, statistics.median(losses))
         self._given = [one for one in _together(self._before, given) if one.tokens]
-        goal = self._base.rounds
+        goal = self._base.rounds if goal is None else goal
         self._base = msgspec.structs.replace(
             self._base,
+            rounds=goal,
             watched=now - self._began,
             states=_counts((one.state for one in members), STATES, "other"),
             reachable=_counts((one.nat or "unknown" for one in members), REACHABLE, "unknown"),

@@ -170,6 +170,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The last 20, newest first."""
     checkpoint_round: int | None = None
     checkpoint_age: float | None = None
+    amended: tuple[str, ...] = ()
+    """What the run's owners changed of it lately, in words."""
     text_trouble: str = ""
     """Why no new text to train on comes, and the last is trained on again; empty while it comes."""
     peers: tuple[PeerRow, ...] = ()

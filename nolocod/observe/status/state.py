@@ -86,6 +86,8 @@ class StatusState:
                 self._set(given=event.own, contributors=event.others)
             case events.TextSupply():
                 self._set(text_trouble=event.trouble)
+            case events.Amended():
+                self._set(amended=(*self._report.amended, f"from round {event.at} on: {event.what}")[-_KEPT:])
             case events.Troubled():
                 entry = CATALOGUE.get(event.code)
                 title, remedy = (entry.title, entry.remedy) if entry else ("", "")

@@ -134,6 +134,7 @@ def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> Ren
         f"{_count(report.tokens_per_second)} tokens/s",
         "loss": f"{loss_text(report.loss)}, validation {loss_text(report.validation_loss)}{first}",
         **({"text": f"no new one: {report.text_trouble}"} if report.text_trouble else {}),
+        **({"amended": report.amended[-1]} if report.amended else {}),
         **_course(report.curve),
         "outer": f"{report.outer_paired} paired, {report.outer_solo} solo",
         "exchanges": (outcomes or "none yet")

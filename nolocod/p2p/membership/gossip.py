@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from nolocod.identity import PeerId
+    from nolocod.p2p.membership.amended import AmendedRun
     from nolocod.p2p.membership.heartbeat import OwnHeartbeat
     from nolocod.p2p.membership.table import Membership
 
@@ -60,8 +61,12 @@ class Heard:
 class Gossip:
     """Speaks and listens for one node, and keeps `table` up to date."""
 
-    def __init__(self, table: Membership, own_heartbeat: OwnHeartbeat, rng: random.Random) -> None:
+    def __init__(
+        self, table: Membership, own_heartbeat: OwnHeartbeat, rng: random.Random, amended: AmendedRun | None = None
+    ) -> None:
+        """`amended`: what the run's owners changed of it; None where nobody does, as in the simulator."""
         self._table = table
+        self._amended = amended
         self._own_heartbeat = own_heartbeat
         table.in_our_name = own_heartbeat.hear
         self._rng = rng
@@ -143,6 +148,7 @@ class Gossip:
             ages=[math.ceil(age * 1000) for _, age in view],  # nobody grows younger on the way
             answer=answer,
             revocations=self._table.admission.revocations,
+            amendments=self._amended.raw if self._amended else b"",
         )
 
     def learn(self, source: PeerId, message: pb.Gossip, now: float) -> Heard:
@@ -181,6 +187,7 @@ class Gossip:
                 heard.newcomers.append(change.peer_id)
                 self._brought[source] += 1
         self._learn_revocations(message.revocations, heard)
+        self._learn_amendments(message.amendments, heard)
         newcomers = [peer for peer in heard.newcomers if peer in table and peer != source]
         # this view had next to nobody of ours: it is of another part of the mesh
         if settled and before >= 2 and len(heard.newcomers) >= 2 and looked_at - len(heard.newcomers) <= looked_at / 16:
@@ -203,6 +210,13 @@ class Gossip:
         try:
             if self._table.admission.learn(raw):
                 heard.changes += self._table.review(self._own_heartbeat.clock())
+        except RemoteError:
+            heard.faults += 1
+
+    def _learn_amendments(self, raw: bytes, heard: Heard) -> None:
+        try:
+            if self._amended is not None:
+                self._amended.learn(raw)
         except RemoteError:
             heard.faults += 1
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
     from nolocod.p2p.host import Host
+    from nolocod.p2p.membership.amended import AmendedRun
     from nolocod.p2p.membership.heartbeat import OwnHeartbeat
     from nolocod.p2p.membership.table import Membership
     from nolocod.p2p.timing import Timing
@@ -40,11 +41,12 @@ class GossipService:
     """Speaks for this node and keeps `table` up to date. `run` does the work, `contact` adds a peer to it."""
 
     def __init__(
-        self, host: Host, table: Membership, own_heartbeat: OwnHeartbeat, rng: random.Random, timing: Timing, emit: Emit
-    ) -> None:
+        self, host: Host, table: Membership, own_heartbeat: OwnHeartbeat, rng: random.Random, timing: Timing, emit: Emit,
+        amended: AmendedRun | None = None,
+    ) -> None:  # fmt: skip
         self._host = host
         self._table = table
-        self._gossip = Gossip(table, own_heartbeat, rng)
+        self._gossip = Gossip(table, own_heartbeat, rng, amended)
         self._own_heartbeat = own_heartbeat
         self._emit = emit
         self.cloned = trio.Event()

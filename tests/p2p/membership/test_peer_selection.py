@@ -354,7 +354,10 @@ def test_in_a_large_run_an_hour_that_is_not_theirs_is_not_taken_though_nobody_el
 def test_who_would_say_no_since_its_hour_is_over_or_not_begun_by_its_own_round_is_drawn_after_all_others() -> None:
     """Of 48 nodes one lost 111 s of two phases so: 14 partners said "others come first"."""
     own = Standing(40, 0, 0.0)
-    drawing, ahead = selection(), [replace(spoken_to(f"p{number}"), lead=3, standing=Standing(43, 0, 0.0)) for number in range(200)]
+    drawing, ahead = (
+        selection(),
+        [replace(spoken_to(f"p{number}"), lead=3, standing=Standing(43, 0, 0.0)) for number in range(200)],
+    )
     drawing.size = lambda: (200, 0)
     ours = [one for one in ahead if meet(US, one.peer_id, own.round, 200)]
     both = [one for one in ours if meet(US, one.peer_id, own.round + 3, 200)]

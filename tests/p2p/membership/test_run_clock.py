@@ -40,7 +40,9 @@ def test_a_liar_takes_nobody_further_than_the_verified_are() -> None:
 
 @pytest.mark.parametrize("lie", [14, 1000])
 def test_a_third_that_are_always_ahead_take_nobody_with_them_step_by_step(lie: int) -> None:
-    honest = [replace(member(f"p{number}", round=round), verified=True) for number, round in enumerate((8, 9, 9, 10, 10, 11, 12))]
+    honest = [
+        replace(member(f"p{number}", round=round), verified=True) for number, round in enumerate((8, 9, 9, 10, 10, 11, 12))
+    ]
     liars = [replace(member(f"liar {number}", round=lie), verified=True) for number in range(3)]
     alone = PeerId("this one, which steps alone")
     assert believed_round(honest, 60.0, alone, 8) == 9

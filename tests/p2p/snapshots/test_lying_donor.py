@@ -159,7 +159,7 @@ async def load_as_newcomer(
         checkpoints=paths.checkpoints,
         cache=paths.cache,
     )
-    settings = SessionSettings(setup, run.manifest, paths.incoming, may_seed=False, checkpoint_every=60.0, grace=1.0)
+    settings = SessionSettings(setup, run.manifest, paths.incoming, may_seed=False, checkpoint_every=60.0, grace=1.0, goal=0)
     trainer = Trainer(make_replica(newcomer.run, newcomer.folder, "newcomer")) if own is None else Trainer(own, "checkpoint")
     await Weights(settings, cast("TrainerProcess", trainer), peers, emit).load()
     return {name: tensor.clone() for name, tensor in trainer.replica.layout.split(trainer.replica.phi)}
