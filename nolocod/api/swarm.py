@@ -21,7 +21,8 @@ from nolocod.errors import CATALOGUE, DaemonEndedError, RunFileError, UsageError
 from nolocod.node import data_directory
 from nolocod.observe.status import client
 from nolocod.paths import DataDir
-from nolocod.run.manifest import Manifest, checked, unseal
+from nolocod.run.amendments import goal, unseal_amended
+from nolocod.run.manifest import Manifest, checked
 from nolocod.run.own import own_model
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.child_end import ChildEnd
@@ -115,7 +116,7 @@ class Swarm:
         except BaseException:
             self.close()
             raise
-        self._sealed: Sealed = unseal(setup.manifest)
+        self._sealed: Sealed = unseal_amended(setup.manifest, setup.amendments, setup.number)
         self._base = setup.base
 
     def model(self) -> torch.nn.Module:
@@ -148,7 +149,7 @@ class Swarm:
     @property
     def finished(self) -> bool:
         """The run's goal (`outer.rounds`) is reached: steps that follow are this process's alone."""
-        return 0 < self._sealed.manifest.outer.rounds <= self.round
+        return 0 < goal(self._sealed) <= self.round
 
     def begin(self, make: Callable[[Sealed, Path | None], OwnReplica]) -> OwnReplica:
         """For NoLoCo: have the replica made, and wait until its weights are the run's and training is due."""

@@ -55,7 +55,7 @@ from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.snapshots.server import Donor
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Standing
-from nolocod.run.amendments import at, goal, obstacle
+from nolocod.run.amendments import for_trainers, goal, obstacle
 from nolocod.run.manifest import stored_manifest
 from nolocod.trainer.attached import attach_trainer
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
@@ -187,7 +187,7 @@ class Node:
     def _wanted(self) -> tuple[object, ...]:
         """How a trainer is to compute, by this node's owner and by the run's."""
         run = self._joined[0] if self._joined else None
-        return *self._limits.now.of_trainer, *((run.raw, at(run.sealed, self._own_state()[0].round).data) if run else ())
+        return *self._limits.now.of_trainer, *(for_trainers(run.sealed, self._own_state()[0].round) if run else ())
 
     def _owners_pause(self) -> Paused | None:
         """A check whether the run's owners have it wait, or need another release."""

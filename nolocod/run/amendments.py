@@ -256,6 +256,13 @@ def goal(sealed: Sealed) -> int:
     return 0
 
 
+def for_trainers(sealed: Sealed, number: int) -> tuple[object, ...]:
+    """What a trainer has to be told of the changes, in round `number`: one that was told otherwise starts anew."""
+    keys = "at", "rounds", "learning_rate", "schedule"
+    said = [tuple(getattr(one, key) for key in keys) for one in sealed.changes]
+    return *(one for one in said if any(value is not None for value in one[1:])), at(sealed, number).data.text
+
+
 def obstacle(sealed: Sealed, number: int) -> str:
     """Why no node, or none of this release, trains in round `number`; empty if nothing speaks against it."""
     force = [one for one in sealed.changes if one.at <= number]

@@ -705,7 +705,7 @@ async def test_what_the_runs_owners_change_is_told_to_a_new_trainer_and_they_may
         run.learn(third := propose(run.sealed, 3, on, owner))
         await trio.sleep(5)
         assert scene.node._own_state()[1] == "training"
-        assert [raw for raw in told if raw != second] == [b"", first, third]
+        assert [raw for raw in told if raw != second] == [b"", first, third], "the pause ended the trainer"
         nursery.cancel_scope.cancel()
 
 

@@ -200,6 +200,15 @@ def test_a_trainer_begins_with_the_text_of_its_round() -> None:
     assert amendments.unseal_amended(run.to_bytes(), b"", 9) == run
 
 
+def test_trainers_start_anew_for_what_they_do_otherwise_and_for_nothing_else() -> None:
+    run, plain = a_run(data=Data(source="hub", dataset="a/b")), Change(at=5, note="tea", paused=False, release="0", bootstrap=("x",))
+    assert amendments.for_trainers(changed(run, plain), 9) == amendments.for_trainers(run, 9)
+    others = Change(at=5, rounds=0), Change(at=5, learning_rate=1e-4), Change(at=5, schedule="cosine"), Change(at=5, split="x")
+    told = [amendments.for_trainers(changed(run, plain, one), 9) for one in others]
+    assert len({*told, amendments.for_trainers(run, 9)}) == 5
+    assert amendments.for_trainers(changed(run, others[3]), 4) == amendments.for_trainers(run, 4), "its text comes later"
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_amendment_or_our_error(raw: bytes) -> None:
     with pytest.raises((ProtocolError, SignatureError)):
