@@ -13,6 +13,7 @@ from nolocod.commands import (
     amend,
     contributions,
     identity,
+    installation,
     model,
     node,
     receipts,
@@ -20,6 +21,7 @@ from nolocod.commands import (
     run,
     simulate,
     study,
+    up,
     watch,
 )
 from nolocod.errors import NolocodError, UsageError, first_error
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
     parser.set_defaults(command=None)
     commands = Commands.of(parser)
-    for subject in (run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate):
+    for subject in (up, run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate):
         subject.add_to(commands)
+    installation.add_to(commands, parser)
     return parser

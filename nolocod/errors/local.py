@@ -153,6 +153,12 @@ class SettingError(LocalError):
     entry = listed("NLC-171", "setting not valid", "See `nolocod set --help`.", 2)
 
 
+class ServiceError(LocalError):
+    entry = listed(
+        "NLC-172", "service manager refused", "Start the node with `nolocod join`, or mend the manager and try again."
+    )
+
+
 class NotRunningError(LocalError):
     entry = listed("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 

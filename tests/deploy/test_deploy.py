@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nolocod.cli import _parser
-from nolocod.commands.node import _node_config
+from nolocod.commands.node import node_config
 from nolocod.node.config import NodeConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -28,7 +28,7 @@ def validate(resource: dict[str, Any]) -> None:
 
 def configured(arguments: list[str]) -> NodeConfig:
     """What the daemon makes of a command line."""
-    return _node_config(_parser().parse_args(arguments))
+    return node_config(_parser().parse_args(arguments))
 
 
 @pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: str(resource["kind"]))
