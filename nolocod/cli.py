@@ -24,7 +24,7 @@ from nolocod.commands import (
     up,
     watch,
 )
-from nolocod.errors import NolocodError, UsageError, first_error
+from nolocod.errors import NolocodError, NoTorchError, UsageError, first_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (leaf := _find(group)) is None:
             raise
         _fail(leaf)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail(NoTorchError("this command needs it."))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `nolocod status | head`

@@ -45,7 +45,15 @@ def add_to(commands: Commands, parser: ArgumentParser) -> None:
 def _complete(parser: ArgumentParser, options: Namespace) -> None:
     import shtab
 
-    print(shtab.complete(parser, options.shell))
+    def with_files(parser: ArgumentParser) -> ArgumentParser:
+        for action in parser._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's own way to be told
+            elif isinstance(action.choices, dict):
+                list(map(with_files, action.choices.values()))
+        return parser
+
+    print(shtab.complete(with_files(parser), options.shell))
 
 
 def _update(options: Namespace) -> None:

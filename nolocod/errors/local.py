@@ -258,4 +258,9 @@ class DaemonEndedError(LocalError):
 
 
 class NoTorchError(LocalError):
-    entry = listed("NLC-183", "torch not installed", "Install torch for this Python.")
+    entry = listed(
+        "NLC-183",
+        "torch not installed",
+        "Install its build for this machine: `pip install torch` with an NVIDIA GPU or a Mac, else the one that "
+        "https://pytorch.org/get-started/locally/ shows for Pip and CPU, or 3 GB for GPUs come along.",
+    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[2]
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\s+|$)')
 
 
@@ -56,3 +55,36 @@ def windows_words(line: str) -> list[str]:
         else:
             word, started, at = word + line[at], True, at + 1
     return [*found, word] if started else found
+
+
+_SYSTEMCTL = """\
+#!{python}
+import os, signal, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.support.service_managers import words_of_unit
+
+word, *rest = sys.argv[2:]  # behind --user
+unit, pid = Path(os.environ["XDG_CONFIG_HOME"]) / "systemd/user" / (rest or [""])[-1], Path({folder!r}) / "pid"
+if pid.exists() and (word == "restart" or "--now" in rest):
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+    while Path("/proc/" + pid.read_text()).exists():
+        signal.sigtimedwait([], 0.1)
+    pid.unlink()
+if word == "restart":
+    with open(Path({folder!r}) / "journal", "ab") as journal:
+        line = ["setsid", "--fork", "sh", "-c", 'echo $$ >"$0"; exec "$@"', pid, *words_of_unit(unit.read_text())]
+        subprocess.run(line, stdin=subprocess.DEVNULL, stdout=journal, stderr=journal, check=True)
+    while not (pid.exists() and pid.read_text().strip()):
+        signal.sigtimedwait([], 0.05)
+    pid.write_text(pid.read_text().strip())
+"""
+"""Starts and stops one unit's command, as systemd would: tests run where no systemd does."""
+
+
+def systemctl(folder: Path) -> Path:
+    """A stand-in for it in `folder`; a file `pid` there tells what it started, `journal` what that said."""
+    path = folder / "systemctl"
+    path.write_text(_SYSTEMCTL.format(python=sys.executable, root=str(ROOT), folder=str(folder)))
+    path.chmod(0o755)
+    return path
