@@ -22,17 +22,12 @@ def add_to(commands: Commands) -> None:
     own = commands.add_here("id", _id, "Print this node's peer id. Makes an identity if there is none.", "nolocod id")
     own.add_argument("--json", action="store_true", help="print one JSON object")
     below = Commands.of(own, here=True)
-    backup = below.add_here(
-        "backup", _backup, "Write this node's identity to a file that a passphrase protects.", "nolocod id backup node.backup"
-    )
+    about = "Write this node's identity to a file that a passphrase protects."
+    backup = below.add_here("backup", _backup, about, "nolocod id backup node.backup")
     backup.add_argument("file", type=Path, metavar="FILE")
     backup.add_argument("--no-passphrase", action="store_true", help="do not encrypt: whoever reads the file is this node")
-    restore = below.add_here(
-        "restore",
-        _restore,
-        "Restore an identity from a backup. Never overwrites another identity.",
-        "nolocod id restore node.backup",
-    )
+    about = "Restore an identity from a backup. Never overwrites another identity."
+    restore = below.add_here("restore", _restore, about, "nolocod id restore node.backup")
     restore.add_argument("file", type=Path, metavar="FILE")
 
 

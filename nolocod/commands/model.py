@@ -27,20 +27,12 @@ _WHOLE = "AutoModelForCausalLM.from_pretrained("
 
 def add_to(commands: Commands) -> None:
     """export, eval, generate."""
-    export = commands.add_here(
-        "export",
-        _export,
-        "Write the last checkpoint for `from_pretrained`, of transformers or of peft.",
-        "nolocod export model/",
-    )
+    about = "Write the last checkpoint for `from_pretrained`, of transformers or of peft."
+    export = commands.add_here("export", _export, about, "nolocod export model/")
     export.add_argument("into", type=Path, metavar="DIR", help="the folder to write")
     export.add_argument("--merged", action="store_true", help="write the whole model, with the run's adapter added to it")
-    evaluate = commands.add_here(
-        "eval",
-        _eval,
-        "Print the held-out loss of the last checkpoint, or what it does in tasks.",
-        "nolocod eval --tasks hellaswag --limit 100",
-    )
+    about = "Print the held-out loss of the last checkpoint, or what it does in tasks."
+    evaluate = commands.add_here("eval", _eval, about, "nolocod eval --tasks hellaswag --limit 100")
     evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
     evaluate.add_argument("--tasks", default="", metavar="NAME,…", help="tasks of lm-eval, such as hellaswag,arc_easy")
     evaluate.add_argument(
@@ -53,9 +45,8 @@ def add_to(commands: Commands) -> None:
     evaluate.add_argument("--device", default="cpu", metavar="NAME", help="for tasks and texts (%(default)s)")
     evaluate.add_argument("--into", type=Path, metavar="DIR", help="write eval.json and eval.md there")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    generate = commands.add_here(
-        "generate", _generate, "Write text with the last checkpoint.", "nolocod generate 'def ' --tokens 50"
-    )
+    about = "Write text with the last checkpoint."
+    generate = commands.add_here("generate", _generate, about, "nolocod generate 'def ' --tokens 50")
     generate.add_argument("prompt", nargs="?", default="\n", help="the text to begin with")
     generate.add_argument("--tokens", type=int, default=200, metavar="N", help="how many tokens to write (%(default)s)")
     generate.add_argument(

@@ -36,40 +36,21 @@ _AS_GIVEN = (
 
 def add_to(commands: Commands) -> None:
     """start, join, status, set, doctor."""
-    _node_options(
-        commands.add_here(
-            "start",
-            _start,
-            "Start a node of the run in its data directory, from its last checkpoint if there is one.",
-            "nolocod start --data texts/ --listen 0.0.0.0:4001",
-        )
-    )
-    join = commands.add_here(
-        "join",
-        _join,
-        "Join a run through any of its nodes. Later starts need no address.",
-        "nolocod join verse --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
-    )
+    about = "Start a node of the run in its data directory, from its last checkpoint if there is one."
+    _node_options(commands.add_here("start", _start, about, "nolocod start --data texts/ --listen 0.0.0.0:4001"))
+    about = "Join a run through any of its nodes. Later starts need no address."
+    join = commands.add_here("join", _join, about, "nolocod join verse --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     join_options(join)
-    status = commands.add_here(
-        "status", _status, "Show what a running node does, and what it waits for.", "nolocod status --watch"
-    )
+    about = "Show what a running node does, and what it waits for."
+    status = commands.add_here("status", _status, about, "nolocod status --watch")
     status.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: one per line)")
-    change = commands.add_here(
-        "set",
-        _set,
-        "Change what a running node may use of this machine, and when. It holds over restarts; KEY= brings the flag back.",
-        "nolocod set duty=50% max-temperature=80 pause-when-used=10m",
-    )
+    about = "Change what a running node may use of this machine, and when. It holds over restarts; KEY= brings the flag back."
+    change = commands.add_here("set", _set, about, "nolocod set duty=50% max-temperature=80 pause-when-used=10m")
     change.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"of {', '.join(KEYS)}; none shows what counts")
     change.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor = commands.add_here(
-        "doctor",
-        _doctor,
-        "Find out what keeps this machine from joining a run. It changes nothing.",
-        "nolocod doctor --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
-    )
+    about = "Find out what keeps this machine from joining a run. It changes nothing."
+    doctor = commands.add_here("doctor", _doctor, about, "nolocod doctor --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     _reach_options(doctor)
     _training_options(doctor)
     doctor.add_argument("--json", action="store_true", help="print one JSON object")

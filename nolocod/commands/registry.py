@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """announce, runs."""
-    announce = commands.add_here(
-        "announce",
-        _announce,
-        "Announce the run of this data directory, so that others find it by its name. Its owner can do that.",
-        'nolocod announce --description "Verse, small, for anybody" --licence Apache-2.0 --contact me@example.org',
-    )
+    about = "Announce the run of this data directory, so that others find it by its name. Its owner can do that."
+    example = 'nolocod announce --description "Verse, small, for anybody" --licence Apache-2.0 --contact me@example.org'
+    announce = commands.add_here("announce", _announce, about, example)
     add = announce.add_argument
     add("--description", default="", metavar="TEXT", help="what the run is for, in a sentence or two")
     add("--licence", default="", metavar="NAME", help="of the weights")
@@ -48,12 +45,8 @@ def add_to(commands: Commands) -> None:
     add("--withdraw", action="store_true", help="take the announcement back")
     bootstrap_option(announce, "tell this node too, of any run: a run with its first node only is known to nobody; repeatable")
     add("--json", action="store_true", help="print one JSON object")
-    runs = commands.add_here(
-        "runs",
-        _runs,
-        "List the runs that are announced.",
-        "nolocod runs --fits --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
-    )
+    about = "List the runs that are announced."
+    runs = commands.add_here("runs", _runs, about, "nolocod runs --fits --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     bootstrap_option(runs, "ask this node, of any run; repeatable (see docs/registry.md)")
     runs.add_argument("--fits", action="store_true", help="only runs that need no more memory than this machine has")
     runs.add_argument("--json", action="store_true", help="print one JSON object per run")

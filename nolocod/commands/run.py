@@ -33,19 +33,11 @@ def add_to(commands: Commands) -> None:
         "--line", default="100Mbit", metavar="RATE", help="with --plan: the speed of the line, each way (%(default)s)"
     )
     create.add_argument("--json", action="store_true", help="print one JSON object")
-    key = commands.add(
-        "network-key",
-        _network_key,
-        "Make the key of a private network. All its nodes need the same file.",
-        "nolocod network-key team.key",
-    )
+    about = "Make the key of a private network. All its nodes need the same file."
+    key = commands.add("network-key", _network_key, about, "nolocod network-key team.key")
     key.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    invite = commands.add_here(
-        "invite",
-        _invite,
-        "Print a token with which somebody can join the run of this data directory.",
-        "nolocod invite --expires 12h",
-    )
+    about = "Print a token with which somebody can join the run of this data directory."
+    invite = commands.add_here("invite", _invite, about, "nolocod invite --expires 12h")
     invite.add_argument(
         "--expires", default="30d", metavar="SPAN", help="membership ends after this time: 12h, 30d, 2w (%(default)s)"
     )

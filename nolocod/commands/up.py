@@ -51,8 +51,8 @@ def add_to(commands: Commands) -> None:
         "the machine, and writes a systemd user unit (a launchd agent on macOS, a task of Windows in WSL)."
     )
     example = "nolocod up verse --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… --use half --autostart yes"
-    up = commands.add_here("up", _remove, about, example)
-    up.set_defaults(command=partial(_up, up))
+    up = commands.add_here("up", _up, about, example)
+    up.set_defaults(parser=up)
     add = up.add_argument
     use = "how much of this machine: all, half, idle (while nobody uses it), or settings: 'duty=30%% threads=2'"
     add("--use", metavar="SHARE", help=use)
@@ -62,7 +62,7 @@ def add_to(commands: Commands) -> None:
     node.join_options(up)
 
 
-def _up(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _up(options: argparse.Namespace) -> None:
     options.data_dir = options.data_dir.expanduser().absolute()
     if options.remove:
         _remove(options)
@@ -71,9 +71,7 @@ def _up(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     with suppress(NotRunningError):
         running = data_directory.find_running(paths)
         if not here(paths, (), start=False).file.exists():  # nor could the entry's node start
-            raise DataDirInUseError(
-                f"{paths.root} is held by process {running.pid}.", remedy="Stop it first: Ctrl-C, or SIGTERM."
-            )
+            raise DataDirInUseError(f"{paths.root} is held by process {running.pid}.", remedy="Stop it first, with Ctrl-C.")
     stored = stored_manifest(paths)
     asked = options.name or options.bootstrap or options.invite
     if stored is None and not asked:
@@ -83,13 +81,13 @@ def _up(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if stored is None or asked:
         node.find(options)
     config = node.node_config(options)
-    sealed = _found(config.mesh, options) if stored is None else stored
+    sealed = stored if stored is not None and not (options.invite or options.network_key) else _found(config.mesh, options)
     if not sealed.run_id.startswith(options.run):
         raise WrongRunError(f"{paths.root} belongs to run {sealed.manifest.name} ({sealed.run_id[:12]}).")
     if sealed.manifest.data.from_node and options.data is None and sys.stdin.isatty():
-        options.data = _answer(None, "--data", "Which text of yours may it train on? A file or a folder", Path)
+        options.data = _answer(None, "--data", "Which text of yours may it train on? A file or a folder", _path)
     sealed.manifest.data.check_given(options.data)
-    command = _command(parser, options, sealed, founded=stored is not None)
+    command = _command(options, sealed, founded=stored is not None)
     service = here(paths, command, start=start)
     data_directory.make(paths)
     LiveSettings(config.settings, paths.settings).change(dict.fromkeys(_OF_USE, "") | told)
@@ -105,9 +103,8 @@ def _up(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if not service.managed:
         print(f"{service.manager} is not here. Start the node yourself:", f"  {shlex.join(command)}", sep="\n")
         return
-    print(
-        f"the node runs: http://{http}", "see it: nolocod status; change it: nolocod set; end it: nolocod up --remove", sep="\n"
-    )
+    print(f"the node runs: http://{http}")
+    print("see it: nolocod status; change it: nolocod set; end it: nolocod up --remove")
 
 
 def _remove(options: argparse.Namespace) -> None:
@@ -179,6 +176,10 @@ def _yes(text: str) -> bool:
     return text.lower().startswith("y")
 
 
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def _found(mesh: MeshSettings, options: argparse.Namespace) -> Sealed:
     """The run as its nodes tell it; nothing but an identity, and what came with an invitation, is kept of it."""
     import trio
@@ -194,7 +195,7 @@ def _found(mesh: MeshSettings, options: argparse.Namespace) -> Sealed:
         return trio.run(look)
 
 
-def _command(parser: argparse.ArgumentParser, options: argparse.Namespace, sealed: Sealed, *, founded: bool) -> list[str]:
+def _command(options: argparse.Namespace, sealed: Sealed, *, founded: bool) -> list[str]:
     """The whole command line of the node, with the flags that were given; paths are absolute."""
     root = options.data_dir
     words = [sys.executable, "-P", "-m", "nolocod"]  # -P: what lies in the folder it starts in is not imported
@@ -202,7 +203,7 @@ def _command(parser: argparse.ArgumentParser, options: argparse.Namespace, seale
         words += ["start", f"--data-dir={root}"]
     else:
         words += ["join", f"--data-dir={root}", f"--run={sealed.run_id}", *(f"--bootstrap={one}" for one in options.bootstrap)]
-    for action in parser._actions:
+    for action in options.parser._actions:
         value = getattr(options, action.dest, action.default)
         if action.dest in _NOT_TOLD or value == action.default:
             continue
