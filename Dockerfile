@@ -1,7 +1,7 @@
 # One node. The layers above the base: torch and what it needs, then everything else. Builds with and without BuildKit.
 #
-#   docker build -t nolocod .
-#   docker build -t nolocod --build-arg TORCH_INDEX=<index with CPU builds of torch> .
+#   docker build -t nolocod .                                                          for NVIDIA's GPUs, on x86
+#   docker build -t nolocod --build-arg TORCH_INDEX=<index with CPU builds of torch> .     without one
 #   docker build -t nolocod --build-arg EXTRAS='[datasets]' .       also for runs on parquet files and hub data sets
 ARG PYTHON_IMAGE=python:3.11-slim
 
@@ -50,6 +50,17 @@ RUN groupadd --gid 10001 nolocod \
 USER 10001:10001
 WORKDIR /data
 VOLUME /data
+# https://github.com/opencontainers/image-spec/blob/main/annotations.md; the last step, so that a new revision builds it alone.
+ARG PYTHON_IMAGE
+ARG REVISION=
+ARG CREATED=
+LABEL org.opencontainers.image.title=nolocod \
+    org.opencontainers.image.description="A peer-to-peer training daemon for volunteers" \
+    org.opencontainers.image.version=0.1.0 \
+    org.opencontainers.image.licenses=Apache-2.0 \
+    org.opencontainers.image.base.name=${PYTHON_IMAGE} \
+    org.opencontainers.image.revision=${REVISION} \
+    org.opencontainers.image.created=${CREATED}
 # 4001 for peers; the pages' port is the owner's choice (--http).
 EXPOSE 4001
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s CMD ["nolocod-healthy", "/healthz"]

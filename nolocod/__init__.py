@@ -29,4 +29,4 @@ def __getattr__(name: str) -> object:
             raise
         from nolocod.errors import NoTorchError
 
-        raise NoTorchError("nolocod.NoLoCo needs it.", remedy=f"pip install torch ({error}).") from error
+        raise NoTorchError(f"nolocod.{name} needs it.") from error

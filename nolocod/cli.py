@@ -13,6 +13,7 @@ from nolocod.commands import (
     amend,
     contributions,
     identity,
+    installation,
     model,
     node,
     receipts,
@@ -20,9 +21,10 @@ from nolocod.commands import (
     run,
     simulate,
     study,
+    up,
     watch,
 )
-from nolocod.errors import NolocodError, UsageError, first_error
+from nolocod.errors import NolocodError, NoTorchError, UsageError, first_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (leaf := _find(group)) is None:
             raise
         _fail(leaf)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail(NoTorchError("this command needs it."))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `nolocod status | head`
@@ -78,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
     parser.set_defaults(command=None)
     commands = Commands.of(parser)
-    for subject in (run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate):
+    subjects = (up, run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate)
+    for subject in subjects:
         subject.add_to(commands)
+    installation.add_to(commands, parser)
     return parser

@@ -73,6 +73,7 @@ LIBRARIES = {
     "prometheus_client": "observe.metrics observe.run.metrics",
     "h11": "observe.status",
     "rich": "observe.status commands studies doctor",
+    "shtab": "commands",
     "base58": "identity",
     "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",

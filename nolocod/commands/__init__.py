@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+EXAMPLE = "Example: "
+
+
+class _Help(argparse.HelpFormatter):
+    """argparse's, but for an example, which stays on one line: so it can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(EXAMPLE) else super()._fill_text(text, width, indent)
+
+
 @dataclass(frozen=True)
 class Commands:
     """Where commands are declared: those of `nolocod`, or those below one command."""
@@ -31,16 +41,14 @@ class Commands:
         """The commands below `parser`."""
         return cls(parser.add_subparsers(metavar="COMMAND"), here)
 
-    def add(
-        self, name: str, run: Callable[[argparse.Namespace], None], text: str, example: str = ""
-    ) -> argparse.ArgumentParser:
+    def add(self, name: str, run: Callable[[argparse.Namespace], None], text: str, example: str) -> argparse.ArgumentParser:
         """Declare a command that needs no data directory."""
-        command = self.parsers.add_parser(name, help=text, description=text, epilog=f"Example: {example}" if example else None)
+        command = self.parsers.add_parser(name, help=text, description=text, epilog=EXAMPLE + example, formatter_class=_Help)
         command.set_defaults(command=run)
         return command
 
     def add_here(
-        self, name: str, run: Callable[[argparse.Namespace], None], text: str, example: str = ""
+        self, name: str, run: Callable[[argparse.Namespace], None], text: str, example: str
     ) -> argparse.ArgumentParser:
         """Declare a command that works on a data directory."""
         command = self.add(name, run, text, example)

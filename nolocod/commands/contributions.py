@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """contributions."""
-    given = commands.add_here(
-        "contributions",
-        _contributions,
-        "Show what this node and others gave to the run, counted from receipts that both partners signed.",
-        "nolocod contributions --export mine.contributions",
-    )
+    about = "Show what this node and others gave to the run, counted from receipts that both partners signed."
+    given = commands.add_here("contributions", _contributions, about, "nolocod contributions --export mine.contributions")
     add = given.add_mutually_exclusive_group().add_argument
     add("--export", type=Path, metavar="FILE", help="write what this node gave to a file that anybody can verify")
     add("--verify", type=Path, metavar="FILE", help="verify such a file, of any node, with nothing else")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """id."""
-    own = commands.add_here("id", _id, "Print this node's peer id. Makes an identity if there is none.")
+    own = commands.add_here("id", _id, "Print this node's peer id. Makes an identity if there is none.", "nolocod id")
+    own.add_argument("--json", action="store_true", help="print one JSON object")
     below = Commands.of(own, here=True)
-    backup = below.add_here("backup", _backup, "Write this node's identity to a file that a passphrase protects.")
+    about = "Write this node's identity to a file that a passphrase protects."
+    backup = below.add_here("backup", _backup, about, "nolocod id backup node.backup")
     backup.add_argument("file", type=Path, metavar="FILE")
     backup.add_argument("--no-passphrase", action="store_true", help="do not encrypt: whoever reads the file is this node")
-    restore = below.add_here("restore", _restore, "Restore an identity from a backup. Never overwrites another identity.")
+    about = "Restore an identity from a backup. Never overwrites another identity."
+    restore = below.add_here("restore", _restore, about, "nolocod id restore node.backup")
     restore.add_argument("file", type=Path, metavar="FILE")
 
 
@@ -32,7 +36,8 @@ def _id(options: argparse.Namespace) -> None:
 
     paths = DataDir(options.data_dir)
     data_directory.make(paths)
-    print(load_or_create(paths.identity).peer_id)
+    peer_id = load_or_create(paths.identity).peer_id
+    print(json.dumps({"peer_id": peer_id}) if options.json else peer_id)
 
 
 def _backup(options: argparse.Namespace) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from nolocod.errors import NothingToUseError, UsageError
 from nolocod.paths import DataDir
@@ -24,12 +27,12 @@ _WHOLE = "AutoModelForCausalLM.from_pretrained("
 
 def add_to(commands: Commands) -> None:
     """export, eval, generate."""
-    export = commands.add_here(
-        "export", _export, "Write the last checkpoint for `from_pretrained`, of transformers or of peft."
-    )
+    about = "Write the last checkpoint for `from_pretrained`, of transformers or of peft."
+    export = commands.add_here("export", _export, about, "nolocod export model/")
     export.add_argument("into", type=Path, metavar="DIR", help="the folder to write")
     export.add_argument("--merged", action="store_true", help="write the whole model, with the run's adapter added to it")
-    evaluate = commands.add_here("eval", _eval, "Print the held-out loss of the last checkpoint, or what it does in tasks.")
+    about = "Print the held-out loss of the last checkpoint, or what it does in tasks."
+    evaluate = commands.add_here("eval", _eval, about, "nolocod eval --tasks hellaswag --limit 100")
     evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
     evaluate.add_argument("--tasks", default="", metavar="NAME,…", help="tasks of lm-eval, such as hellaswag,arc_easy")
     evaluate.add_argument(
@@ -41,7 +44,9 @@ def add_to(commands: Commands) -> None:
     evaluate.add_argument("--more-tasks", type=Path, metavar="DIR", help="a folder of tasks of your own, in lm-eval's YAML")
     evaluate.add_argument("--device", default="cpu", metavar="NAME", help="for tasks and texts (%(default)s)")
     evaluate.add_argument("--into", type=Path, metavar="DIR", help="write eval.json and eval.md there")
-    generate = commands.add_here("generate", _generate, "Write text with the last checkpoint.")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "Write text with the last checkpoint."
+    generate = commands.add_here("generate", _generate, about, "nolocod generate 'def ' --tokens 50")
     generate.add_argument("prompt", nargs="?", default="\n", help="the text to begin with")
     generate.add_argument("--tokens", type=int, default=200, metavar="N", help="how many tokens to write (%(default)s)")
     generate.add_argument(
@@ -69,7 +74,8 @@ def _eval(options: argparse.Namespace) -> None:
     if not (options.tasks or options.text):
         if options.model or options.into:
             raise UsageError("--model and --into are for --tasks and --text.")
-        print(f"{offline.evaluate(DataDir(options.data_dir), _run_of(options), options.data):.4f}")
+        loss = offline.evaluate(DataDir(options.data_dir), _run_of(options), options.data)
+        print(json.dumps({"loss": loss}) if options.json else f"{loss:.4f}")
         return
     texts = dict(text.partition("=")[::2] for text in options.text)
     if not all(texts) or not all(texts.values()):
@@ -82,7 +88,7 @@ def _eval(options: argparse.Namespace) -> None:
         elif not (model / "config.json").exists():
             raise UsageError(f"{model} holds no exported model.", remedy="Write one with `nolocod export DIR`.")
         results = _in_tasks(model, tasks, {name: Path(file) for name, file in texts.items()}, options)
-    print(results.to_text())
+    print(msgspec.json.encode(results).decode() if options.json else results.to_text())
     if options.into is not None:
         results.write(options.into)
 

@@ -36,32 +36,32 @@ _AS_GIVEN = (
 
 def add_to(commands: Commands) -> None:
     """start, join, status, set, doctor."""
-    _node_options(
-        commands.add_here(
-            "start", _start, "Start a node of the run in its data directory, from its last checkpoint if there is one."
-        )
-    )
-    join = commands.add_here("join", _join, "Join a run through any of its nodes. Later starts need no address.")
-    join.add_argument("name", nargs="?", metavar="NAME|LINK", help="an announced run's name (`nolocod runs`), or a run's link")
-    join.add_argument(
-        "--run", default="", metavar="ID", help="the run to join, by its id or the first 12 digits of it or more (any run)"
-    )
-    _node_options(join)
-    status = commands.add_here("status", _status, "Show what a running node does, and what it waits for.")
+    about = "Start a node of the run in its data directory, from its last checkpoint if there is one."
+    _node_options(commands.add_here("start", _start, about, "nolocod start --data texts/ --listen 0.0.0.0:4001"))
+    about = "Join a run through any of its nodes. Later starts need no address."
+    join = commands.add_here("join", _join, about, "nolocod join verse --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
+    join_options(join)
+    about = "Show what a running node does, and what it waits for."
+    status = commands.add_here("status", _status, about, "nolocod status --watch")
     status.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: one per line)")
-    change = commands.add_here(
-        "set",
-        _set,
-        "Change what a running node may use of this machine, and when. It holds over restarts; KEY= brings the flag back.",
-        "nolocod set duty=50% max-temperature=80 pause-when-used=10m",
-    )
+    about = "Change what a running node may use of this machine, and when. It holds over restarts; KEY= brings the flag back."
+    change = commands.add_here("set", _set, about, "nolocod set duty=50% max-temperature=80 pause-when-used=10m")
     change.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"of {', '.join(KEYS)}; none shows what counts")
     change.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor = commands.add_here("doctor", _doctor, "Find out what keeps this machine from joining a run. It changes nothing.")
+    about = "Find out what keeps this machine from joining a run. It changes nothing."
+    doctor = commands.add_here("doctor", _doctor, about, "nolocod doctor --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     _reach_options(doctor)
     _training_options(doctor)
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def join_options(parser: argparse.ArgumentParser) -> None:
+    """What `join` is told: which run, and all about this node."""
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME|LINK", help="an announced run's name (`nolocod runs`), a run's link, or an address")
+    add("--run", default="", metavar="ID", help="the run to join, by its id or the first 12 digits of it or more (any run)")
+    _node_options(parser)
 
 
 def _reach_options(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +173,7 @@ def _descriptors(text: str) -> tuple[int, int]:
     return control, memory
 
 
-def _node_config(options: argparse.Namespace) -> NodeConfig:
+def node_config(options: argparse.Namespace) -> NodeConfig:
     bounds = (("max_uploads", 0), ("max_connections", 8), ("max_per_address", 1))
     for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0), ("stop_within", 5)):
         if not (getattr(options, name) is None or getattr(options, name) >= least):  # NaN is not either
@@ -245,6 +245,12 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _join(options: argparse.Namespace) -> None:
+    find(options)
+    _run(options, may_seed=False)
+
+
+def find(options: argparse.Namespace) -> None:
+    """Put the run that a name or link means into `options`, and check that a run can be found with them."""
     if options.name is not None:
         from nolocod.commands.registry import found_by
 
@@ -261,7 +267,6 @@ def _join(options: argparse.Namespace) -> None:
             f"--run {options.run!r} is no run id.",
             remedy=f"A run id has {RUN_ID_DIGITS} hex digits; give all, or the first {_LEAST_DIGITS} or more.",
         )
-    _run(options, may_seed=False)
 
 
 def is_run_id(text: str) -> bool:
@@ -270,7 +275,7 @@ def is_run_id(text: str) -> bool:
 
 
 def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
-    config = _node_config(options)  # before the imports below, which take a second
+    config = node_config(options)  # before the imports below, which take a second
     import trio
 
     from nolocod.node.daemon import run_node

@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """receipts."""
-    receipts = Commands.of(
-        commands.add("receipts", _which, "List, verify and show receipts: what both partners signed about each exchange.")
-    )
-    listed = receipts.add_here("list", _list, "List this node's receipts, oldest first.")
+    about = "List, verify and show receipts: what both partners signed about each exchange."
+    receipts = Commands.of(commands.add("receipts", _which, about, "nolocod receipts list"))
+    listed = receipts.add_here("list", _list, "List this node's receipts, oldest first.", "nolocod receipts list --json")
     listed.add_argument("--json", action="store_true", help="print one JSON object per receipt")
-    checked = receipts.add_here("verify", _verify, "Verify receipts offline: those of the files, or all of this node.")
+    about = "Verify receipts offline: those of the files, or all of this node."
+    checked = receipts.add_here("verify", _verify, about, "nolocod receipts verify one.receipt")
     checked.add_argument("files", nargs="*", type=Path, metavar="FILE")
     checked.add_argument("--manifest", type=Path, metavar="FILE", help="fail receipts of any other run than this manifest's")
     checked.add_argument("--json", action="store_true", help="print one JSON object")
-    shown = receipts.add_here(
-        "show", _show, "Show one receipt. Written to a file, anybody can verify it without anything else."
-    )
+    about = "Show one receipt. Written to a file, anybody can verify it without anything else."
+    shown = receipts.add_here("show", _show, about, "nolocod receipts show 7c41 --out one.receipt")
     shown.add_argument("session", metavar="SESSION", help="as `list` shows it; the first characters are enough")
     shown.add_argument("--out", type=Path, metavar="FILE", help="write the receipt to this file, for others")
 

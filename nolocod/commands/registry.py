@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """announce, runs."""
-    announce = commands.add_here(
-        "announce",
-        _announce,
-        "Announce the run of this data directory, so that others find it by its name. Its owner can do that.",
-        'nolocod announce --description "Verse, small, for anybody" --licence Apache-2.0 --contact me@example.org',
-    )
+    about = "Announce the run of this data directory, so that others find it by its name. Its owner can do that."
+    example = 'nolocod announce --description "Verse, small, for anybody" --licence Apache-2.0 --contact me@example.org'
+    announce = commands.add_here("announce", _announce, about, example)
     add = announce.add_argument
     add("--description", default="", metavar="TEXT", help="what the run is for, in a sentence or two")
     add("--licence", default="", metavar="NAME", help="of the weights")
@@ -48,12 +45,8 @@ def add_to(commands: Commands) -> None:
     add("--withdraw", action="store_true", help="take the announcement back")
     bootstrap_option(announce, "tell this node too, of any run: a run with its first node only is known to nobody; repeatable")
     add("--json", action="store_true", help="print one JSON object")
-    runs = commands.add_here(
-        "runs",
-        _runs,
-        "List the runs that are announced.",
-        "nolocod runs --fits --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
-    )
+    about = "List the runs that are announced."
+    runs = commands.add_here("runs", _runs, about, "nolocod runs --fits --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     bootstrap_option(runs, "ask this node, of any run; repeatable (see docs/registry.md)")
     runs.add_argument("--fits", action="store_true", help="only runs that need no more memory than this machine has")
     runs.add_argument("--json", action="store_true", help="print one JSON object per run")
@@ -81,16 +74,18 @@ def bootstraps(given: Sequence[str], paths: DataDir) -> tuple[str, ...]:
 
 
 def found_by(name: str, given: Sequence[str], paths: DataDir) -> tuple[str, tuple[str, ...]]:
-    """The id of the announced run of this name, or of the link, and addresses of its nodes.
+    """The id of the announced run of this name, or of the link, and addresses of its nodes; of an address no id.
 
     Raises NoSuchRunError, NoBootstrapError, or UsageError if several runs have the name.
     """
     from nolocod.run import announcements
 
+    if name.startswith("/"):  # of whatever run this node is in
+        return "", (name, *given)
     if name.startswith("nolocod:"):
         run_id, address = announcements.read_link(name)
         return run_id, (address, *given)
-    fitting = [one.said for one in _listed(bootstraps(given, paths)) if name in (one.said.name, one.said.run_id)]
+    fitting = [one.said for one in listed(bootstraps(given, paths)) if name in (one.said.name, one.said.run_id)]
     if not fitting:
         raise NoSuchRunError(f"no run of the name {name[:64]!r} is announced.")
     if len({said.run_id for said in fitting}) > 1:
@@ -99,7 +94,7 @@ def found_by(name: str, given: Sequence[str], paths: DataDir) -> tuple[str, tupl
     return fitting[0].run_id, tuple({address: None for said in fitting for address in said.addresses})
 
 
-def _listed(addresses: Sequence[str]) -> list[Found]:
+def listed(addresses: Sequence[str]) -> list[Found]:
     import trio
 
     from nolocod.watch.runs import as_stranger, find_runs
@@ -111,19 +106,19 @@ def _runs(options: argparse.Namespace) -> None:
     from nolocod.p2p import lean
 
     lean.leave_out()
-    found = _listed(bootstraps(options.bootstrap, DataDir(options.data_dir)))
+    found = listed(bootstraps(options.bootstrap, DataDir(options.data_dir)))
     if options.fits:
         from nolocod.watch.runs import fits
 
         found = [one for one in found if fits(one.said)]
     for one in found:
         live = {"nodes": one.nodes, "round": one.round, "loss": one.loss}
-        print(json.dumps(_fields(one.said) | live) if options.json else _line(one))
+        print(json.dumps(_fields(one.said) | live) if options.json else line(one))
     if not found and not options.json:
         print("No run is announced that fits." if options.fits else "No run is announced.", file=sys.stderr)
 
 
-def _line(one: Found) -> str:
+def line(one: Found) -> str:
     from nolocod.observe.words import amount
 
     said = one.said

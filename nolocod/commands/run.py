@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """create, network-key, invite, revoke."""
-    create = commands.add_here("create", _create, "Check a run file, sign it, and print the run id.")
+    create = commands.add_here("create", _create, "Check a run file, sign it, and print the run id.", "nolocod create run.toml")
     create.add_argument("run_file", type=Path, metavar="RUN.toml", help="every key is in docs/run-file.md")
     create.add_argument("--plan", action="store_true", help="only print what a node needs: memory, bytes, time")
     create.add_argument("--device", default="auto", help="with --plan: the device to time: auto, cpu, cuda, mps (%(default)s)")
     create.add_argument(
         "--line", default="100Mbit", metavar="RATE", help="with --plan: the speed of the line, each way (%(default)s)"
     )
-    key = commands.add("network-key", _network_key, "Make the key of a private network. All its nodes need the same file.")
+    create.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "Make the key of a private network. All its nodes need the same file."
+    key = commands.add("network-key", _network_key, about, "nolocod network-key team.key")
     key.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    invite = commands.add_here("invite", _invite, "Print a token with which somebody can join the run of this data directory.")
+    about = "Print a token with which somebody can join the run of this data directory."
+    invite = commands.add_here("invite", _invite, about, "nolocod invite --expires 12h")
     invite.add_argument(
         "--expires", default="30d", metavar="SPAN", help="membership ends after this time: 12h, 30d, 2w (%(default)s)"
     )
@@ -46,7 +50,8 @@ def add_to(commands: Commands) -> None:
         help="put this address into the token, instead of the running node's",
     )
     invite.add_argument("--list", action="store_true", help="list the invitations that exist; make none")
-    revoke = commands.add_here("revoke", _revoke, "Revoke invitations, or the membership of peers.")
+    invite.add_argument("--json", action="store_true", help="print one JSON object (with --list: one per line)")
+    revoke = commands.add_here("revoke", _revoke, "Revoke invitations, or the membership of peers.", "nolocod revoke 3f9a0c1d")
     revoke.add_argument("names", nargs="+", metavar="INVITATION|PEER", help="as `invite --list` shows it, or a peer id")
 
 
@@ -59,6 +64,9 @@ def _create(options: argparse.Namespace) -> None:
     sealed = data_directory.keep(paths, manifest)
     if manifest.base is not None and folder is not None:
         link_base(manifest.base, folder, paths.base)
+    if options.json:
+        print(json.dumps({"run_id": sealed.run_id, "run_name": sealed.manifest.name, "owner": sealed.manifest.owner}))
+        return
     print(f"run {sealed.manifest.name}, signed by {sealed.manifest.owner}")
     print(f"run id {sealed.run_id}")
     more = " --data PATH" if sealed.manifest.data.from_node else ""
@@ -80,7 +88,11 @@ def _plan(options: argparse.Namespace) -> None:
     from nolocod.trainer.model import fast_kind, pick_device
 
     device = pick_device(options.device)
-    terminal.show(terminal.plan_table(manifest, estimate(manifest, base, fast_kind(device)), speed(device), str(device), rate))
+    needs, fast = estimate(manifest, base, fast_kind(device)), speed(device)
+    if options.json:
+        print(json.dumps(vars(needs) | {"device": str(device), "flops": fast, "step_seconds": needs.step_seconds(fast)}))
+        return
+    terminal.show(terminal.plan_table(manifest, needs, fast, str(device), rate))
 
 
 def _network_key(options: argparse.Namespace) -> None:
@@ -91,6 +103,8 @@ def _network_key(options: argparse.Namespace) -> None:
 
 
 def _invite(options: argparse.Namespace) -> None:
+    from msgspec.structs import asdict
+
     from nolocod.observe.status import client
     from nolocod.p2p.transport.multiaddrs import split
     from nolocod.run import credentials
@@ -98,7 +112,8 @@ def _invite(options: argparse.Namespace) -> None:
     paths = DataDir(options.data_dir)
     if options.list:
         for note in credentials.issued(paths):
-            print(f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}")
+            told = f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}"
+            print(json.dumps(asdict(note)) if options.json else told)
         return
     bootstrap = options.bootstrap
     for address in bootstrap:
@@ -111,6 +126,9 @@ def _invite(options: argparse.Namespace) -> None:
     sealed, owner = _owned(options)
     grant = credentials.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
     note, token = credentials.issue(paths, sealed, owner, grant)
+    if options.json:
+        print(json.dumps(asdict(note) | {"token": token}))
+        return
     print(f"invitation {note.id}, until {_day(note.expires)}, for {note.peer or 'whoever holds the token'}", file=sys.stderr)
     if sealed.manifest.access == "open":
         print('The run has access = "open": membership needs no invitation, and nobody can be revoked.', file=sys.stderr)

@@ -24,9 +24,8 @@ NAMES = ("calm", "wan", "nat", "partition", "churn", "unlike", "two-speeds", "ro
 
 def add_to(commands: Commands) -> None:
     """simulate."""
-    simulate = commands.add(
-        "simulate", _simulate, "Simulate a swarm: the nodes' real decisions on a virtual clock and network."
-    )
+    about = "Simulate a swarm: the nodes' real decisions on a virtual clock and network."
+    simulate = commands.add("simulate", _simulate, about, "nolocod simulate churn --nodes 32 --seed 7")
     add = simulate.add_argument
     add("scenario", nargs="?", default="calm", metavar="SCENARIO", help=f"{', '.join(NAMES)}; {NAMES[0]} if not given")
     add("--nodes", type=int, default=16, metavar="N", help="how many nodes (%(default)s)")

@@ -21,7 +21,8 @@ _INTO = "Name the folder of the page with --into."
 
 def add_to(commands: Commands) -> None:
     """testnet, lab."""
-    testnet = commands.add("testnet", _testnet, "Train on a testnet of real daemons on this machine, and show it.")
+    about = "Train on a testnet of real daemons on this machine, and show it."
+    testnet = commands.add("testnet", _testnet, about, "nolocod testnet --nodes 2 --outer-steps 10")
     testnet.add_argument("--nodes", type=int, default=4, metavar="N", help="how many nodes (%(default)s)")
     testnet.add_argument("--outer-steps", type=int, default=40, metavar="N", help="outer steps per node (%(default)s)")
     testnet.add_argument(
@@ -36,9 +37,8 @@ def add_to(commands: Commands) -> None:
         "--log-format", default="human", choices=["human", "json"], help="the format of the nodes' logs (%(default)s)"
     )
     testnet.add_argument("--report", type=Path, metavar="FILE.json", help="write the summary to this file, as JSON")
-    lab = commands.add(
-        "lab", _lab, "Train replicas in one process beside hostile ones, and compare them: how docs/attacks.md is made."
-    )
+    about = "Train replicas in one process beside hostile ones, and compare them: how docs/attacks.md is made."
+    lab = commands.add("lab", _lab, about, "nolocod lab attacks --reduced")
     lab.add_argument("what", choices=["attacks"])
     lab.add_argument("--reduced", action="store_true", help="take minutes instead of hours: a smaller model, fewer trials")
     lab.add_argument(

@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """watch."""
+    about = "Watch a run without training: serve a page that shows the whole swarm."
     watch = commands.add(
-        "watch",
-        _watch,
-        "Watch a run without training: serve a page that shows the whole swarm.",
-        "nolocod watch --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… --http 127.0.0.1:8080",
+        "watch", _watch, about, "nolocod watch --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… --http 127.0.0.1:8080"
     )
     add = watch.add_argument
     add("run", nargs="?", default="", metavar="RUN", help="the run's id, or the first 12 digits; its link or name (any run)")

@@ -153,6 +153,12 @@ class SettingError(LocalError):
     entry = listed("NLC-171", "setting not valid", "See `nolocod set --help`.", 2)
 
 
+class ServiceError(LocalError):
+    entry = listed(
+        "NLC-172", "service manager refused", "Start the node with `nolocod join`, or mend the manager and try again."
+    )
+
+
 class NotRunningError(LocalError):
     entry = listed("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 
@@ -252,4 +258,9 @@ class DaemonEndedError(LocalError):
 
 
 class NoTorchError(LocalError):
-    entry = listed("NLC-183", "torch not installed", "Install torch for this Python.")
+    entry = listed(
+        "NLC-183",
+        "torch not installed",
+        "Install its build for this machine: `pip install torch` with an NVIDIA GPU or a Mac, else the one that "
+        "https://pytorch.org/get-started/locally/ shows for Pip and CPU, or 3 GB for GPUs come along.",
+    )

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -22,7 +23,7 @@ import msgspec
 import trio
 
 from nolocod import errors
-from nolocod.errors import LocalError, NolocodError, TrainerError
+from nolocod.errors import LocalError, NolocodError, NoTorchError, TrainerError
 from nolocod.observe import events
 from nolocod.proto.limits import SLOWEST_DISK
 from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing, whose_turn
@@ -306,6 +307,8 @@ async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
 
     At the end it is asked to stop, and killed after five seconds; at once if it does something that nobody waits for any more.
     """
+    if find_spec("torch") is None:
+        raise NoTorchError("a node needs it to train.")
     ours, theirs = socket.socketpair()
     memory = anonymous_file("boxes")
     inherited = (theirs.fileno(), memory)

@@ -45,13 +45,16 @@ class Found:
     nodes: int | None = None
     round: int = 0
     loss: float | None = None
+    releases: tuple[str, ...] = ()
+    """Of those members, in order."""
 
 
-async def as_stranger(addresses: Sequence[str], work: Callable[[Seeker], Awaitable[T]]) -> T:
-    """What `work` gives to somebody with an identity of this moment, who knows nodes at these addresses."""
+async def as_stranger(addresses: Sequence[str], work: Callable[[Seeker], Awaitable[T]], prologue: bytes | None = None) -> T:
+    """What `work` gives to somebody with an identity of this moment, who knows nodes at these addresses. `prologue`: of a
+    private network's key."""
     bootstrap = [(peer, (address,)) for peer, address in map(split, addresses)]
     failed: NolocodError | None = None
-    async with open_seeker(Identity.generate(), bootstrap, None, lambda _: None) as seeker:
+    async with open_seeker(Identity.generate(), bootstrap, prologue, lambda _: None) as seeker:
         try:
             return await work(seeker)
         except NolocodError as error:
@@ -81,7 +84,7 @@ async def find_runs(seeker: Seeker) -> list[Found]:
 
     async def look(said: Announcement) -> None:
         with suppress(RemoteError):
-            found[said.key] = await _live(seeker, said)
+            found[said.key] = await live(seeker, said)
 
     with trio.move_on_after(_LIVE_SECONDS):
         async with trio.open_nursery() as nursery:
@@ -117,7 +120,7 @@ def _swarm(seeker: Seeker) -> Swarm:
     return Swarm(Terms(seeker.identity, None, TIMING.request), list, seeker.host.open_stream, wall=time.time)
 
 
-async def _live(seeker: Seeker, said: Announcement) -> Found:
+async def live(seeker: Seeker, said: Announcement) -> Found:
     """What the first of the run's nodes that answers knows of its members."""
     for address in said.addresses:
         peer, where = split(address)
@@ -130,9 +133,10 @@ async def _live(seeker: Seeker, said: Announcement) -> Found:
                 with suppress(RemoteError):
                     one = heartbeat.read(raw, said.run_id)
                     members[one.peer] = one
+            releases = tuple(sorted(one.version for one in members.values()))
             training = [one.standing for one in members.values() if one.state == "training"]
             if not training:
-                return Found(said, len(members))
+                return Found(said, len(members), releases=releases)
             rounds, losses = zip(*((one.round, one.loss) for one in training), strict=True)
-            return Found(said, len(members), statistics.median_low(rounds), statistics.median_low(losses))
+            return Found(said, len(members), statistics.median_low(rounds), statistics.median_low(losses), releases)
     return Found(said)

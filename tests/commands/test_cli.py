@@ -241,19 +241,19 @@ def test_a_report_is_json_with_the_promised_keys() -> None:
 
 def test_an_allowance_is_read_from_its_flags() -> None:
     line = "join --max-upload 20Mbit --max-download 5MB --monthly-budget 200GB --hours 22:00-07:00,12:00-13:00"
-    config = node._node_config(cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"]))
+    config = node.node_config(cli._parser().parse_args([*line.split(), "--hours", "15:00-16:00", "--pause-on-battery"]))
     allowance = config.allowance
     assert (allowance.up, allowance.down, allowance.monthly) == (2_500_000, 5_000_000, 200_000_000_000)
     assert [str(span) for span in config.settings.hours] == ["22:00-07:00", "12:00-13:00", "15:00-16:00"]
     assert config.settings.pause_on_battery
-    plain = node._node_config(cli._parser().parse_args(["join"]))
+    plain = node.node_config(cli._parser().parse_args(["join"]))
     assert (plain.allowance, plain.settings) == (Allowance(), AS_IT_IS)
 
 
 def test_limits_of_the_machine_are_read_from_their_flags() -> None:
     line = "join --duty 50% --max-temperature 80 --max-power 200W --pause-on-metered --pause-when-used 10m"
     line += " --pause-when-gpu-used 1GB --device cpu --threads 3 --nice 19"
-    assert node._node_config(cli._parser().parse_args(line.split())).settings == Settings(
+    assert node.node_config(cli._parser().parse_args(line.split())).settings == Settings(
         duty=0.5,
         max_temperature=80,
         max_power=200,
@@ -267,7 +267,7 @@ def test_limits_of_the_machine_are_read_from_their_flags() -> None:
 
 
 def test_pages_are_for_this_machine_alone_unless_told() -> None:
-    assert node._node_config(cli._parser().parse_args(["join"])).http.host == "127.0.0.1"
+    assert node.node_config(cli._parser().parse_args(["join"])).http.host == "127.0.0.1"
 
 
 def test_runs_are_asked_of_the_nodes_in_the_file(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:

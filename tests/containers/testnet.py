@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from nolocod import __version__
 from tests.containers.engine import CheckFailed, run
 from tests.containers.monitor import Monitor, wait
 
@@ -106,6 +107,9 @@ class Testnet:
         print(f"  ok the image's own layers: {own:.0f} MB above torch and the base")
         if own > _MOST_MEGABYTES:
             raise CheckFailed(f"that is more than {_MOST_MEGABYTES:.0f} MB")
+        labels = json.loads(self._engine.docker("image", "inspect", "--format", "{{json .Config.Labels}}", "nolocod"))
+        if labels.get("org.opencontainers.image.version") != __version__ or not labels.get("org.opencontainers.image.base.name"):
+            raise CheckFailed(f"the image's labels are {labels}")
         who = self._engine.docker("run", "--rm", "--entrypoint", "id", "nolocod", "-u").strip()
         if who == "0":
             raise CheckFailed("the image runs as root")

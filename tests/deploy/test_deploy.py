@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from nolocod import __version__
 from nolocod.cli import _parser
-from nolocod.commands.node import _node_config
+from nolocod.commands.node import node_config
 from nolocod.node.config import NodeConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -28,7 +30,7 @@ def validate(resource: dict[str, Any]) -> None:
 
 def configured(arguments: list[str]) -> NodeConfig:
     """What the daemon makes of a command line."""
-    return _node_config(_parser().parse_args(arguments))
+    return node_config(_parser().parse_args(arguments))
 
 
 @pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: str(resource["kind"]))
@@ -72,3 +74,14 @@ def test_the_image_compiles_modules_that_there_are() -> None:
     modules = re.findall(r"nolocod(?:\.\w+)+", script)
     assert modules
     assert [name for name in modules if find_spec(name) is None] == []
+
+
+def test_the_images_labels_are_the_packages_own() -> None:
+    text = (DEPLOY.parent / "Dockerfile").read_text(encoding="utf-8")
+    told = dict(re.findall(r"org\.opencontainers\.image\.([\w.]+)=(\"[^\"]+\"|\S+)", text))
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert told["version"] == __version__
+    assert (told["title"], told["licenses"]) == (project["name"], project["license"])
+    assert project["description"].startswith(told["description"].strip('"'))
+    assert {"revision", "created", "base.name"} <= set(told)
+    assert text.rindex("FROM ") < text.index("LABEL ") < text.index("ENTRYPOINT"), "they are of the last image"

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import zipfile
 from email.parser import Parser
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
+
+from tests.wheel import ROOT, build, tracked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-
-
-def tracked() -> list[str]:
-    """What git has, of this tree."""
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     pytest.importorskip("setuptools")
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
-    for name in tracked():
-        if name.startswith("nolocod/") or "/" not in name:
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
-    subprocess.run([sys.executable, "-c", BUILD, str(out)], cwd=tree, capture_output=True, timeout=300, check=True)
-    (path,) = out.glob("nolocod-*.whl")
+    path = build(tmp_path_factory.mktemp("wheel"))
     with zipfile.ZipFile(path) as opened:
         yield opened
 
@@ -55,3 +39,14 @@ def test_it_says_what_it_is_and_what_it_needs(wheel: zipfile.ZipFile) -> None:
     (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "nolocod = nolocod.cli:main" in wheel.read(entry).decode()
     assert sum(one.file_size for one in wheel.infolist()) < 5 << 20
+
+
+def test_its_dependencies_are_those_that_are_tested_or_newer(wheel: zipfile.ZipFile) -> None:
+    """Of each the constraints name a version, which the wheel allows."""
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    needs = [Requirement(text) for text in Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist", [])]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+    own = [need for need in needs if need.marker is None]
+    assert len(own) > 15
+    assert [str(need) for need in own if not need.specifier.contains(tested.get(need.name, "0"))] == []
