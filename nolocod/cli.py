@@ -12,6 +12,7 @@ from nolocod.commands import (
     Commands,
     amend,
     contributions,
+    fleet,
     identity,
     model,
     node,
@@ -78,6 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
     parser.set_defaults(command=None)
     commands = Commands.of(parser)
-    for subject in (run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate):
+    for subject in (run, amend, node, watch, fleet, registry, identity, receipts, contributions, model, study, simulate):
         subject.add_to(commands)
     return parser

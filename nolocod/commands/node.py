@@ -35,7 +35,7 @@ _AS_GIVEN = (
 
 
 def add_to(commands: Commands) -> None:
-    """start, join, status, set, doctor."""
+    """start, join, status, set, stop, doctor."""
     _node_options(
         commands.add_here(
             "start", _start, "Start a node of the run in its data directory, from its last checkpoint if there is one."
@@ -58,6 +58,10 @@ def add_to(commands: Commands) -> None:
     )
     change.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"of {', '.join(KEYS)}; none shows what counts")
     change.add_argument("--json", action="store_true", help="print one JSON object")
+    stop = commands.add_here(
+        "stop", _stop, "Stop a running node in order, and wait until it has ended.", "nolocod stop --data-dir /srv/node-1"
+    )
+    stop.add_argument("--within", type=float, default=120.0, metavar="SECONDS", help="wait for so long (%(default)s)")
     doctor = commands.add_here("doctor", _doctor, "Find out what keeps this machine from joining a run. It changes nothing.")
     _reach_options(doctor)
     _training_options(doctor)
@@ -328,6 +332,13 @@ def _set(options: argparse.Namespace) -> None:
     from nolocod.commands import terminal
 
     terminal.show_limits(DataDir(options.data_dir), told, as_json=options.json)
+
+
+def _stop(options: argparse.Namespace) -> None:
+    from nolocod.node import data_directory
+
+    ended = data_directory.stop(DataDir(options.data_dir), options.within)
+    print("stopped" if ended else f"no daemon runs in {options.data_dir}")
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import contextmanager
+import signal
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -17,7 +19,7 @@ import psutil
 from msgspec import Meta
 
 from nolocod.disk import disk_errors, write_whole
-from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, WrongRunError
+from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, StillRunningError, WrongRunError
 from nolocod.identity import load_or_create
 from nolocod.run.manifest import MAX_MANIFEST_BYTES, seal, stored_manifest
 from nolocod.run.run_file import read_run_file
@@ -86,6 +88,30 @@ def find_running(paths: DataDir) -> Running:
     if not psutil.pid_exists(running.pid):
         raise NotRunningError(f"the daemon of {paths.root} (process {running.pid}) has ended.")
     return running
+
+
+def stop(paths: DataDir, within: float) -> bool:
+    """End the daemon that holds this directory, in order, and wait for that; whether there was one.
+
+    Who holds the lock is asked, not whether a process has the number: that may be another program's by now. Raises
+    StillRunningError after `within` seconds.
+    """
+    deadline, told = time.monotonic() + within, False
+    if not paths.lock.exists():
+        return False
+    with disk_errors(paths.lock), paths.lock.open("r+b", buffering=0) as lock:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return told
+            holder = os.pread(lock.fileno(), 32, 0)
+            if time.monotonic() > deadline:
+                raise StillRunningError(f"process {holder.decode('ascii', 'replace')} still holds {paths.root}.")
+            if not told and holder.isdigit():  # a second signal would end it at once
+                with suppress(ProcessLookupError):
+                    os.kill(int(holder), signal.SIGTERM)
+                told = True
+            time.sleep(0.1)
 
 
 def called(paths: DataDir, given: str = "") -> str:

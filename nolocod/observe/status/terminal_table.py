@@ -243,7 +243,7 @@ def _swarm_cells(index: int, report: StatusReport | None) -> tuple[str, ...]:
         loss_text(report.validation_loss),
         str(report.outer_paired),
         str(report.outer_solo),
-        _partner(report),
+        short(report.partner) or "-",
         str(sum(1 for peer in report.peers if peer.state)),
     )
 
@@ -252,13 +252,6 @@ def swarm_lines(reports: Iterable[StatusReport | None]) -> list[str]:
     """The same for a log or a pipe: one line per node that can be read alone."""
     line = "{}: {}, round {}, {} steps, {} tokens/s, loss {}, validation {}, outer {} paired {} solo, partner {}, {} peers"
     return [plain((line if one else "{}: {}").format(*_swarm_cells(index, one))) for index, one in enumerate(reports)]
-
-
-def _partner(report: StatusReport) -> str:
-    """Whom it exchanges with now, else the last with whom it did."""
-    if report.exchanging_with:
-        return short(report.exchanging_with)
-    return next((short(one.partner) for one in report.exchanges if one.outcome == "committed"), "-")
 
 
 def table(header: str, rows: Iterable[Sequence[str]], *, wrapped: str = "") -> Table:
