@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from nolocod.commands import Commands
-    from nolocod.fleet.remote import Action, Row
+    from nolocod.fleet.remote import Action
 
 _WITHIN = {"up": 120.0, "status": 30.0, "update": 900.0, "down": 120.0}
 """Seconds that a host has; with --install as many as an update."""
@@ -40,32 +40,23 @@ def add_to(commands: Commands) -> None:
 def _fleet(options: argparse.Namespace) -> None:
     action: Action = options.action
     within = _WITHIN["update" if options.install else action] if options.within is None else options.within
-    if options.install and action not in ("up", "update"):
-        raise UsageError("--install is for up and update.")
-    if action == "update" and not options.install:
-        raise UsageError("update needs --install COMMAND.", remedy="For example --install 'uv tool install --upgrade nolocod'.")
-    if not 1 <= within < math.inf:  # NaN is not either
-        raise UsageError(f"--within cannot be {within:g}.")
-    from nolocod.fleet.hosts import read_fleet
-
-    fleet = read_fleet(options.hosts)
-    at_once = options.at_once if options.at_once is not None else max(1, len(fleet.hosts) // 4) if action == "update" else 16
-    if at_once < 1:
-        raise UsageError(f"--at-once cannot be {at_once}.")
+    if action != "up" and bool(options.install) != (action == "update"):
+        raise UsageError("--install COMMAND is for up, and needed for update.")
+    if not (1 <= within < math.inf and (options.at_once is None or options.at_once > 0)):  # NaN is not either
+        raise UsageError("--within and --at-once are numbers from 1.")
     import msgspec
     import trio
 
     from nolocod.commands import terminal
-    from nolocod.fleet.remote import on_each
+    from nolocod.fleet import hosts, remote
+    from nolocod.observe.status.terminal_table import fleet_table
 
-    async def everywhere() -> list[Row]:
-        return await on_each(fleet, action, options.install, at_once=at_once, seconds=within)
-
-    rows = trio.run(everywhere)
+    fleet = hosts.read_fleet(options.hosts)
+    at_once = options.at_once or (max(1, len(fleet.hosts) // 4) if action == "update" else 16)
+    rows = trio.run(partial(remote.on_each, fleet, action, options.install, at_once=at_once, seconds=within))
     if options.json:
-        print(*(msgspec.json.encode(row).decode() for row in rows), sep="\n")
+        print(*(msgspec.json.encode(row).decode() for row in rows), sep="\n", flush=True)
     else:
-        terminal.show(terminal.fleet_table(rows))
-    sys.stdout.flush()
+        terminal.show(fleet_table((row.host, row.report, row.reason) for row in rows))
     if failed := [row.host for row in rows if row.reason]:
         raise HostError(f"{len(failed)} of {len(rows)} hosts: {', '.join(failed)}.")

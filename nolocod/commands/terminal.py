@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nolocod.fleet.remote import Row
     from nolocod.observe.status.report import StatusReport
     from nolocod.paths import DataDir
     from nolocod.run.manifest import Manifest
@@ -121,24 +120,6 @@ def summary_table(summary: Summary) -> RenderableType:
     facts.add_row("standard deviation of weights across nodes", spread)
     facts.add_row("took", f"{summary.seconds:.0f} s" + (", interrupted" if summary.interrupted else ""))
     return Group("", nodes, "", facts)
-
-
-def fleet_table(rows: list[Row]) -> RenderableType:
-    """One line per host; what failed, else the codes of late errors, is in its last column."""
-    cells = [
-        (
-            row.host,
-            row.state or "-",
-            *(["-"] * 4 if row.round is None else _figures(row)),
-            row.reason or " ".join(row.errors) or "-",
-        )
-        for row in rows
-    ]
-    return table("<host <state >round >tokens/s >loss <partner <errors", cells, wrapped="errors")
-
-
-def _figures(row: Row) -> tuple[str, ...]:
-    return str(row.round), f"{row.tokens_per_second or 0:,.0f}", loss_text(row.loss), short(row.partner) or "-"
 
 
 def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, rate: int) -> Table:

@@ -157,16 +157,12 @@ class NotRunningError(LocalError):
     entry = listed("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 
 
-class StillRunningError(LocalError):
-    entry = listed("NLC-190", "daemon did not end in time", "Wait for its checkpoint, or give a longer --within.")
-
-
 class FleetFileError(LocalError):
-    entry = listed("NLC-191", "fleet's file not valid", "Correct the key that the message names (docs/fleet.md).", 2)
+    entry = listed("NLC-190", "fleet's file not valid", "Correct the key that the message names (docs/fleet.md).", 2)
 
 
 class HostError(LocalError):
-    entry = listed("NLC-192", "host of the fleet failed", "Its row has the reason. The same command can be given again.")
+    entry = listed("NLC-191", "host of the fleet failed", "Its row has the reason. The same command can be given again.")
 
 
 class NothingToUseError(LocalError):

@@ -6,7 +6,6 @@ assignments whose values are quoted here. Nobody is asked for a password, and ea
 
 from __future__ import annotations
 
-import subprocess
 from importlib import resources
 from shlex import join, quote
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +15,7 @@ import trio
 
 from nolocod.errors import HostError, NotRunningError, UsageError, on_one_line
 from nolocod.observe.status import client
+from nolocod.observe.status.report import StatusReport  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from nolocod.fleet.hosts import Fleet, Host
@@ -26,23 +26,13 @@ _MARK = "--- nolocod fleet"
 _CONNECT = 10
 _REASON = 300
 """Characters of what a host says has failed."""
-_RECENT = 600.0
-"""Seconds for which an error is shown."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One host. `reason` says what failed, and is empty where nothing did; all else is as the node's report says it."""
+    """One host. `reason` says what failed there; where nothing did, a node without a report is down, as it was told to be."""
 
     host: str
-    state: str = ""
-    version: str = ""
-    peer_id: str = ""
-    round: int | None = None
-    tokens_per_second: float | None = None
-    loss: float | None = None
-    partner: str = ""
-    errors: tuple[str, ...] = ()
-    """Codes of the last ten minutes, newest first."""
+    report: StatusReport | None = None
     reason: str = ""
 
 
@@ -53,41 +43,36 @@ async def on_each(fleet: Fleet, action: Action, install: str, *, at_once: int, s
     failed, so that a bad release does not take the whole fleet.
     """
     rows: dict[str, Row] = {}
-    waiting = iter(fleet.hosts)
+    waiting = iter(fleet.hosts.items())
 
     async def work() -> None:
-        for host in waiting:
+        for name, host in waiting:
             if action == "update" and any(row.reason for row in rows.values()):
-                rows[host.name] = Row(host=host.name, reason="left as it was, because another host failed")
+                rows[name] = Row(host=name, reason="left as it was, because another host failed")
                 continue
-            rows[host.name] = await _on(fleet, host, action, install, seconds)
+            try:
+                said = await ask(fleet, host, script(fleet, name, action, install, seconds), seconds)
+                rows[name] = Row(host=name, report=None if action == "down" else client.decode(said.encode()))
+            except (HostError, NotRunningError) as error:
+                rows[name] = Row(host=name, reason=error.cause)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(min(at_once, len(fleet.hosts))):
+        for _ in range(at_once):
             nursery.start_soon(work)
-    return [rows[host.name] for host in fleet.hosts]
-
-
-async def _on(fleet: Fleet, host: Host, action: Action, install: str, seconds: float) -> Row:
-    try:
-        said = await ask(fleet, host, script(fleet, host, action, install, seconds), seconds)
-        return row(host, said.encode()) if action != "down" else Row(host=host.name, state="down")
-    except (HostError, NotRunningError) as error:
-        return Row(host=host.name, reason=error.cause)
+    return [rows[name] for name in fleet.hosts]
 
 
 async def ask(fleet: Fleet, host: Host, text: str, seconds: float) -> str:
     """What the script `text` prints after the mark. HostError if it fails, or takes longer, or ssh does not get there."""
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT}", "-o", "ServerAliveInterval=5"]
-    config = ["-F", str(fleet.ssh_config)] if fleet.ssh_config else []
+    config = ["-F", fleet.ssh_config] if fleet.ssh_config else []
     command = ["ssh", *options, *config, "--", host.ssh, "sh -s"]
-    done: subprocess.CompletedProcess[bytes] | None = None
-    with trio.move_on_after(seconds):
+    with trio.move_on_after(seconds) as within:
         try:
             done = await trio.run_process(command, stdin=text.encode(), capture_stdout=True, capture_stderr=True, check=False)
         except FileNotFoundError as error:
             raise UsageError("this machine has no ssh.", remedy="Install OpenSSH's client.") from error
-    if done is None:
+    if within.cancelled_caught:
         raise HostError(f"no answer within {seconds:.0f} s")
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()[-3:]
@@ -95,34 +80,25 @@ async def ask(fleet: Fleet, host: Host, text: str, seconds: float) -> str:
     return done.stdout.decode("utf-8", "replace").rpartition(_MARK)[2]
 
 
-def row(host: Host, raw: bytes) -> Row:
-    """Of a node's report. NotRunningError if it is none."""
-    report = client.decode(raw)
-    return Row(
-        host=host.name, state=report.state, version=report.version, peer_id=report.peer_id, round=report.round,
-        tokens_per_second=report.tokens_per_second, loss=report.loss, partner=report.partner,
-        errors=tuple(dict.fromkeys(error.code for error in report.errors if error.age < _RECENT)),
-    )  # fmt: skip
-
-
-def script(fleet: Fleet, host: Host, action: Action, install: str, seconds: float) -> str:
-    """For sh on the host: values, each quoted, and what is done with them."""
-    program, folder = path(fleet.program), path(host.data_dir)
-    data = f" --data={path(host.data)}" if host.data else ""
+def script(fleet: Fleet, name: str, action: Action, install: str, seconds: float) -> str:
+    """For sh on the host `name`: values, each quoted, and what is done with them."""
+    host = fleet.hosts[name]
+    program, folder = _path(fleet.nolocod), _path(host.data_dir)
+    data = f" --data={_path(host.data)}" if host.data else ""
     launch = [
         "# The node of this data directory, as `nolocod fleet` wrote it down: `sh fleet.sh` starts it.",
         'cd "$HOME" || exit',
         'PATH="$HOME/.local/bin:$PATH"',
-        f"exec {program} join --data-dir={folder}{data} {join(host.join)} >>{folder}/node.log 2>&1",
+        f"exec {program} join --data-dir={folder}{data} {join(host.flags)} >>{folder}/node.log 2>&1",
     ]
-    values = {"action": action, "unit": f"nolocod-{host.name}", "install": install, "launch": "\n".join(launch)}
+    values = {"action": action, "unit": f"nolocod-{name}", "install": install, "launch": "\n".join(launch)}
     lines = [f"program={program}", f"dir={folder}", f"seconds={max(1, int(seconds) - 5)}"]
-    lines += [f"{name}={quote(text)}" for name, text in values.items()]
+    lines += [f"{key}={quote(text)}" for key, text in values.items()]
     lines.append(f"set -- {join(f'{key}={text}' for key, text in host.limits.items())}")
     return "\n".join([*lines, resources.files(__package__).joinpath("host.sh").read_text(encoding="utf-8")])
 
 
-def path(text: str) -> str:
+def _path(text: str) -> str:
     """A path of the host, quoted but for the home that it may begin with."""
     home, slash, rest = text.partition("/")
     return f'"$HOME"/{quote(rest)}' if home == "~" and slash else quote(text)

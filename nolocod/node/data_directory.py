@@ -19,7 +19,7 @@ import psutil
 from msgspec import Meta
 
 from nolocod.disk import disk_errors, write_whole
-from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, StillRunningError, WrongRunError
+from nolocod.errors import DataDirInUseError, ManifestError, NotRunningError, WrongRunError
 from nolocod.identity import load_or_create
 from nolocod.run.manifest import MAX_MANIFEST_BYTES, seal, stored_manifest
 from nolocod.run.run_file import read_run_file
@@ -91,11 +91,8 @@ def find_running(paths: DataDir) -> Running:
 
 
 def stop(paths: DataDir, within: float) -> bool:
-    """End the daemon that holds this directory, in order, and wait for that; whether there was one.
-
-    Who holds the lock is asked, not whether a process has the number: that may be another program's by now. Raises
-    StillRunningError after `within` seconds.
-    """
+    """End the daemon that holds this directory, in order, and wait for that; whether there was one. DataDirInUseError after so
+    many seconds. The lock is asked, since a number that was left behind may be another program's by now."""
     deadline, told = time.monotonic() + within, False
     if not paths.lock.exists():
         return False
@@ -106,7 +103,8 @@ def stop(paths: DataDir, within: float) -> bool:
                 return told
             holder = os.pread(lock.fileno(), 32, 0)
             if time.monotonic() > deadline:
-                raise StillRunningError(f"process {holder.decode('ascii', 'replace')} still holds {paths.root}.")
+                text = f"process {holder.decode('ascii', 'replace')} still holds {paths.root}."
+                raise DataDirInUseError(text, remedy="Wait for its checkpoint, or give a longer --within.")
             if not told and holder.isdigit():  # a second signal would end it at once
                 with suppress(ProcessLookupError):
                     os.kill(int(holder), signal.SIGTERM)

@@ -40,21 +40,23 @@ def written(folder: Path, text: str) -> Path:
 
 def test_what_is_said_once_is_for_all_hosts(tmp_path: Path) -> None:
     fleet = read_fleet(written(tmp_path, WHOLE))
-    assert (fleet.program, fleet.ssh_config) == ("/opt/nolocod/bin/nolocod", tmp_path / "ssh_config")
+    assert (fleet.nolocod, fleet.ssh_config) == ("/opt/nolocod/bin/nolocod", str(tmp_path / "ssh_config"))
     limits = {"duty": "50%", "hours": "22:00-07:00"}
-    assert fleet.hosts == (
-        Host("gpu1", "gpu1", "~/.nolocod", "/srv/texts", (LINK, "--threads", "4"), limits),
-        Host(
-            *("gpu2", "ann@192.0.2.7", "/srv/node", "~/texts", (LINK, "--threads", "4", "--device", "cuda:1")),
-            limits | {"duty": "100%"},
-        ),
-    )
+    more = limits | {"duty": "100%"}
+    assert fleet.hosts == {
+        "gpu1": Host("gpu1", "~/.nolocod", "/srv/texts", (LINK, "--threads", "4"), limits),
+        "gpu2": Host("ann@192.0.2.7", "/srv/node", "~/texts", (LINK, "--threads", "4", "--device", "cuda:1"), more),
+    }
 
 
 def test_a_run_is_named_by_its_nodes_too(tmp_path: Path) -> None:
     text = 'run = "abc"\nbootstrap = ["/ip4/192.0.2.1", "/ip4/192.0.2.2"]\n[hosts.a]'
-    (host,) = read_fleet(written(tmp_path, text)).hosts
-    assert host.join == ("--run=abc", "--bootstrap=/ip4/192.0.2.1", "--bootstrap=/ip4/192.0.2.2")
+    host = read_fleet(written(tmp_path, text)).hosts["a"]
+    assert host.flags == ("--run=abc", "--bootstrap=/ip4/192.0.2.1", "--bootstrap=/ip4/192.0.2.2")
+        "--run=abc",
+        "--bootstrap=/ip4/192.0.2.1",
+        "--bootstrap=/ip4/192.0.2.2",
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,22 +64,22 @@ def test_a_run_is_named_by_its_nodes_too(tmp_path: Path) -> None:
     [
         ("[hosts.a]", "does not say once which run"),
         ('join = "x"\nrun = "y"\n[hosts.a]', "does not say once which run"),
-        ('join = "nolocod:nonsense"\n[hosts.a]', "`join`: 'nolocod:nonsense' is no link"),
+        ('join = "nolocod:nonsense"\n[hosts.a]', "'nolocod:nonsense' is no link"),
         ('join = "--data-dir=/"\n[hosts.a]', r"at `$.join`"),
         ('join = "x"', "missing required field `hosts`"),
         ('join = "x"\nhosts = {}', "length >= 1"),
         ('join = "x"\nhost = 1\n[hosts.a]', "unknown field `host`"),
-        ('join = "x"\n[hosts.a]\ndatadir = "/x"', "host a: Object contains unknown field `datadir`"),
-        ('join = "x"\n[hosts.a]\nssh = "-oProxyCommand=touch pwned"', "host a: Expected `str` matching regex"),
-        ('join = "x"\n[hosts.a]\nssh = "ann@-oProxyCommand=x"', "at `$.ssh`"),
-        ('join = "x"\n[hosts.a]\nssh = "a;b"', "at `$.ssh`"),
-        ('join = "x"\n[hosts.a]\nssh = "a\\n"', "at `$.ssh`"),
+        ('join = "x"\n[hosts.a]\ndatadir = "/x"', "host 'a': Object contains unknown field `datadir`"),
+        ('join = "x"\n[hosts.a]\nssh = "-oProxyCommand=touch pwned"', "host 'a': Expected `str` matching regex"),
+        ('join = "x"\n[hosts.a]\nssh = "ann@-oProxyCommand=x"', "at `$.hosts[...].ssh`"),
+        ('join = "x"\n[hosts.a]\nssh = "a;b"', "at `$.hosts[...].ssh`"),
+        ('join = "x"\n[hosts.a]\nssh = "a\\n"', "at `$.hosts[...].ssh`"),
         ('join = "x"\n[hosts."-a"]', "at `key` in `$.hosts`"),
         ('join = "x"\n[hosts."a b"]', "at `key` in `$.hosts`"),
-        ('join = "x"\n[hosts.a]\ndata_dir = "/x\\ny"', "at `$.data_dir`"),
+        ('join = "x"\n[hosts.a]\ndata_dir = "/x\\ny"', "host 'a': Expected `str` matching"),
         ('join = "x"\n[hosts.a]\nflags = ["--data-dir", "/x"]', "host a: --data-dir is a key of its own"),
         ('join = "x"\n[hosts.a]\nlimits = { duty = "half" }', "host a: limits.duty 'half' is no share"),
-        ('join = "x"\n[hosts.a]\nlimits = { duti = "50%" }', "host a: there is no setting 'duti'"),
+        ('join = "x"\n[hosts.a]\nlimits = { duti = "50%" }', "there is no setting 'duti'"),
         ('join = "x"\n[hosts.a]\n[hosts.b]\nssh = "a"', "a and b are one host with one data directory"),
         ("join = ", "is not TOML"),
         ('join = "\\u0000"\n[hosts.a]', r"at `$.join`"),

@@ -36,7 +36,7 @@ _SSH = """#!/bin/sh
 # stands in for ssh: the host is a folder, which is its home
 while [ "$1" != -- ]; do shift; done
 [ "$2" != gone ] || { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
-[ "$2" != slow ] || exec sleep 60
+[ "$2" != slow ] || exec /bin/sleep 60
 mkdir -p "$FLEET_HOSTS/$2" && cd "$FLEET_HOSTS/$2" && HOME=$PWD exec sh -c "echo Welcome; $3"
 """
 REPORT = StatusReport(
@@ -56,6 +56,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     executable(tmp_path / "bin/ssh", _SSH)
     executable(tmp_path / "bin/systemctl", "#!/bin/sh\nexit 1\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    executable(tmp_path / "bin/sleep", "#!/bin/sh\nexec /bin/sleep 0.02\n")
     monkeypatch.setenv("FLEET_HOSTS", str(tmp_path / "homes"))
     return tmp_path / "homes"
 
@@ -66,22 +67,22 @@ def with_nolocod(home: Path) -> Path:
     return home / ".local/bin"
 
 
-def host(name: str, *, data_dir: str = "~/.nolocod", data: str = "", join: tuple[str, ...] = (), **limits: str) -> Host:
-    return Host(name, name, data_dir, data, join, limits)
+def fleet(*names: str, data_dir: str = "~/.nolocod", data: str = "", flags: tuple[str, ...] = (), **limits: str) -> Fleet:
+    return Fleet({name: Host(name, data_dir, data, flags, limits) for name in names})
 
 
-def on_each(fleet: Fleet, action: remote.Action, install: str, at_once: int, seconds: float) -> list[remote.Row]:
-    return trio.run(partial(remote.on_each, fleet, action, install, at_once=at_once, seconds=seconds))
+def done(action: remote.Action, those: Fleet, install: str = "", *, at_once: int = 4, seconds: float = 30) -> list[remote.Row]:
+    return trio.run(partial(remote.on_each, those, action, install, at_once=at_once, seconds=seconds))
 
 
-def done(action: remote.Action, *hosts: Host, install: str = "", at_once: int = 4, seconds: float = 30) -> list[remote.Row]:
-    return on_each(Fleet(hosts, "nolocod", None), action, install, at_once, seconds)
+def states(rows: list[remote.Row]) -> list[str]:
+    return [row.report.state if row.report else "" for row in rows]
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_hostile_values_stay_values(homes: Path, bad: str) -> None:
     there = with_nolocod(homes / "a")
-    (row,) = done("up", host("a", data_dir=f"~/{bad}/d", data=bad, join=(bad, f"--run={bad}"), hours=bad))
+    (row,) = done("up", fleet("a", data_dir=f"~/{bad}/d", data=bad, flags=(bad, f"--run={bad}"), hours=bad))
     assert row.reason == ""
     home = homes / "a"
     assert (there / "joined").read_text().splitlines() == [
@@ -94,7 +95,7 @@ def test_hostile_values_stay_values(homes: Path, bad: str) -> None:
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_a_hostile_program_is_a_name_that_is_not_there(homes: Path, bad: str) -> None:
-    (row,) = on_each(Fleet((host("a"),), bad, None), "up", "", 1, 30)
+    (row,) = done("up", msgspec.structs.replace(fleet("a"), nolocod=bad))
     assert f"{' '.join(bad.split())} is not there" in row.reason
     assert not list(homes.rglob("pwned"))
 
@@ -102,11 +103,11 @@ def test_a_hostile_program_is_a_name_that_is_not_there(homes: Path, bad: str) ->
 def test_up_comes_to_the_same_when_it_is_said_again_and_down_too(homes: Path) -> None:
     there = with_nolocod(homes / "a")
     for _ in range(2):
-        (row,) = done("up", host("a"))
-        assert (row.state, row.round, row.peer_id, row.reason) == ("training", 7, "12D3KooWabcdefgh", "")
+        (row,) = done("up", fleet("a"))
+        assert row == remote.Row(host="a", report=REPORT)
     assert (there / "order").read_text().split() == ["join"]
     for _ in range(2):
-        assert done("down", host("a")) == [remote.Row(host="a", state="down")]
+        assert done("down", fleet("a")) == [remote.Row(host="a")]
     assert not (there / "up").exists()
 
 
@@ -126,8 +127,8 @@ def test_a_daemon_is_systemds_only_where_it_would_stay(homes: Path, lingers: str
     executable(tools / "loginctl", f'#!/bin/sh\n[ "$1" = enable-linger ] || echo {lingers}\n')
     executable(tools / "systemd-run", _SYSTEMD_RUN)
     there = with_nolocod(homes / "a")
-    (row,) = done("up", host("a", data_dir=f"~/{HOSTILE[0]}"))
-    assert (row.state, row.reason) == ("training", "")
+    (row,) = done("up", fleet("a", data_dir=f"~/{HOSTILE[0]}"))
+    assert row == remote.Row(host="a", report=REPORT)
     assert (there / "order").read_text().split() == ["join"]
     asked = homes / "a/systemd-run"
     assert asked.exists() == (lingers == "yes")
@@ -140,10 +141,10 @@ def test_a_daemon_is_systemds_only_where_it_would_stay(homes: Path, lingers: str
 def test_a_host_that_fails_is_one_row_with_the_reason(homes: Path) -> None:
     for name in ("well", "down"):
         with_nolocod(homes / name)
-    done("up", host("well"))
-    rows = done("status", *map(host, ("gone", "down", "bare", "slow", "well")), at_once=5, seconds=2)
+    done("up", fleet("well"))
+    rows = done("status", fleet("gone", "down", "bare", "slow", "well"), at_once=5, seconds=2)
     assert [row.host for row in rows] == ["gone", "down", "bare", "slow", "well"]
-    assert [row.state for row in rows] == ["", "", "", "", "training"]
+    assert states(rows) == ["", "", "", "", "training"]
     says = ["No route to host", "NLC-130", "nolocod is not there. Install it", "no answer within 2 s", ""]
     for row, text in zip(rows, says, strict=True):
         assert text in row.reason
@@ -153,9 +154,9 @@ def test_a_host_that_fails_is_one_row_with_the_reason(homes: Path) -> None:
 def test_nothing_is_installed_but_by_a_command(homes: Path) -> None:
     source = with_nolocod(homes / "source")
     install = f"mkdir -p .local && cp -r {source} .local/bin"
-    (row,) = done("up", host("a"), install=install)
-    assert row.state == "training"
-    (row,) = done("up", host("b"), install="echo no network >&2; false")
+    (row,) = done("up", fleet("a"), install=install)
+    assert row.report == REPORT
+    (row,) = done("up", fleet("b"), install="echo no network >&2; false")
     assert "no network the command of --install failed." in row.reason
 
 
@@ -163,12 +164,12 @@ def test_an_update_restarts_in_turn_and_ends_at_the_first_failure(homes: Path) -
     names = ["a", "b", "c"]
     for name in names:
         with_nolocod(homes / name)
-    done("up", *map(host, names))
-    rows = done("update", *map(host, names), install="true", at_once=1)
-    assert [row.state for row in rows] == ["training"] * 3
+    done("up", fleet(*names))
+    rows = done("update", fleet(*names), install="true", at_once=1)
+    assert states(rows) == ["training"] * 3
     orders = [(homes / name / ".local/bin/order").read_text().split() for name in names]
     assert orders == [["join", "stop", "join"]] * 3
-    rows = done("update", *map(host, names), install='[ "$(basename "$PWD")" != b ]', at_once=1)
+    rows = done("update", fleet(*names), install='[ "$(basename "$PWD")" != b ]', at_once=1)
     assert [bool(row.reason) for row in rows] == [False, True, True]
     assert "left as it was" in rows[2].reason
     assert [(homes / name / ".local/bin/up").exists() for name in names] == [True] * 3, "no node was lost"
@@ -179,7 +180,7 @@ def test_an_update_waits_until_the_node_trains(homes: Path) -> None:
     there = with_nolocod(homes / "a")
     text = (there / "report.json").read_text()
     (there / "report.json").write_text(text.replace('"training"', '"discovering"'))
-    (row,) = done("update", host("a"), install="true", seconds=7)
+    (row,) = done("update", fleet("a"), install="true", seconds=7)
     assert "it does not train again yet" in row.reason
 
 
@@ -195,14 +196,14 @@ def test_no_more_hosts_at_once_than_was_said(homes: Path, monkeypatch: pytest.Mo
         return ""
 
     monkeypatch.setattr(remote, "ask", ask)
-    rows = done("down", *(host(f"h{number}") for number in range(40)), at_once=3)
-    assert (len(rows), most, {row.state for row in rows}) == (40, 3, {"down"})
+    rows = done("down", fleet(*(f"h{number}" for number in range(40))), at_once=3)
+    assert (len(rows), most, {row.reason for row in rows}) == (40, 3, {""})
 
 
 def test_the_user_is_asked_for_nothing_and_a_host_is_no_option(homes: Path) -> None:
     executable(homes.parent / "bin/ssh", f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{homes.parent}/said; cat >/dev/null; echo {{}}\n")
-    fleet = Fleet((host("a"),), "nolocod", Path("/x/ssh_config"))
-    trio.run(remote.ask, fleet, fleet.hosts[0], "", 5)
+    those = msgspec.structs.replace(fleet("a"), ssh_config="/x/ssh_config")
+    trio.run(remote.ask, those, those.hosts["a"], "", 5)
     said = (homes.parent / "said").read_text().splitlines()
     assert said[-3:] == ["--", "a", "sh -s"]
     assert said[said.index("-F") + 1] == "/x/ssh_config"
@@ -213,7 +214,7 @@ def test_the_user_is_asked_for_nothing_and_a_host_is_no_option(homes: Path) -> N
 def test_the_script_is_one_for_every_sh(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    text = remote.script(Fleet((host("a"),), "nolocod", None), host("a"), "status", "", 9)
+    text = remote.script(fleet("a"), "a", "status", "", 9)
     told = subprocess.run([shell, "-n"], input=text, text=True, capture_output=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
 

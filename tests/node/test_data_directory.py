@@ -17,7 +17,6 @@ from nolocod.errors import (
     ManifestError,
     NotRunningError,
     RunFileError,
-    StillRunningError,
     WrongRunError,
 )
 from nolocod.node import data_directory
@@ -78,7 +77,7 @@ def test_stopping_waits_for_who_holds_the_directory(tmp_path: Path, kind: str) -
                 with data_directory.hold(paths):
                     pass
             else:
-                with pytest.raises(StillRunningError, match=f"process {holder.pid} still holds"):
+                with pytest.raises(DataDirInUseError, match=f"process {holder.pid} still holds"):
                     data_directory.stop(paths, 0.3)
         finally:
             holder.kill()

@@ -192,8 +192,3 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """By this node, as receipts that both partners signed show it, over restarts."""
     contributors: tuple[Contribution, ...] = ()
     """Those of the run that gave most, this node among them, as far as it knows."""
-
-    @property
-    def partner(self) -> str:
-        """Whom it exchanges with now, else the last with whom it did; empty for nobody."""
-        return self.exchanging_with or next((one.partner for one in self.exchanges if one.outcome == "committed"), "")
