@@ -81,7 +81,10 @@ async def ask(fleet: Fleet, host: Host, text: str, seconds: float) -> str:
 
 
 def script(fleet: Fleet, name: str, action: Action, install: str, seconds: float) -> str:
-    """For sh on the host `name`: values, each quoted, and what is done with them."""
+    """For sh on the host `name`: values, each quoted, and what is done with them (host.sh).
+
+    `launch` becomes fleet.sh, which becomes the daemon; `unit` is systemd's name for it; "$@" are limits.
+    """
     host = fleet.hosts[name]
     program, folder = _path(fleet.nolocod), _path(host.data_dir)
     data = f" --data={_path(host.data)}" if host.data else ""

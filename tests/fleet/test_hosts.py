@@ -53,10 +53,6 @@ def test_a_run_is_named_by_its_nodes_too(tmp_path: Path) -> None:
     text = 'run = "abc"\nbootstrap = ["/ip4/192.0.2.1", "/ip4/192.0.2.2"]\n[hosts.a]'
     host = read_fleet(written(tmp_path, text)).hosts["a"]
     assert host.flags == ("--run=abc", "--bootstrap=/ip4/192.0.2.1", "--bootstrap=/ip4/192.0.2.2")
-        "--run=abc",
-        "--bootstrap=/ip4/192.0.2.1",
-        "--bootstrap=/ip4/192.0.2.2",
-    )
 
 
 @pytest.mark.parametrize(
