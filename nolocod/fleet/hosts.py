@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]+\Z", max_length=4096)]
 _Word = Annotated[str, Meta(pattern=r"^(?!-)[^\x00-\x1f\x7f]+\Z", max_length=4096)]
 """Not an option of the program that gets it."""
+_Folder = Annotated[str, Meta(pattern=r"^~?/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
 _Destination = Annotated[str, Meta(pattern=r"^(?!-)(?!.*@-)[A-Za-z0-9_.:@/\[\]-]{1,255}\Z")]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
 
@@ -31,7 +32,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ssh: _Destination = ""
     """A host, USER@HOST, ssh://USER@HOST:PORT, or an alias of ssh's own configuration; empty for the host's name here."""
-    data_dir: _Word = "~/.nolocod"
+    data_dir: _Folder = "~/.nolocod"
     data: _Word = ""
     flags: tuple[_Text, ...] = ()
     limits: dict[_Name, _Text] = {}

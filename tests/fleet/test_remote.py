@@ -156,6 +156,8 @@ def test_nothing_is_installed_but_by_a_command(homes: Path) -> None:
     install = f"mkdir -p .local && cp -r {source} .local/bin"
     (row,) = done("up", fleet("a"), install=install)
     assert row.report == REPORT
+    done("up", fleet("a"), install="touch again")
+    assert not (homes / "a/again").exists(), "it is there"
     (row,) = done("up", fleet("b"), install="echo no network >&2; false")
     assert "no network the command of --install failed." in row.reason
 
