@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import trio
 
+from nolocod import cli
 from nolocod.fleet import remote
 from nolocod.fleet.hosts import Fleet, Host
 from nolocod.observe.status.report import StatusReport
@@ -184,6 +185,28 @@ def test_an_update_waits_until_the_node_trains(homes: Path) -> None:
     (there / "report.json").write_text(text.replace('"training"', '"discovering"'))
     (row,) = done("update", fleet("a"), install="true", seconds=7)
     assert "it does not train again yet" in row.reason
+
+
+def test_all_hosts_are_one_table_and_the_exit_status_says_whether_all_is_well(
+    homes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_nolocod(homes / "well")
+    file = tmp_path / "hosts.toml"
+    file.write_text('join = "verse"\n[hosts.well]\n')
+    cli.main(["fleet", str(file), "up"])
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["host", "state", "round", "tokens/s", "loss", "partner", "errors"]
+    assert line.split() == ["well", "training", "7", "0", "-", "-", "-"]
+    file.write_text('join = "verse"\n[hosts.gone]\n[hosts.well]\n')
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fleet", str(file), "status", "--json"])
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    gone, well = map(json.loads, said.out.splitlines())
+    assert (gone["host"], gone["report"], well["reason"], well["report"]["round"]) == ("gone", None, "", 7)
+    assert "No route to host" in gone["reason"]
+    assert "NLC-191" in said.err
+    assert "1 of 2 hosts: gone." in said.err
 
 
 def test_no_more_hosts_at_once_than_was_said(homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
