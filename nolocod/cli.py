@@ -12,6 +12,7 @@ from nolocod.commands import (
     Commands,
     amend,
     contributions,
+    fleet,
     identity,
     installation,
     model,
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nolocod {__version__}")
     parser.set_defaults(command=None)
     commands = Commands.of(parser)
-    subjects = (up, run, amend, node, watch, registry, identity, receipts, contributions, model, study, simulate)
+    subjects = (up, run, amend, node, watch, fleet, registry, identity, receipts, contributions, model, study, simulate)
     for subject in subjects:
         subject.add_to(commands)
     installation.add_to(commands, parser)

@@ -41,7 +41,7 @@ p2p.snapshots
 p2p.mesh
 observe
 node
-doctor watch api
+doctor watch api fleet
 studies.daemons studies.pages
 studies.sim
 studies.lab studies.testnet
@@ -77,10 +77,10 @@ LIBRARIES = {
     "base58": "identity",
     "cryptography": "identity proto p2p node.identity_backup",
     "blake3": "proto run outer trainer p2p studies.sim",
-    "msgspec": "proto run node trainer observe doctor p2p studies commands cli api",
+    "msgspec": "proto run node trainer observe doctor p2p studies commands cli api fleet",
     "pynvml": "node.sensors",
     "psutil": "p2p node trainer doctor watch studies",
-    "trio": "outer.loop trainer p2p observe.status node doctor watch studies commands",
+    "trio": "outer.loop trainer p2p observe.status node doctor watch studies commands fleet",
     "trio_typing": "trainer p2p observe.status node watch studies",
 }
 """Who may use what is not ours and not Python's. The network process has no torch: `test_importing_does_nothing`."""

@@ -35,7 +35,7 @@ _AS_GIVEN = (
 
 
 def add_to(commands: Commands) -> None:
-    """start, join, status, set, doctor."""
+    """start, join, status, set, stop, doctor."""
     about = "Start a node of the run in its data directory, from its last checkpoint if there is one."
     _node_options(commands.add_here("start", _start, about, "nolocod start --data texts/ --listen 0.0.0.0:4001"))
     about = "Join a run through any of its nodes. Later starts need no address."
@@ -49,6 +49,9 @@ def add_to(commands: Commands) -> None:
     change = commands.add_here("set", _set, about, "nolocod set duty=50% max-temperature=80 pause-when-used=10m")
     change.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"of {', '.join(KEYS)}; none shows what counts")
     change.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "Stop a running node in order, and wait until it has ended."
+    stop = commands.add_here("stop", _stop, about, "nolocod stop --data-dir /srv/node-1")
+    stop.add_argument("--within", type=float, default=120.0, metavar="SECONDS", help="wait for so long (%(default)s)")
     about = "Find out what keeps this machine from joining a run. It changes nothing."
     doctor = commands.add_here("doctor", _doctor, about, "nolocod doctor --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     _reach_options(doctor)
@@ -333,6 +336,13 @@ def _set(options: argparse.Namespace) -> None:
     from nolocod.commands import terminal
 
     terminal.show_limits(DataDir(options.data_dir), told, as_json=options.json)
+
+
+def _stop(options: argparse.Namespace) -> None:
+    from nolocod.node import data_directory
+
+    ended = data_directory.stop(DataDir(options.data_dir), options.within)
+    print("stopped" if ended else f"no daemon runs in {options.data_dir}")
 
 
 def _doctor(options: argparse.Namespace) -> None:

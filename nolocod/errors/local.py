@@ -163,6 +163,14 @@ class NotRunningError(LocalError):
     entry = listed("NLC-130", "no daemon runs here", "Start one with `nolocod start` or `join`, or name its --data-dir.")
 
 
+class FleetFileError(LocalError):
+    entry = listed("NLC-190", "fleet's file not valid", "Correct the key that the message names (docs/fleet.md).", 2)
+
+
+class HostError(LocalError):
+    entry = listed("NLC-191", "host of the fleet failed", "Its row has the reason. The same command can be given again.")
+
+
 class NothingToUseError(LocalError):
     entry = listed("NLC-131", "no checkpoint yet", "Let the node train until its first checkpoint.")
 

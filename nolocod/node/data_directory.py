@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import contextmanager
+import signal
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -86,6 +88,28 @@ def find_running(paths: DataDir) -> Running:
     if not psutil.pid_exists(running.pid):
         raise NotRunningError(f"the daemon of {paths.root} (process {running.pid}) has ended.")
     return running
+
+
+def stop(paths: DataDir, within: float) -> bool:
+    """End the daemon that holds this directory, in order, and wait for that; whether there was one. DataDirInUseError after so
+    many seconds. The lock is asked, since a number that was left behind may be another program's by now."""
+    deadline, told = time.monotonic() + within, False
+    if not paths.lock.exists():
+        return False
+    with disk_errors(paths.lock), paths.lock.open("r+b", buffering=0) as lock:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return told
+            holder = os.pread(lock.fileno(), 32, 0)
+            if time.monotonic() > deadline:
+                text = f"process {holder.decode('ascii', 'replace')} still holds {paths.root}."
+                raise DataDirInUseError(text, remedy="Wait for its checkpoint, or give a longer --within.")
+            if not told and holder.isdigit():  # a second signal would end it at once
+                with suppress(ProcessLookupError):
+                    os.kill(int(holder), signal.SIGTERM)
+                told = True
+            time.sleep(0.1)
 
 
 def called(paths: DataDir, given: str = "") -> str:

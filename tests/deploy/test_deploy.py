@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +21,11 @@ from nolocod import __version__
 from nolocod.cli import _parser
 from nolocod.commands.node import node_config
 from nolocod.node.config import NodeConfig
+from nolocod.run.announcements import read_link
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 RESOURCES = list(yaml.safe_load_all((DEPLOY / "kubernetes/nolocod.yaml").read_text(encoding="utf-8")))
+RUN = "nolocod:0123456789abcdef@192.0.2.1:4001/12D3KooWGzBo2pRfPc2MqRWGXUdLnS1WbmQAgNRRVYCuqSWBTnAo"
 KINDS = {resource["kind"]: resource for resource in RESOURCES}
 
 
@@ -45,15 +50,127 @@ def test_a_misspelt_field_is_found() -> None:
 
 def test_the_pods_command_line_is_one_of_ours() -> None:
     (container,) = KINDS["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    bootstrap = KINDS["ConfigMap"]["data"]["BOOTSTRAP"]
-    config = configured([word.replace("$(BOOTSTRAP)", bootstrap) for word in container["args"]])
+    config = configured(container["args"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert {"peers": config.mesh.listen[0].port, "http": config.http.port} == ports
-    assert config.mesh.bootstrap == (bootstrap,)
     assert config.http_open_metrics, "Prometheus has no token"
     assert {port["name"]: port["port"] for port in KINDS["Service"]["spec"]["ports"]} == ports
     annotations = KINDS["StatefulSet"]["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(config.http.port)
+
+
+def test_the_number_of_nodes_and_the_run_are_one_variable_each_in_kubernetes() -> None:
+    text = (DEPLOY / "kubernetes/nolocod.yaml").read_text(encoding="utf-8")
+    run = KINDS["ConfigMap"]["data"]["RUN"]
+    assert read_link(run)[1].startswith("/dns/bootstrap.example.org/tcp/4001/p2p/")
+    assert (text.count(run), text.count("$(RUN)")) == (1, 2), "the nodes and the observer have it from the ConfigMap"
+    for kind, command in (("StatefulSet", "join"), ("Deployment", "watch")):
+        (container,) = KINDS[kind]["spec"]["template"]["spec"]["containers"]
+        assert container["args"][:2] == [command, "$(RUN)"]
+        assert _parser().parse_args(container["args"])
+        assert container["envFrom"] == [{"configMapRef": {"name": KINDS["ConfigMap"]["metadata"]["name"]}}]
+    claim = KINDS["PersistentVolumeClaim"]["metadata"]["name"]
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": claim}} in KINDS["Deployment"]["spec"]["template"]["spec"][
+        "volumes"
+    ]
+
+
+def test_the_number_of_nodes_and_the_run_are_one_variable_each_in_compose() -> None:
+    text = (DEPLOY / "docker-compose.nodes.yml").read_text(encoding="utf-8")
+    services = yaml.safe_load(text)["services"]
+    assert services["node"]["deploy"]["replicas"] == "${NODES:-2}"
+    assert text.count("${NODES") == 1
+    for name in ("node", "watch"):
+        command = services[name]["command"]
+        assert command[1].startswith("${RUN:?"), "compose refuses to start without it"
+        assert _parser().parse_args([command[0], RUN, *command[2:]])
+    config = configured(["join", RUN, *services["node"]["command"][2:]])
+    assert int(services["node"]["stop_grace_period"].removesuffix("s")) > config.stop_within
+    assert services["node"]["environment"]["NOLOCOD_HOME"] == services["node"]["entrypoint"][-1]
+    script, place = next(volume.split(":")[:2] for volume in services["node"]["volumes"] if "slot" in volume)
+    assert (DEPLOY / script).exists()
+    assert place in services["node"]["entrypoint"]
+
+
+def started(folder: Path, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """One of our scripts, with the stand-ins in `folder`/bin before the system's programs."""
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    line = ["bash" if script.endswith("sbatch") else "sh", str(DEPLOY / script), *arguments]
+    return subprocess.Popen(line, env={**os.environ, "PATH": path, **environment}, stdout=subprocess.PIPE, text=True)
+
+
+def stand_in(folder: Path, name: str, text: str) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / "bin" / name).chmod(0o755)
+
+
+def test_nodes_that_share_a_volume_have_a_directory_each_and_keep_it(tmp_path: Path) -> None:
+    stand_in(tmp_path, "nolocod", 'echo "$(readlink "$NOLOCOD_HOME") ${CUDA_VISIBLE_DEVICES:-none} $*"; exec sleep 60')
+    for _ in range(2):
+        said, nodes = [], []
+        for number in range(3):
+            home, gpus = str(tmp_path / f"home-{number}"), str(number and 2)
+            line = ["nodes/slot.sh", str(tmp_path), home, "join", "the run"]
+            node = started(tmp_path, *line, GPUS=gpus)
+            nodes.append(node)
+            assert node.stdout is not None
+            said.append(node.stdout.readline().split())
+        assert said == [[str(tmp_path / str(n)), gpu, "join", "the", "run"] for n, gpu in ((1, "none"), (2, "1"), (3, "0"))]
+        for node in nodes:
+            node.kill()
+            node.communicate(timeout=30)
+
+
+SRUN = """
+tasks=()
+while [ "$1" != bash ]; do shift; done
+for number in 0 1; do
+    SLURM_PROCID=$number "$@" &
+    tasks+=($!)
+done
+trap 'kill -TERM "${tasks[@]}"' TERM
+for task in "${tasks[@]}"; do
+    until wait "$task"; [ $? -le 128 ]; do :; done
+done
+"""
+"""Stands in for srun: two tasks here, to which it hands a signal on, as srun's manual says. No Slurm was at hand."""
+
+
+def test_a_slurm_job_stops_its_nodes_and_queues_itself_again(tmp_path: Path) -> None:
+    stand_in(tmp_path, "srun", SRUN)
+    stand_in(tmp_path, "scontrol", f'echo "$*" >>{tmp_path}/scontrol')
+    node = f'printf "%s\\n" "$*" >>{tmp_path}/joined; trap "echo stopped >>{tmp_path}/stopped; exit 0" TERM; echo up; '
+    stand_in(tmp_path, "nolocod", node + "while :; do sleep 0.05; done")
+    job = started(tmp_path, "slurm/nolocod.sbatch", "--device", "cuda", RUN=RUN, NODES_DIR=str(tmp_path), SLURM_JOB_ID="7")
+    assert job.stdout is not None
+    assert [job.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    job.terminate()
+    job.communicate(timeout=30)
+    assert job.returncode == 0
+    lines = sorted((tmp_path / "joined").read_text().splitlines())
+    assert [config.paths.root for config in (configured(line.split()) for line in lines)] == [tmp_path / "0", tmp_path / "1"]
+    assert all(RUN in line and line.endswith("--device cuda") for line in lines)
+    assert (tmp_path / "stopped").read_text().split() == ["stopped"] * 2
+    assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
+
+
+def test_a_slurm_job_ends_when_the_run_does(tmp_path: Path) -> None:
+    stand_in(tmp_path, "srun", SRUN)
+    stand_in(tmp_path, "scontrol", f"touch {tmp_path}/scontrol")
+    stand_in(tmp_path, "nolocod", "exit 0")
+    job = started(tmp_path, "slurm/nolocod.sbatch", RUN=RUN, NODES_DIR=str(tmp_path), SLURM_JOB_ID="7")
+    job.communicate(timeout=30)
+    assert job.returncode == 0
+    assert not (tmp_path / "scontrol").exists()
+
+
+@pytest.mark.parametrize("script", ["nodes/slot.sh", "slurm/nolocod.sbatch"])
+def test_the_scripts_have_no_complaint_of_shellcheck(script: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("Debian's package shellcheck is not installed")
+    told = subprocess.run(["shellcheck", DEPLOY / script], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (0, "")
 
 
 def test_the_unit_runs_a_command_of_ours_and_waits_for_its_word() -> None:
@@ -61,7 +178,7 @@ def test_the_unit_runs_a_command_of_ours_and_waits_for_its_word() -> None:
     unit.optionxform = str  # type: ignore[assignment, method-assign] # systemd's keys have capitals
     unit.read_string((DEPLOY / "systemd/nolocod.service").read_text(encoding="utf-8"))
     service = unit["Service"]
-    command = service["ExecStart"].replace("$NOLOCOD_ARGUMENTS", f"--bootstrap {KINDS['ConfigMap']['data']['BOOTSTRAP']}")
+    command = service["ExecStart"].replace("$NOLOCOD_ARGUMENTS", "--bootstrap /dns4/example.org/tcp/4001/p2p/12D3KooW")
     program, *arguments = shlex.split(command)
     assert program.endswith("/nolocod")
     configured(arguments)

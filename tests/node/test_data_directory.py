@@ -50,6 +50,48 @@ except errors.DataDirInUseError as error:
         pass  # free again
 
 
+HOLDER = """
+import signal, sys, time
+from pathlib import Path
+from nolocod.node import data_directory
+from nolocod.paths import DataDir
+deaf = sys.argv[2] == "deaf"
+signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: sys.exit(0))
+with data_directory.hold(DataDir(Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["hears", "deaf"])
+def test_stopping_waits_for_who_holds_the_directory(tmp_path: Path, kind: str) -> None:
+    paths = DataDir(tmp_path / "node")
+    assert not data_directory.stop(paths, 0), "there is no such directory"
+    line = [sys.executable, "-c", HOLDER, str(paths.root), kind]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            if kind == "hears":
+                assert data_directory.stop(paths, 60)
+                with data_directory.hold(paths):
+                    pass
+            else:
+                with pytest.raises(DataDirInUseError, match=f"process {holder.pid} still holds"):
+                    data_directory.stop(paths, 0.3)
+        finally:
+            holder.kill()
+
+
+def test_a_number_left_behind_is_nobodys_to_stop(tmp_path: Path) -> None:
+    paths = DataDir(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        paths.lock.write_text(str(other.pid))
+        assert not data_directory.stop(paths, 5)
+        assert other.poll() is None
+        other.kill()
+
+
 def test_a_second_hold_in_this_process_is_refused_too(tmp_path: Path) -> None:
     paths = DataDir(tmp_path)
     with data_directory.hold(paths), pytest.raises(DataDirInUseError), data_directory.hold(paths):

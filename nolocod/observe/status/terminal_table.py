@@ -224,6 +224,18 @@ def _speed(rate: float, limit: int | None) -> str:
     return f"{amount(rate)}/s" + (f" of {amount(limit)}/s" if limit is not None else "")
 
 
+def fleet_table(hosts: Iterable[tuple[str, StatusReport | None, str]]) -> Table:
+    """Hosts, one line each: (name, report, what failed there), without the last two if it is down; errors of ten minutes."""
+
+    def cells(name: str, report: StatusReport | None, reason: str) -> tuple[str, ...]:
+        _, state, number, _, speed, loss, _, _, _, partner, _ = _swarm_cells(0, report)
+        codes = dict.fromkeys(error.code for error in report.errors if error.age < 600) if report else ()
+        return name, state if report or reason else "down", number, speed, loss, partner, reason or " ".join(codes) or "-"
+
+    header = "<host <state >round >tokens/s >loss <partner <errors"
+    return table(header, (cells(*host) for host in hosts), wrapped="errors")
+
+
 def swarm_table(reports: Iterable[StatusReport | None]) -> Table:
     """A swarm, one line per node; None for a node that does not answer."""
     header = "<node <state >round >steps >tokens/s >loss >valid. >paired >solo <partner >peers"
