@@ -47,8 +47,8 @@ from nolocod.p2p.transport.yamux_limits import MuxLimits
 from nolocod.proto.limits import Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
-from nolocod.run.owners import Owners
 from nolocod.run.announcements import MAX_ANNOUNCEMENT
+from nolocod.run.owners import Owners
 from nolocod.trainer.checkpoint import KEPT
 
 if TYPE_CHECKING:
@@ -599,7 +599,8 @@ def _plain_type(info: msgspec.inspect.Type) -> str:
 
 def _tables() -> dict[str, type[msgspec.Struct]]:
     hints = {name: (*get_args(hint), hint)[0] for name, hint in get_type_hints(manifest.Manifest).items()}  # without "or none"
-    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, (manifest.Section, Owners))}
+    kinds = manifest.Section, Owners
+    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, kinds)}
 
 
 def _docstrings(section: type[msgspec.Struct]) -> dict[str, str]:

@@ -108,7 +108,8 @@ class Testnet:
         if own > _MOST_MEGABYTES:
             raise CheckFailed(f"that is more than {_MOST_MEGABYTES:.0f} MB")
         labels = json.loads(self._engine.docker("image", "inspect", "--format", "{{json .Config.Labels}}", "nolocod"))
-        if labels.get("org.opencontainers.image.version") != __version__ or not labels.get("org.opencontainers.image.base.name"):
+        titles = "org.opencontainers.image."
+        if labels.get(titles + "version") != __version__ or not labels.get(titles + "base.name"):
             raise CheckFailed(f"the image's labels are {labels}")
         who = self._engine.docker("run", "--rm", "--entrypoint", "id", "nolocod", "-u").strip()
         if who == "0":

@@ -201,7 +201,8 @@ def test_a_trainer_begins_with_the_text_of_its_round() -> None:
 
 
 def test_trainers_start_anew_for_what_they_do_otherwise_and_for_nothing_else() -> None:
-    run, plain = a_run(data=Data(source="hub", dataset="a/b")), Change(at=5, note="tea", paused=False, release="0", bootstrap=("x",))
+    run = a_run(data=Data(source="hub", dataset="a/b"))
+    plain = Change(at=5, note="tea", paused=False, release="0", bootstrap=("x",))
     assert amendments.for_trainers(changed(run, plain), 9) == amendments.for_trainers(run, 9)
     others = Change(at=5, rounds=0), Change(at=5, learning_rate=1e-4), Change(at=5, schedule="cosine"), Change(at=5, split="x")
     told = [amendments.for_trainers(changed(run, plain, one), 9) for one in others]
