@@ -50,6 +50,7 @@ from nolocod.run import manifest
 from nolocod.run.announcements import MAX_ANNOUNCEMENT
 from nolocod.run.owners import Owners
 from nolocod.trainer.checkpoint import KEPT
+from nolocod.watch import observer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -404,6 +405,13 @@ def bounds() -> list[Bound]:
             f"{recent.CAPACITY}",
             "`p2p/exchange/recent_receipts.py`",
             "what_is_held_ends_after_an_hour_and_has_a_limit",
+        ),
+        Bound(
+            "memory",
+            "pairs whose last exchange an observer keeps, for an hour",
+            f"{observer.PAIRS}",
+            "`watch/observer.py`",
+            "the_last_exchange_of_each_pair_is_shown_though_nodes_hold_the_newest_of_each_member",
         ),
         Bound(
             "memory",

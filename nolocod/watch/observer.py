@@ -18,7 +18,7 @@ import trio
 
 from nolocod.errors import RemoteError
 from nolocod.p2p.discovery.bootstrap import find_run
-from nolocod.p2p.exchange.contributions import Tally
+from nolocod.p2p.exchange.contributions import AWAY, Tally
 from nolocod.p2p.exchange.receipt_gossip import fetch
 from nolocod.p2p.exchange.recent_receipts import RecentReceipts
 from nolocod.p2p.host import HostLimits, open_host
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
     from nolocod.observe.events import Contribution, Emit
     from nolocod.p2p.discovery.bootstrap import Contact
+    from nolocod.p2p.exchange.contributions import Point
     from nolocod.p2p.host import Host
     from nolocod.p2p.settings import MeshSettings
     from nolocod.proto.types import Member
@@ -57,6 +58,8 @@ _RECEIPTS_EVERY = 2.0
 _BOOTSTRAPS_EVERY = 30.0
 _KEPT = 16
 """Connections that are kept."""
+PAIRS = 512
+"""Of which the last exchange is kept."""
 _LIMITS = HostLimits(connections=64)
 _LISTEN = Address("127.0.0.1", 0)
 """A host must listen somewhere; nobody is told of it."""
@@ -111,6 +114,7 @@ class Observer:
         self._receipts = RecentReceipts(sealed.run_id)
         self._receipts_at = 0.0
         self._tally = Tally()
+        self._late: dict[frozenset[PeerId], tuple[Point, ...]] = {}
         self._asked: dict[PeerId, float] = {}
         self._kept: deque[PeerId] = deque()
         self.answered = trio.Event()
@@ -125,9 +129,10 @@ class Observer:
         return self._tally.seen_among(self.live())
 
     def exchanges(self) -> list[tuple[PeerId, PeerId, float]]:
-        """The last ones that are known: who offered, to whom, and how many seconds ago."""
+        """The last one of each pair, of the last hour: who offered, to whom, and how many seconds ago; newest first."""
         wall = time.time()
-        found = ((one.peer, other.peer, max(0.0, wall - one.time)) for one, other in self._receipts.exchanges())
+        self._late = {pair: one for pair, one in self._late.items() if one[0].time > wall - AWAY}
+        found = ((one.peer, other.peer, max(0.0, wall - one.time)) for one, other in self._late.values())
         return sorted(found, key=lambda one: one[2])
 
     async def run(self) -> None:
@@ -189,6 +194,17 @@ class Observer:
         self._receipts.expire(time.time())
         news, _ = self._receipts.learn(told, members, time.time())
         self._tally.add_all(one.sides for one in news)
+        for one in news:
+            self._note(one.sides)
+
+    def _note(self, sides: tuple[Point, ...]) -> None:
+        """Receipts that are passed on are the newest of each member; for the page those of a while are kept."""
+        pair = frozenset(side.peer for side in sides)
+        if pair not in self._late or self._late[pair][0].time < sides[0].time:
+            self._late.pop(pair, None)  # those that were heard of last come last
+            self._late[pair] = sides
+        while len(self._late) > PAIRS:
+            del self._late[next(iter(self._late))]
 
     async def _keep(self, peer: PeerId) -> None:
         with suppress(ValueError):

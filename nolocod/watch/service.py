@@ -96,7 +96,7 @@ async def _serve(config: WatchConfig, emit: Emit, tell: Callable[[Sealed, str], 
         state = RunState(sealed, trio.current_time)
         history = config.mesh.data_dir / f"history-{sealed.run_id[:16]}.json"
         state.restore(history)
-        http = await nursery.start(serve_http, config.http, RunPages(state), access_of(config))
+        http = await nursery.start(serve_http, config.http, RunPages(lambda: state.report), access_of(config))
         tell(sealed, http)
         gc.collect()
         gc.freeze()

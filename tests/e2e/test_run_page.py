@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from nolocod.observe.run.pages import RunPages
 from nolocod.observe.status.access import PageAccess
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from tools.browser import Browser
 
 __all__ = ["axe"]
+HIDDEN = """[...document.querySelectorAll('#swarm text')].flatMap((one, index, all) => {
+    const box = one.getBoundingClientRect(), room = document.getElementById('swarm').getBoundingClientRect();
+    const meets = (other) => { const its = other.getBoundingClientRect();
+        return box.left < its.right && box.right > its.left && box.top < its.bottom - 3 && box.bottom - 3 > its.top; };
+    const out = box.left < room.left || box.right > room.right || box.top < room.top || box.bottom > room.bottom;
+    const others = [...all.slice(index + 1), ...document.querySelectorAll('#swarm circle')].filter(meets);
+    return out || others.length ? [one.textContent] : [];
+})"""
+"""Texts of the graph that lie on another text or on a node, or are cut off."""
 SIZES = {"phone": (390, 844), "tablet": (768, 1024), "desktop": (1440, 900)}
 
 
@@ -30,7 +40,7 @@ opened = partial(page_opened, sizes=SIZES)
 
 async def in_browser(state: RunState, look: Callable[[str], None]) -> None:
     """The page of a run in `state`."""
-    await served(RunPages(state), look)
+    await served(RunPages(lambda: state.report), look)
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -59,12 +69,24 @@ async def test_what_the_observer_knows_is_on_the_page(chromium: Browser) -> None
         assert page.run("document.getElementById('progress').getAttribute('aria-valuenow')") == "43.6"
         assert peer(3)[-8:] in page.text("#members")
         assert page.run("document.querySelectorAll('#swarm .edge.exchanged').length") == 6
-        assert "6 late exchanges are drawn" in page.text("#swarm-text")
+        assert "6 pairs exchanged in the last hour, the last one 0 s ago." in page.text("#swarm-text")
+        assert "node 1" in page.text("#members")
         assert "node 1" in page.text("#given")
         assert "tokens by 12 members, counted from receipts" in page.text("#given-text")
         page.close()
 
     await in_browser(state, look)
+
+
+async def test_no_text_of_the_graph_lies_on_another_or_on_a_node_or_is_cut_off(chromium: Browser) -> None:
+    def look(address: str) -> None:
+        for size in SIZES:
+            page = opened(chromium, address, size)
+            assert page.run(HIDDEN) == []
+            assert page.run("document.querySelectorAll('#swarm .member text').length") >= 10
+            page.close()
+
+    await in_browser(a_dozen(), look)
 
 
 async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) -> None:
@@ -84,12 +106,13 @@ async def test_the_keyboard_reaches_all_and_sees_where_it_is(chromium: Browser) 
 
 async def test_what_members_wrote_is_text(chromium: Browser) -> None:
     state, bad = a_dozen(), "<img src=x onerror=1><b>x</b>"
-    state.look([member(1, state=bad, version=bad)])
+    state.look([replace(member(1, state=bad, version=bad), name=bad)])
 
     def look(address: str) -> None:
         page = opened(chromium, address, "desktop")
-        assert bad in page.text("#members")
+        assert page.text("#members").count(bad) == 3
         assert bad in page.text("#releases")
+        assert page.run("document.querySelector('#swarm .member text').textContent") == f"{bad[:13]}…"
         assert page.run("document.querySelectorAll('img, b').length") == 0
         assert page.complaints == []
         page.close()
@@ -117,9 +140,10 @@ async def test_it_works_below_a_path_of_a_proxy(chromium: Browser) -> None:
         assert page.complaints == []
         page.close()
 
+    state = a_dozen()
     async with trio.open_nursery() as nursery:
         access = PageAccess(hosts=frozenset({"run.example"}))
-        where = await nursery.start(serve_http, LOCAL, RunPages(a_dozen()), access)
+        where = await nursery.start(serve_http, LOCAL, RunPages(lambda: state.report), access)
         (front,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), partial(proxy, where), 0)
         await trio.to_thread.run_sync(look, f"http://127.0.0.1:{front.socket.getsockname()[1]}/run/")
         nursery.cancel_scope.cancel()

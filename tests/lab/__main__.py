@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import NolocodError
-from tests.lab import scenarios
+from tests.lab import observers, scenarios
 from tests.lab.nodes import Load
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Table:
     rows: list[tuple[str, ...]]
     raw: Any
     """The figures that the rows were made of."""
+    wrong: str = ""
+    """Why the scenario counts as failed; its figures are not kept then."""
 
 
 def _seconds(value: float | None) -> str:
@@ -221,6 +223,12 @@ def doctor(root: Path, full: bool) -> Table:
     return Table("`nolocod doctor` behind each router", head, rows, [asdict(one) for one in found])
 
 
+def observer(root: Path, full: bool) -> Table:
+    found = observers.observed(root, 5.0 if full else 2.0)
+    title = "An observer behind a cone router, of 12 nodes behind routers of all kinds"
+    return Table(title, ("what", "figure"), observers.rows(found), asdict(found), found.wrong)
+
+
 SCENARIOS: dict[str, Callable[[Path, bool], Table]] = {
     "punching": punching,
     "symmetric": symmetric,
@@ -230,6 +238,7 @@ SCENARIOS: dict[str, Callable[[Path, bool], Table]] = {
     "lines": lines,
     "churn": churn,
     "doctor": doctor,
+    "observer": observer,
 }
 
 
@@ -277,7 +286,7 @@ def _run(name: str, root: Path, full: bool) -> bool:
         sys.stdout.write(f"--- {name}: {error}\n")
         return False
     entry = {
-        **asdict(table),
+        **{name: value for name, value in asdict(table).items() if name != "wrong"},
         "command": f"python -m tests.lab {name}{' --full' if full else ''}",
         "when": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": f"{os.cpu_count()} cores, Linux {platform.release().partition('-')[0]}",
@@ -287,12 +296,14 @@ def _run(name: str, root: Path, full: bool) -> bool:
     sys.stdout.write(
         to_markdown({name: json.loads(json.dumps(entry))}).removeprefix(_TITLE) + f"({time.monotonic() - began:.0f} s)\n"
     )
+    if table.wrong:
+        sys.stdout.write(f"--- {name}: {table.wrong}.\n")
     sys.stdout.flush()
-    if full:
+    if full and not table.wrong:
         tables[name] = json.loads(json.dumps(entry))
         known.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
         (_DOCS / "network.md").write_text(to_markdown(tables), encoding="utf-8")
-    return True
+    return not table.wrong
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nolocod.observe.status.report import PeerRow, StatusReport
+    from nolocod.proto.receipt import Receipt
     from tests.lab.topology import Place
 
 PORT = 4001
@@ -40,7 +41,7 @@ PORT = 4001
 _POLL = 0.1
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <linux/sched.h>
 _RUN_FILE = """
-name = "lab"
+name = "{name}"
 codec = "float32"
 [model]
 model_type = "llama"
@@ -52,13 +53,14 @@ intermediate_size = {feed_forward}
 max_position_embeddings = 64
 tie_word_embeddings = true
 [data]
-source = "text"
+source = "{source}"
 [inner]
 optimizer = "adamw"  # as small a model is trained faster by it
 steps = {steps}
 batch = 1
 sequence = 16
 [outer]
+rounds = {rounds}
 patience = 5.0
 staleness = 8
 [evaluation]
@@ -72,13 +74,16 @@ class NotInTimeError(LabError):
 
 @dataclass(frozen=True)
 class Load:
-    """What the nodes train: the model's width, and inner steps between two exchanges."""
+    """What the nodes train: the model's width, inner steps between two exchanges, and how many of these (0: without end)."""
 
     hidden: int = 32
     steps: int = 100
+    rounds: int = 0
+    name: str = "lab"
+    source: str = "text"
 
     def to_run_file(self) -> str:
-        return _RUN_FILE.format(hidden=self.hidden, feed_forward=2 * self.hidden, steps=self.steps)
+        return _RUN_FILE.format(**asdict(self), feed_forward=2 * self.hidden)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self._killed = False
         self.data = data
-        self._inside = ThreadPoolExecutor(1, initializer=_move_into, initargs=(place.pid,))
+        self._inside = within(place)
 
     @property
     def name(self) -> str:
@@ -161,13 +166,13 @@ class Node:
 
     def receipts(self, other: Node | None = None) -> set[bytes]:
         """The sessions that this node and its partner both signed, by this node's store; those with `other`, if named."""
+        return {one.session for one in self.signed() if other is None or other.peer_id in (one.offerer, one.answerer)}
+
+    def signed(self) -> list[Receipt]:
+        """What this node and its partners both signed, oldest first."""
         copy = self.paths.root.with_suffix(".receipts")  # a store that is opened tidies its file, which is the daemon's
         copy.write_bytes(self.paths.receipts.read_bytes() if self.paths.receipts.exists() else b"")
-        return {
-            receipt.session
-            for receipt in ReceiptStore(copy).all()
-            if other is None or other.peer_id in (receipt.offerer, receipt.answerer)
-        }
+        return [*ReceiptStore(copy).all()]
 
     def resources(self) -> Resources | None:
         """None if it has ended."""
@@ -205,6 +210,11 @@ class Node:
     def tail(self, lines: int = 15) -> str:
         text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else ["(no log)"]
         return f"--- {self.name} at {self.place.name}\n" + "\n".join(text[-lines:])
+
+
+def within(place: Place) -> ThreadPoolExecutor:
+    """A thread whose sockets are in the network of `place`."""
+    return ThreadPoolExecutor(1, initializer=_move_into, initargs=(place.pid,))
 
 
 def _move_into(pid: int) -> None:

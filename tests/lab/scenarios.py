@@ -18,7 +18,7 @@ from tests.lab.nodes import Load, Resources, swarm
 from tests.lab.topology import LabError, internet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from nolocod.observe.status.report import ExchangeRow, StatusReport
@@ -63,11 +63,13 @@ def publics(net: Internet, nodes: Swarm, count: int, delay: float = 0.0) -> list
     return found
 
 
-def started(net: Internet, nodes: Swarm, count: int, delay: float = 0.0) -> list[Node]:
-    """The same before they train, so that others start beside them."""
-    found = [nodes.found(net.public(delay))]
-    for _ in range(count - 1):
-        found.append(nodes.public(net.public(delay), found[:1]))
+def started(
+    net: Internet, nodes: Swarm, count: int, delay: float = 0.0, flags: Callable[[int], tuple[str, ...]] = lambda _: ()
+) -> list[Node]:
+    """The same before they train, so that others start beside them. `flags`: of each by its number."""
+    found = [nodes.found(net.public(delay), *flags(0))]
+    for number in range(1, count):
+        found.append(nodes.public(net.public(delay), found[:1], *flags(number)))
     return found
 
 

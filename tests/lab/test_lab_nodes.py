@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import scenarios
+from tests.lab import observers, scenarios
 from tests.lab.nodes import Node, Swarm, swarm
 from tests.lab.topology import Home, internet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ def test_behind_a_symmetric_router_exchanges_are_relayed_and_the_reason_is_told(
     assert meeting.paired is not None, meeting
     assert meeting.nat == ("symmetric", "cone"), meeting
     assert meeting.why[0], "it says why"
+
+
+def test_an_observer_behind_a_cone_shows_them_all_with_their_class_and_exchanges(lab: Neighbours, tmp_path: Path) -> None:
+    with observers.watcher(lab.home.host(), tmp_path, lab.public) as watching:
+        lab.swarm.wait("all are shown", lambda: observers.all_right(watching.look(), lab.swarm.nodes), scenarios.START)
+        lab.swarm.wait("exchanges are shown", lambda: bool(observers.exchanged(watching.look())), scenarios.PAIRING)
+        assert watching.memory <= observers.MEMORY
 
 
 def test_a_router_that_forgets_and_one_that_gets_another_address_are_got_over(lab: Neighbours) -> None:

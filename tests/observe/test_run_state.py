@@ -32,6 +32,10 @@ def seen(looks: list[list[Member]], every: float = 10.0, rounds: int = 1000) -> 
     return state
 
 
+def pages_of(state: RunState) -> RunPages:
+    return RunPages(lambda: state.report)
+
+
 def swarm(second: int, count: int = 10) -> list[Member]:
     """Members of 100 tokens and a tenth of a round each second."""
     return [member(n, round_number=40 + second // 10, tokens=1000 + 100 * second, loss=3.0) for n in range(count)]
@@ -138,7 +142,7 @@ def test_nobody_there_leaves_what_was_known() -> None:
 def test_a_report_is_bounded_and_says_nothing_of_addresses() -> None:
     report = six_hundred().report
     assert (len(report.members), report.known) == (SHOWN, 600)
-    body = RunPages(a_dozen()).answer("GET", "/run.json").body
+    body = pages_of(a_dozen()).answer("GET", "/run.json").body
     assert b"203.0.113" not in body
     assert [peer(0)] in [row["via"] for row in json.loads(body)["members"]]
 
@@ -169,13 +173,13 @@ def test_a_history_of_another_run_or_none_is_refused(tmp_path: Path, content: by
 
 
 def test_the_pages() -> None:
-    pages = RunPages(a_dozen())
+    pages = pages_of(a_dozen())
     reply = pages.answer("GET", "/run.json")
     assert ("cache-control", f"public, max-age={FRESH}") in reply.headers
     assert pages.answer("POST", "/").status == 405
     assert pages.answer("GET", "/status.json").status == 404
     assert pages.answer("GET", "/readyz").status == 200
-    assert RunPages(seen([[]])).answer("GET", "/readyz").status == 503
+    assert pages_of(seen([[]])).answer("GET", "/readyz").status == 503
     for path in ("/", "/run.js", "/graph.js", "/run.css", "/page.css", "/parts.js", "/loss.js", "/words.js", "/icon.svg"):
         assert pages.answer("GET", path).status == 200, path
 
@@ -187,7 +191,7 @@ def test_every_file_of_the_page_is_packaged_and_served_and_loads_nothing_from_el
     assert len(files) == 4
     for file in files:
         assert any(file.match(pattern) for pattern in patterns), f"{file} would not be in a wheel"
-        reply = RunPages(a_dozen()).answer("GET", "/" if file.name == "index.html" else f"/{file.name}")
+        reply = pages_of(a_dozen()).answer("GET", "/" if file.name == "index.html" else f"/{file.name}")
         assert dict(reply.headers)["content-security-policy"].startswith("default-src 'self'")
         text = reply.body.decode()
         assert not re.findall(r"https?://|innerHTML|insertAdjacentHTML|<script>|style=| on\w+=", text), file

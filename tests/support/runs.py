@@ -33,7 +33,8 @@ def member(
     """One that answered from an address group of its own, unless `group` says something else ("": only heard of)."""
     group = f"10.{number}.0.0/24" if group is None else group
     standing = Standing(round_number, tokens, loss)
-    return Member(peer(number), standing, state, addresses, version, 0.0, None, 0, nat, nat == "public", group)
+    name = f"node {number}" if number % 2 else ""
+    return Member(peer(number), standing, state, addresses, version, 0.0, None, 0, nat, nat == "public", group, name=name)
 
 
 def given(number: int, tokens: int) -> Contribution:

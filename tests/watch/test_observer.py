@@ -142,14 +142,7 @@ async def test_exchanges_of_all_and_what_each_gave_are_known_from_receipts(
         store = ReceiptStore(tmp_path / "receipts")
         mine, others = nodes.identities
         began = time.time() - WALL - 100
-        for mesh, identity in zip(nodes.meshes, nodes.identities, strict=True):
-            own = OwnReceipts(store if identity is mine else ReceiptStore(tmp_path / "none"), ReceiptStore(tmp_path / "kept"))
-            terms = Terms(identity, nodes.sealed.run_id, QUICK.request)
-            swarm = Swarm(terms, mesh.live, lambda live: [one.peer_id for one in live], mesh.dial, mesh.judge)
-            gossip = ReceiptGossip(swarm, own, random.Random(0), nodes.events.append)
-            gossip._pause = lambda: 0.3  # type: ignore[method-assign]
-            mesh.serve(RECEIPTS, gossip.handle)
-            nursery.start_soon(gossip.run)
+        gossip_receipts(nodes, store, nursery)
         config = settings(tmp_path / "watch", *nodes.addresses)
         async with seeking(config, nothing) as (seeker, run_id):
             observer = Observer(seeker, await seeker.find(run_id), config, random.Random(1))
@@ -166,8 +159,50 @@ async def test_exchanges_of_all_and_what_each_gave_are_known_from_receipts(
             nursery.cancel_scope.cancel()
 
 
+def gossip_receipts(nodes: Members, store: ReceiptStore, nursery: trio.Nursery) -> None:
+    """The first of `nodes` brings what is in `store`, and all pass on what they hold."""
+    for mesh, identity in zip(nodes.meshes, nodes.identities, strict=True):
+        folder = store._path.parent
+        own = OwnReceipts(store if mesh is nodes.meshes[0] else ReceiptStore(folder / "none"), ReceiptStore(folder / "kept"))
+        terms = Terms(identity, nodes.sealed.run_id, QUICK.request)
+        swarm = Swarm(terms, mesh.live, lambda live: [one.peer_id for one in live], mesh.dial, mesh.judge)
+        gossip = ReceiptGossip(swarm, own, random.Random(0), nodes.events.append)
+        gossip._pause = lambda: 0.3  # type: ignore[method-assign]
+        mesh.serve(RECEIPTS, gossip.handle)
+        nursery.start_soon(gossip.run)
+
+
 def seen(observer: Observer) -> list[Contribution]:
     return sorted(observer.contributions(), key=lambda one: one.name)
+
+
+async def test_the_last_exchange_of_each_pair_is_shown_though_nodes_hold_the_newest_of_each_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLOWEST", 0.2)
+    monkeypatch.setattr(module, "_RECEIPTS_EVERY", 0.1)
+    async with members(tmp_path / "nodes", 3) as nodes, trio.open_nursery() as nursery:
+        store = ReceiptStore(tmp_path / "receipts")
+        gossip_receipts(nodes, store, nursery)
+        config = settings(tmp_path / "watch", *nodes.addresses)
+        async with seeking(config, nothing) as (seeker, run_id):
+            observer = Observer(seeker, await seeker.find(run_id), config, random.Random(1))
+            nursery.start_soon(observer.run)
+            one, two, three = nodes.identities
+            now = time.time() - WALL
+            for number, pair in enumerate([(one, two), (two, three), (three, one), (two, one)]):  # one with two again
+                store.add(exchanged(*pair, now - 90 + 20 * number, run_id=nodes.sealed.run_id))
+                newest = (pair[0].peer_id, pair[1].peer_id)
+                await until(lambda newest=newest: [shown[:2] for shown in observer.exchanges()][:1] == [newest])  # type: ignore[misc]  # bound now
+            names = {each.peer_id: name for each, name in zip(nodes.identities, "abc", strict=True)}
+            assert [names[a] + names[b] for a, b, _ in observer.exchanges()] == ["ba", "ca", "bc"], "one of each pair"
+            assert len(observer._receipts._held) < 3, "and that of which more is shown than is held"
+            monkeypatch.setattr(module, "PAIRS", 2)
+            store.add(exchanged(two, three, now, run_id=nodes.sealed.run_id))
+            await until(lambda: [names[a] + names[b] for a, b, _ in observer.exchanges()] == ["bc", "ba"])
+            monkeypatch.setattr(module, "AWAY", 20.0)
+            assert [names[a] + names[b] for a, b, _ in observer.exchanges()] == ["bc"], "late ones are dropped"
+            nursery.cancel_scope.cancel()
 
 
 async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(

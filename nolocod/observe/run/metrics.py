@@ -34,7 +34,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[RunReport], float | None]], ...] = (
     ("nolocod_run_watched_seconds", "Since this observer began.", lambda run: run.watched),
     ("nolocod_run_contributors", "Nodes that gave something, by receipts of both partners.", lambda run: run.contributed_by),
     ("nolocod_run_contributed_tokens", "Tokens that they gave, by these receipts.", lambda run: run.contributed),
-    ("nolocod_run_exchanges_known", "Exchanges of the last hour whose receipts are known.", lambda run: len(run.exchanges)),
+    ("nolocod_run_exchanges_known", "Pairs of which an exchange of the last hour is known.", lambda run: len(run.exchanges)),
 )
 
 

@@ -15,7 +15,9 @@ from nolocod.observe.status.http import Reply, refusal
 from nolocod.observe.status.server import page_file
 
 if TYPE_CHECKING:
-    from nolocod.observe.run.state import RunState
+    from collections.abc import Callable
+
+    from nolocod.observe.run.report import RunReport
 
 FRESH = 2
 """Seconds for which a proxy may give the same answer again."""
@@ -30,11 +32,11 @@ _KEPT = (("cache-control", f"public, max-age={FRESH}"),)
 
 
 class RunPages:
-    """The answers, without a socket; `state.report` is what they tell."""
+    """The answers, without a socket; `report` gives what they tell."""
 
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        self._metrics = RunMetrics(lambda: state.report)
+    def __init__(self, report: Callable[[], RunReport]) -> None:
+        self._report = report
+        self._metrics = RunMetrics(report)
 
     def answer(self, method: str, path: str, body: bytes = b"") -> Reply:
         """The reply to one request, whose sender may read the pages."""
@@ -44,11 +46,11 @@ class RunPages:
             case "/metrics":
                 return Reply(200, self._metrics.render(), CONTENT_TYPE)
             case "/run.json":
-                return Reply(200, msgspec.json.encode(self._state.report), headers=_KEPT)
+                return Reply(200, msgspec.json.encode(self._report()), headers=_KEPT)
             case "/healthz":
                 return Reply(200, b'{"alive":true}')
             case "/readyz":
-                known = self._state.report.known
+                known = self._report().known
                 return Reply(200 if known else 503, msgspec.json.encode({"ready": known > 0, "members": known}))
             case _ if path in _FILES:
                 return page_file(*_FILES[path])

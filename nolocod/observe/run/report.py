@@ -70,7 +70,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[MemberRow, ...] = ()
     """Those that answered first, and at most 512."""
     exchanges: tuple[tuple[str, str, float], ...] = ()
-    """The last that are known, newest first: who offered, to whom, seconds ago."""
+    """The last one of each pair that is known, of the last hour, newest first: who offered, to whom, seconds ago."""
     contributors: tuple[Contribution, ...] = ()
     """Those that gave most, by receipts that both partners signed, while it was watched."""
     contributed_by: int = 0

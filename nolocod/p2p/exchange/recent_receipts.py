@@ -31,8 +31,9 @@ MAX_RECEIPT = 768
 """Bytes of one."""
 PER_MESSAGE = 4
 DIGEST = 6
-_LEAST, _PER_MEMBER = 10.0, 4.0
-"""Seconds between two receipts of one member: where there are few, and for each that there is."""
+_LEAST, _PER_MEMBER, _MANY = 10.0, 4.0, 40
+"""Seconds between two receipts of one member: at least, and for each that there is where there are so many. Fewer are told of
+more often, by their share of so many: each is told of few, and a small swarm's page is to show all exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class RecentReceipts:
         if held is None:
             return True
         before = next(one.time for one in held.sides if one.peer == point.peer)
-        return point.time - before >= max(_LEAST, _PER_MEMBER * members)
+        return point.time - before >= max(_LEAST, _PER_MEMBER * members * min(members / _MANY, 1.0))
 
     def _hold(self, name: bytes, recent: Recent) -> Recent:
         self._held[name] = recent
@@ -123,10 +124,6 @@ class RecentReceipts:
     def _drop_the_rest(self) -> None:
         kept = set(self._newest.values())
         self._held = {name: one for name, one in self._held.items() if name in kept}
-
-    def exchanges(self) -> list[tuple[Point, ...]]:
-        """Both sides of each that is held."""
-        return [one.sides for one in self._held.values()]
 
     # --- messages -----------------------------------------------------------------------------------
 

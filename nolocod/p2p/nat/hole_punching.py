@@ -87,7 +87,7 @@ class HolePuncher:
         if peer in self._busy or not self._admitted(peer, self._opened):
             return False
         began = trio.current_time()
-        reason = ""
+        reason: str | None = ""
         with self._working(peer) as scope:
             try:
                 reason = await self._open(peer)
@@ -97,14 +97,16 @@ class HolePuncher:
             with trio.move_on_after(_ANSWER):
                 await self._host.straightened(peer)
             return self._host.straight(peer)
-        return self._tell(peer, began, reason)
+        return reason is not None and self._tell(peer, began, reason)
 
-    async def _open(self, peer: PeerId) -> str:
-        """All rounds; why they failed, if they did."""
+    async def _open(self, peer: PeerId) -> str | None:
+        """All rounds; why they failed, if they did. None where there is nothing to try, as with observers."""
         known = await self._host.identify(peer)
         outside = [address for address in known.listen if (host := host_of(address)) and public(host)]
         if outside and await self._host.dial_straight(peer, outside, _PUBLIC):
             return ""
+        if DCUTR not in known.protocols:
+            return None
         for _ in range(self._limits.rounds):
             if self._host.straight(peer):
                 return ""

@@ -9,7 +9,7 @@ import pytest
 from nolocod.errors import ProtocolError, SignatureError
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.exchange import recent_receipts as module
-from nolocod.p2p.exchange.contributions import AWAY, SKEW
+from nolocod.p2p.exchange.contributions import AWAY, SKEW, Point
 from nolocod.p2p.exchange.recent_receipts import CAPACITY, DIGEST, MAX_RECEIPT, PER_MESSAGE, RecentReceipts, packed
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.limits import FIRST, most_bytes
@@ -30,16 +30,30 @@ def hear(recent: RecentReceipts, receipt: Receipt, members: frozenset[PeerId] = 
     return recent.hear(packed(receipt), members, WALL + wall) is not None
 
 
+def held(recent: RecentReceipts) -> list[tuple[Point, ...]]:
+    return [one.sides for one in recent._held.values()]
+
+
 def test_each_member_has_its_newest_and_a_new_one_only_after_a_while() -> None:
-    recent, wait = RecentReceipts(RUN), 4.0 * len(NODES)
+    recent, wait = RecentReceipts(RUN), 4.0 * len(NODES) / 2  # they are half as many as are many
     assert hear(recent, a_receipt())
     assert not hear(recent, a_receipt()), "once"
     assert not hear(recent, a_receipt(time=LATER + wait - 1))
     assert hear(recent, a_receipt(time=LATER + wait))
     assert not hear(recent, a_receipt(time=LATER + 1)), "older than what is held"
-    assert len(recent.exchanges()) == 1
+    assert len(held(recent)) == 1
     assert hear(recent, a_receipt(0, 2, LATER + wait + 1)), "the other one was not heard of for a while"
-    assert len(recent.exchanges()) == 2, "one is still the newest of its other side"
+    assert len(held(recent)) == 2, "one is still the newest of its other side"
+
+
+@pytest.mark.parametrize(("members", "wait"), [(2, 10.0), (12, 14.4), (40, 160.0), (200, 800.0)])
+def test_a_small_swarm_is_told_of_more_often_and_a_large_one_costs_no_more(members: int, wait: float) -> None:
+    recent = RecentReceipts(RUN)
+    recent.keep(a_receipt(), members)
+    recent.keep(a_receipt(time=LATER + wait - 0.1), members)
+    assert [sides[0].time for sides in held(recent)] == [WALL + LATER]
+    recent.keep(a_receipt(time=LATER + wait + 0.1), members)
+    assert [sides[0].time for sides in held(recent)] == [pytest.approx(WALL + LATER + wait + 0.1, abs=0.01)]
 
 
 def test_what_is_forged_or_of_no_member_or_of_another_time_is_not_held() -> None:
@@ -53,7 +67,7 @@ def test_what_is_forged_or_of_no_member_or_of_another_time_is_not_held() -> None
     assert not hear(recent, good, MEMBERS - {NODES[1].peer_id}), "keys cost nothing: both must be members"
     assert not hear(recent, good, wall=LATER + AWAY + 1)
     assert not hear(recent, good, wall=LATER - SKEW - 1)
-    assert recent.exchanges() == []
+    assert held(recent) == []
     assert hear(recent, good, wall=LATER - SKEW + 1)
 
 
@@ -107,12 +121,12 @@ def test_what_is_held_ends_after_an_hour_and_has_a_limit(monkeypatch: pytest.Mon
     hear(recent, a_receipt(0, 1))
     hear(recent, a_receipt(2, 3, LATER + 60))
     recent.expire(WALL + LATER + AWAY)
-    assert [sides[0].peer for sides in recent.exchanges()] == [NODES[2].peer_id]
+    assert [sides[0].peer for sides in held(recent)] == [NODES[2].peer_id]
     monkeypatch.setattr(module, "CAPACITY", 6)
     for number in range(4, 20, 2):
         hear(recent, a_receipt(number, number + 1, LATER + number), wall=LATER + number)
-    assert len(recent.exchanges()) == 3
-    assert recent.exchanges()[-1][0].peer == NODES[18].peer_id
+    assert len(held(recent)) == 3
+    assert held(recent)[-1][0].peer == NODES[18].peer_id
 
 
 def test_all_that_is_held_fits_into_a_message() -> None:

@@ -26,14 +26,17 @@ function show(report) {
     "Loss": loss(report.loss),
     "Tokens/s": count(report.tokens_per_second),
     "Replica tokens": count(report.tokens),
-    "Tokens watched": count(report.watched_tokens),
+    "Tokens seen": count(report.watched_tokens),
     "Left": report.eta === null ? "–" : duration(report.eta),
   });
   progress(report.progress);
   const begin = report.curve.length ? report.curve[0][0] : 0;
-  const drawn = drawCurves(one("loss"), report.curve, [], "Nobody has told a loss yet", begin > report.round / 4 ? begin : 0);
+  const drawn = drawCurves(one("loss"), report.curve, [], "Nobody has told a loss yet", begin > report.round / 4 ? begin : 0, one("loss").clientWidth < 500 ? 0.87 : 0.52);
   say(one("loss-text"), drawn ? `Round ${report.round}: ${loss(report.loss)}, seen from round ${begin} on.` : "No loss is known yet.");
   drawGraph(one("swarm"), one("swarm-text"), report);
+  for (const kind of ["finished", "other", "relayed", "exchanged"]) {
+    document.querySelector(`.key .${kind}`).hidden = !document.querySelector(`#swarm .${kind}`);
+  }
   const listed = [...report.members].sort((a, b) => b.tokens_per_second - a.tokens_per_second).slice(0, LISTED);
   rows(one("members"), listed.map(memberRow), "Nobody yet");
   const more = report.known - listed.length;
@@ -57,18 +60,20 @@ function progress(share) {
   bar.firstElementChild.style.width = `${percent}%`;
 }
 
+const who = ({ peer_id, name }) => element("span", {}, short(peer_id), " ", element("bdi", {}, name));
+
 function memberRow(member) {
   const reach = REACHABLE[member.nat] ?? "–";
   const via = member.via.length && member.nat !== "public" ? `${reach} (${member.via.map(short).join(", ")})` : reach;
   const state = element("span", member.state === "training" ? { class: "good" } : {}, member.state);
   return [
-    short(member.peer_id), state, via, member.round, loss(member.loss), count(member.tokens), count(member.tokens_per_second),
+    who(member), state, via, member.round, loss(member.loss), count(member.tokens), count(member.tokens_per_second),
     member.release || "–", duration(member.age),
   ];
 }
 
 function givenRow(given) {
-  return [short(given.peer_id), element("bdi", {}, given.name || "–"), count(given.tokens), duration(given.seconds), given.partners];
+  return [who(given), count(given.tokens), duration(given.seconds), given.partners];
 }
 
 async function ask() {

@@ -13,9 +13,10 @@ export function drawLoss(svg, text, report) {
   say(text, `Round ${report.round}: training ${loss(report.loss)}, validation ${loss(report.validation_loss)}${first}.`);
 }
 
-// Points are [x, loss], from x = `begin` on; false, and `nothing` is written, where there are none.
-export function drawCurves(svg, line, marked, nothing, begin = 0) {
-  const [width, height] = fit(svg, 0.52);
+// Points are [x, loss], from x = `begin` on, on a drawing `ratio` times as high as wide; false, and `nothing` is written,
+// where there are none.
+export function drawCurves(svg, line, marked, nothing, begin = 0, ratio = 0.52) {
+  const [width, height] = fit(svg, ratio);
   const all = [...line, ...marked];
   if (all.length === 0) {
     svg.replaceChildren(shape("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, nothing));
