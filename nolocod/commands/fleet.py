@@ -25,8 +25,7 @@ def add_to(commands: Commands) -> None:
         "fleet",
         _fleet,
         "Bring up, show, update or stop the nodes of many machines over ssh. A host that fails is a row with its reason.",
-        "nolocod fleet hosts.toml up; nolocod fleet hosts.toml status; "
-        "nolocod fleet hosts.toml update --install 'uv tool install --upgrade nolocod'. docs/fleet.md has the file.",
+        "nolocod fleet hosts.toml up --install 'uv tool install --upgrade nolocod'",
     )
     add = fleet.add_argument
     add("hosts", type=Path, metavar="HOSTS.toml", help="the hosts, and which run they join")

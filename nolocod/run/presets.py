@@ -82,7 +82,7 @@ def to_toml(manifest: Manifest) -> str:
     for section in (table["outer"], table["trust"]):
         for key in RETIRED & section.keys():
             del section[key]
-    scalars = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    scalars = {key: value for key, value in table.items() if value is not None and not isinstance(value, dict)}
     sections = {key: value for key, value in table.items() if isinstance(value, dict)}
     lines = [_toml_line(key, value) for key, value in scalars.items()]
     for name, section in sections.items():

@@ -34,7 +34,7 @@ NO_FACTS = {
     *("nolocod testnet", "nolocod lab"),  # write a report where they are told to
     *("nolocod network-key", "nolocod id backup", "nolocod id restore", "nolocod export"),  # write a file
     *("nolocod generate", "nolocod completion"),  # print a text
-    *("nolocod revoke", "nolocod receipts"),
+    *("nolocod revoke", "nolocod receipts", "nolocod stop"),
     "nolocod receipts show",  # always prints JSON
 }
 
