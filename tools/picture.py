@@ -1,90 +1,55 @@
-"""Makes the pictures of the README from real local testnets: docs/testnet.svg, the terminal's table halfway and the summary;
-docs/page-light.png and docs/page-dark.png, the status page of one of six nodes (needs Chromium).
+"""Makes the pictures of the README, docs/run-light.png and docs/run-dark.png: the run's page, of what an observer knew of real
+nodes (needs Chromium).
 
-python -m tools.picture [terminal | page]
+python -m tests.lab observer --full --keep DIR
+python -m tools.picture DIR/observer/run.json
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.console import Console
+import msgspec
+import trio
 
-from nolocod.commands import terminal
-from nolocod.node import data_directory
-from nolocod.observe.status.terminal_table import swarm_table
-from nolocod.studies import testnet
+from nolocod.observe.run.pages import RunPages
+from nolocod.observe.run.report import RunReport
+from nolocod.observe.status.server import serve_http
+from nolocod.units import Address
 from tools import browser
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from nolocod.observe.status.report import StatusReport
-
 DOCS = Path(__file__).parent.parent / "docs"
+_SIZE = (1440, 900)
 _MOST_BYTES = 250_000
 """Of one picture: the repository carries it for ever."""
 
 
-def draw_terminal() -> None:
-    console = Console(record=True, width=100, highlight=False)
-    options = testnet.Options()
-
-    @contextmanager
-    def view(title: str) -> Iterator[Callable[[list[StatusReport | None]], None]]:
-        shown = False
-
-        def show(reports: list[StatusReport | None]) -> None:
-            nonlocal shown
-            if _halfway(reports, options) and not shown:
-                shown = True
-                console.print("$ ./testnet", f"{title.split(';')[0]}\n", swarm_table(reports), sep="\n")
-
-        yield show
-
-    console.print(terminal.summary_table(testnet.run(options, view, lambda _: None)))
-    console.save_svg(str(DOCS / "testnet.svg"), title="nolocod testnet")
+async def serve(report: RunReport) -> None:
+    """Serve the page of what an observer said, and draw it in both themes."""
+    async with trio.open_nursery() as nursery:
+        where = await nursery.start(serve_http, Address("127.0.0.1", 0), RunPages(lambda: report))
+        await trio.to_thread.run_sync(draw, f"http://{where}/")
+        nursery.cancel_scope.cancel()
 
 
-def draw_page() -> None:
-    options = testnet.Options(nodes=6, model="tiny")
-    with tempfile.TemporaryDirectory(prefix="nolocod-picture-") as name:
-        nodes = testnet.Testnet(options, Path(name))
-        try:
-            nodes.start()
-            for reports in nodes.watch():
-                if _halfway(reports, options):
-                    break
-            address = f"http://{data_directory.find_running(nodes.nodes[1].paths).http}/"
-            with browser.browser(Path(name) / "profile") as chromium:
-                for theme in ("light", "dark"):
-                    page = chromium.page(1280, 800, dark=theme == "dark")
-                    page.open(address)
-                    page.wait("document.getElementById('link').textContent === 'live'", 20)
-                    picture = page.picture()
-                    if len(picture) > _MOST_BYTES:
-                        raise SystemExit(f"the {theme} page takes {len(picture)} bytes, more than {_MOST_BYTES}")
-                    (DOCS / f"page-{theme}.png").write_bytes(picture)
-        finally:
-            nodes.stop()
-
-
-def _halfway(reports: list[StatusReport | None], options: testnet.Options) -> bool:
-    return all(report is not None and 2 * report.round >= options.outer_steps for report in reports)
+def draw(address: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="nolocod-picture-") as name, browser.browser(Path(name) / "profile") as chromium:
+        for theme in ("light", "dark"):
+            page = chromium.page(*_SIZE, dark=theme == "dark")
+            page.open(address)
+            page.wait("document.getElementById('link').textContent === 'live'", 20)
+            picture = page.picture()
+            if len(picture) > _MOST_BYTES:
+                raise SystemExit(f"the {theme} page takes {len(picture)} bytes, more than {_MOST_BYTES}")
+            (DOCS / f"run-{theme}.png").write_bytes(picture)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Makes the README's pictures.")
-    parser.add_argument("what", nargs="?", choices=["terminal", "page"], help="one of them alone")
-    what = parser.parse_args().what
-    if what != "page":
-        draw_terminal()
-    if what != "terminal":
-        draw_page()
+    parser.add_argument("report", type=Path, help="a /run.json")
+    trio.run(serve, msgspec.json.decode(parser.parse_args().report.read_bytes(), type=RunReport))
 
 
 if __name__ == "__main__":

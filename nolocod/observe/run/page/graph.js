@@ -8,7 +8,7 @@ const RINGS = [ // how a member is reached, from the inside out
   ["by nobody, or not known", ["client", null]],
 ];
 const NAMED = 24; // with more members names would lie on each other
-const FADES = 240; // seconds after which an exchange is drawn a third as strong
+const FADES = 120; // seconds after which an exchange is drawn a third as strong
 
 export function drawGraph(svg, text, { members, known, exchanges }) {
   const [width, height] = fit(svg, svg.clientWidth < 500 ? 1.1 : 0.62);
@@ -53,7 +53,7 @@ export function drawGraph(svg, text, { members, known, exchanges }) {
     if (!place.has(offerer) || !place.has(answerer)) continue;
     const [[x1, y1], [x2, y2]] = [place.get(offerer), place.get(answerer)];
     const bend = [0, 1].map((axis) => 0.4 * (axis ? y1 + y2 : x1 + x2) + 0.2 * centre[axis]); // away from the names
-    const strength = Math.max(Math.exp(-age / FADES), 0.12).toFixed(2);
+    const strength = Math.max(Math.exp(-age / FADES), 0.1).toFixed(2);
     lines.push(shape("path", { class: "edge exchanged", d: `M${x1} ${y1}Q${bend} ${x2} ${y2}`, "stroke-opacity": strength }));
   }
   svg.replaceChildren(...parts, ...lines.reverse(), ...titles, ...nodes); // the newest on top
