@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     import argparse
 
     from nolocod.commands import Commands
-    from nolocod.run.amendments import Amendments, Change
+    from nolocod.run.amendments import Amendments
     from nolocod.run.manifest import Sealed
+    from nolocod.run.owners import Change
 
 _SOON = 10
 """Rounds ahead of our own from which a change counts, where nothing else is said: all nodes hear of it before."""
@@ -80,7 +81,7 @@ def _changes(options: argparse.Namespace, paths: DataDir, sealed: Sealed, known:
     """All changes with the one that is asked for; None if none is."""
     import msgspec
 
-    from nolocod.run.amendments import Change
+    from nolocod.run.owners import Change
 
     said: dict[str, Any] = {key: value for key in _VALUES if (value := getattr(options, key)) is not None}
     if options.pause and options.resume:

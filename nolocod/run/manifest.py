@@ -18,14 +18,13 @@ from nolocod.errors import DataDirError, DataError, ManifestError, RunFileError,
 from nolocod.identity import Identity, verify
 from nolocod.run.base import Base  # noqa: TC001 - msgspec reads the annotation at run time
 from nolocod.run.own import OWN, own_parameters
-from nolocod.run.owners import Owners  # noqa: TC001 - msgspec reads the annotation at run time
+from nolocod.run.owners import Change, Owners  # noqa: TC001 - msgspec reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from nolocod.paths import DataDir
-    from nolocod.run.amendments import Change
 
 RunId = NewType("RunId", str)
 Codec = Literal["float32", "bfloat16", "modulo8"]

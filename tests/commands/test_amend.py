@@ -13,7 +13,8 @@ from nolocod.disk import write_private
 from nolocod.identity import Identity
 from nolocod.paths import DataDir
 from nolocod.run.amendments import read
-from nolocod.run.manifest import Manifest, Owners, seal
+from nolocod.run.manifest import Manifest, seal
+from nolocod.run.owners import Owners
 
 if TYPE_CHECKING:
     from pathlib import Path

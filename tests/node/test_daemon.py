@@ -35,8 +35,9 @@ from nolocod.p2p.membership.amended import AmendedRun
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing
-from nolocod.run.amendments import Change, propose
+from nolocod.run.amendments import propose
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
+from nolocod.run.owners import Change
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
 from nolocod.units import Hours
 from tests.support.stand_ins import PHASE, StandInTrainer

@@ -17,8 +17,9 @@ from nolocod.p2p.membership.gossip import Gossip
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
 from nolocod.p2p.membership.table import Membership
 from nolocod.proto.types import Standing
-from nolocod.run.amendments import Change, goal, propose
+from nolocod.run.amendments import goal, propose
 from nolocod.run.manifest import Manifest, seal
+from nolocod.run.owners import Change
 
 if TYPE_CHECKING:
     from pathlib import Path
