@@ -8,6 +8,8 @@ const RINGS = [ // how a member is reached, from the inside out
   ["by nobody, or not known", ["client", null]],
 ];
 const NAMED = 24; // with more members names would lie on each other
+const pen = document.createElement("canvas").getContext("2d"); // measures texts
+pen.font = "11px system-ui, sans-serif";
 const FADES = 120; // seconds after which an exchange is drawn a third as strong
 
 export function drawGraph(svg, text, { members, known, exchanges }) {
@@ -69,7 +71,7 @@ export function drawGraph(svg, text, { members, known, exchanges }) {
 
 // A text where it hides no node and no other text, as far outside of its ring as can be; nothing where there is no such place.
 function beside([x, y, angle, radius], text, taken) {
-  const out = Math.cos(angle) < 0 ? -1 : 1, wide = text.length * 6.2;
+  const out = Math.cos(angle) < 0 ? -1 : 1, wide = pen.measureText(text).width + 2;
   const spots = [[out * (radius + 7), 4, out], [0, radius + 15, 0], [0, -radius - 6, 0], [-out * (radius + 7), 4, -out]];
   if (Math.abs(Math.cos(angle)) < 0.3) spots.unshift(...spots.splice(Math.sin(angle) < 0 ? 2 : 1, 1));
   for (const [right, down, side] of spots) {
