@@ -455,7 +455,7 @@ def test_a_gpu_has_its_memory_back_before_the_disk_has_done_unless_it_is_full(
         replica.device = torch.device("cpu")
         parent.ask(pipe.Evaluate(told=False), float)  # it is all there still
         return
-    found = checkpoint.find(tmp_path / "alice" / "checkpoints", replica._run_id)
+    found = checkpoint.find(tmp_path / "alice" / "checkpoints", replica._sealed.run_id)
     assert found.path is not None
     saved = checkpoint.tensors_of(found.path)
     torch.testing.assert_close(saved, wanted, rtol=0, atol=0, equal_nan=True)
