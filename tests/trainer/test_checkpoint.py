@@ -70,6 +70,23 @@ def test_resume_is_exact(tmp_path: Path, model: dict[str, object], optimizer: An
     assert (first.inner_steps, first.steps_since_outer) == (second.inner_steps, second.steps_since_outer) == (20, 2)
 
 
+@pytest.mark.parametrize(("text", "goes_on"), [(None, True), ("", True), ("a/b/None/train/text", False)])
+def test_a_place_in_another_text_is_none_in_this_one(tmp_path: Path, text: str | None, goes_on: bool) -> None:
+    """The run's owners may give it another one meanwhile; checkpoints of before say nothing of it."""
+    sealed = sealed_run()
+    first = partly_trained(tmp_path, sealed)
+    save(first, tmp_path / "c", "alice")
+    found = checkpoint.find(tmp_path / "c", sealed.run_id)
+    assert found.path is not None
+    assert found.state is not None
+    again = make_replica(sealed, tmp_path)
+    begins = again.source.position
+    state = found.state if text is None else msgspec.structs.replace(found.state, text=text)
+    again.restore(found.path, state)
+    assert again.source.position == (first.source.position if goes_on else begins)
+    assert first.source.position != begins
+
+
 def test_resume_is_exact_for_a_codec_with_a_state_and_for_fragments(tmp_path: Path) -> None:
     sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
     alice, bob = make_replica(sealed, tmp_path, "alice"), make_replica(sealed, tmp_path, "bob")
