@@ -50,12 +50,14 @@ _MOST_OF_PROVIDER = 4
 
 
 def quiet_libraries() -> None:
-    """libp2p logs every peer's failure as an error of ours, hundreds a minute; some of that with the root logger itself."""
+    """libp2p logs every peer's failure as an error of ours, hundreds a minute; some of that with the root logger itself, which
+    gives it a handler where it has none: then each line of our own log, that begins later, would be there twice."""
     for name in ("libp2p", "multiaddr", "async_service"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     root = logging.getLogger()
     if _not_from_libp2p not in root.filters:
         root.addFilter(_not_from_libp2p)
+        root.addHandler(logging.NullHandler())
 
 
 def _not_from_libp2p(record: logging.LogRecord) -> bool:

@@ -403,3 +403,13 @@ def test_ids_of_any_length_are_written_in_base58() -> None:
     assert "b58encode(self._bytes)" in inspect.getsource(libp2p.peer.id)
     libp2p_patches.bound_lengths()
     assert len(str(ID(bytes(1000)))) == 64
+
+
+def test_each_line_of_our_log_is_there_once_where_libp2p_has_logged_before_it_began() -> None:
+    """`nolocod join NAME` looks for the run first."""
+    code = (
+        "import logging; from nolocod.p2p.libp2p_patches import quiet_libraries; from nolocod.observe import logs\n"
+        "quiet_libraries(); logging.info('as libp2p does'); logs.set_up('info'); logging.getLogger('nolocod').info('once')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("once") == 1, done.stderr
