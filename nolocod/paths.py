@@ -38,3 +38,9 @@ class DataDir:
         self.amendments = root / "amendments"
         self.owner_lock = root / "owner.lock"
         self.log = root / "node.log"
+
+
+def newest_round(checkpoints: Path) -> int:
+    """The round in the name of the newest checkpoint in this folder; 0 if there is none."""
+    numbers = [path.name.removeprefix("round-") for path in checkpoints.glob("round-*")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)

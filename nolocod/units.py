@@ -1,4 +1,4 @@
-"""Addresses, rates, sizes and spans of time, read from what a user types.
+"""Addresses, rates, sizes, spans of time and releases, read from what a user types or a member tells.
 
 The rule: a unit is never guessed, and an error names the flag.
 """
@@ -118,3 +118,9 @@ def parse_name(text: str, flag: str) -> str:
             f"{flag} {text!r} is no name.", remedy="Take up to 32 letters, digits, spaces and .+@()'- without HTML."
         )
     return text
+
+
+def release_numbers(text: str) -> tuple[int, ...]:
+    """Of a release like "0.12.dev3": (0, 12, 0, 0). Empty for what is none."""
+    found = re.match(r"\d{1,6}(\.\d{1,6}){0,3}(?!\d)", text)
+    return tuple([*map(int, found[0].split(".")), 0, 0, 0][:4]) if found else ()

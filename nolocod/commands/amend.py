@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import AmendmentError, DataDirError, HttpTokenError, NotRunningError, UsageError
-from nolocod.paths import DataDir
+from nolocod.paths import DataDir, newest_round
 
 if TYPE_CHECKING:
     import argparse
@@ -91,28 +91,30 @@ def _changes(options: argparse.Namespace, paths: DataDir, sealed: Sealed, known:
     if options.bootstrap:
         from nolocod.p2p.transport.multiaddrs import split
 
-        said["bootstrap"] = tuple(text for text in options.bootstrap if split(text))
+        for text in options.bootstrap:
+            split(text)  # it raises for what is none
+        said["bootstrap"] = tuple(options.bootstrap)
     if not (said or options.end or options.drop):
         return None
     number = _round(paths)
     turns = sealed.manifest.outer.turns
-    force = list(known.in_force((_written(paths) if number is None else number) // turns))
-    kept = force if options.drop else list(known.changes)
+    force = known.in_force((newest_round(paths.checkpoints) if number is None else number) // turns)
+    later = () if options.drop else known.changes[len(force) :]
     if options.drop and not (said or options.end):
-        if not kept or len(kept) == len(known.changes):
+        if not force or len(force) == len(known.changes):
             raise AmendmentError("nothing is there that could be taken back.")
-        return kept
-    last = kept[-1].at if kept else 0
+        return [*force]
+    begun = force[-1].at if force else 0
     at = options.at
-    if at is None and options.resume:
-        at = last  # rounds stand still: it counts as soon as it is heard
+    if at is None and options.resume:  # rounds stand still: it counts as soon as it is heard
+        at = max([begun, *(one.at for one in later if one.paused)])
     elif at is None:
         if number is None:
             raise UsageError("no node runs here that could tell the round.", remedy="Give --at ROUND.")
-        at = max(number // turns + _SOON, last)
+        at = max(number // turns + _SOON, begun)
     said |= {"at": at, "note": options.note, **({"rounds": at} if options.end else {})}
     try:
-        return [*kept, msgspec.convert(said, Change)]
+        return [*force, *sorted([*later, msgspec.convert(said, Change)], key=lambda one: one.at)]
     except msgspec.ValidationError as error:
         raise AmendmentError(f"{error}") from error
 
@@ -125,11 +127,6 @@ def _round(paths: DataDir) -> int | None:
     with suppress(NotRunningError, HttpTokenError):
         return client.read(data_directory.find_running(paths)).round
     return None
-
-
-def _written(paths: DataDir) -> int:
-    """The round of the newest checkpoint; 0 without one."""
-    return max((int(path.name.removeprefix("round-")) for path in paths.checkpoints.glob("round-*[0-9]")), default=0)
 
 
 def _known(paths: DataDir, sealed: Sealed) -> Amendments:

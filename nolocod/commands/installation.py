@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from contextlib import suppress
@@ -20,6 +19,7 @@ from nolocod.identity import PeerId
 from nolocod.paths import DataDir
 from nolocod.proto.envelope import MAJOR
 from nolocod.run.manifest import RunId, stored_manifest
+from nolocod.units import release_numbers
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -66,9 +66,10 @@ def _update(options: Namespace) -> None:
             reason = f"it speaks protocol version {sealed.manifest.protocol}, and this release {MAJOR}."
     except VersionError as error:  # of a manifest or a protocol that this release cannot read
         reason = error.cause
-    known = sorted(filter(_numbers, releases), key=_numbers)
+    known = sorted(filter(release_numbers, releases), key=release_numbers)
     usual = known[(len(known) - 1) // 2] if known else ""  # the median: a few who lie change nothing
-    newer, command = usual if _numbers(usual) > _numbers(__version__) else "", shlex.join(updating(Path(sys.prefix)))
+    newer = usual if release_numbers(usual) > release_numbers(__version__) else ""
+    command = shlex.join(updating(Path(sys.prefix)))
     if options.json:
         told = {"installed": __version__, "run": run, "needed": bool(reason), "reason": reason, "newer": newer}
         print(json.dumps(told | {"releases": releases, "command": command}))
@@ -127,12 +128,6 @@ def _known(paths: DataDir) -> tuple[str, ...]:
         return data_directory.find_running(paths).addresses
     book = AddressBook(paths.peers, lambda _: None).recent()[:8]
     return tuple(f"{addresses[0]}/p2p/{peer}" for peer, addresses in book if addresses)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    """Of "0.12.1.dev3": (0, 12, 1). Empty for what is no release."""
-    found = re.match(r"\d{1,6}(\.\d{1,6}){0,3}(?!\d)", release)
-    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def updating(prefix: Path) -> list[str]:

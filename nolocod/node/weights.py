@@ -22,6 +22,7 @@ from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError,
 from nolocod.identity import short
 from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsComing, WeightsLoaded
 from nolocod.p2p.membership.run_clock import median_round
+from nolocod.paths import newest_round
 from nolocod.proto.envelope import MAX_NUMBER
 from nolocod.proto.types import Standing
 
@@ -90,7 +91,7 @@ class Weights:
         self._loaded = self._adopted = False
         self._rejected: PeerId | None = None
         """Whose weights the trainer holds although they were found too bad."""
-        self._saved_round = _newest_round(settings.setup.checkpoints)
+        self._saved_round = newest_round(settings.setup.checkpoints)
         self._staleness = settings.manifest.outer.staleness
         self._size = 0  # of weights as a donor gives them, in bytes
         self._paired: tuple[int, float, float] | None = None
@@ -320,9 +321,3 @@ def _plausible_loss(members: list[Member]) -> float:
     told = [member.standing.loss for member in members if member.state in ("training", "finished")]
     told = [loss for loss in told if 0 < loss < math.inf]
     return _HARDER * statistics.median(told) + _MORE if told else math.inf
-
-
-def _newest_round(checkpoints: Path) -> int:
-    """The round in the name of the newest checkpoint; 0 if there is none."""
-    numbers = [path.name.removeprefix("round-") for path in checkpoints.glob("round-*")]
-    return max((int(number) for number in numbers if number.isdigit()), default=0)

@@ -207,16 +207,15 @@ class Mesh:
         self._host.serve(GOSSIP, gossip.handle, Rate(3 / parts.timing.heartbeat, NORMAL.burst))  # it asks somebody once a beat
         discovery = Discovery(gossip, (*parts.bootstrap, *run.contacts), self._book.recent, parts.rng, parts.timing, parts.emit)
         ready = trio.Event()
-        parts.nursery.start_soon(self._run, gossip, discovery, sealed.run_id, ready)
-        parts.nursery.start_soon(run.run)
+        parts.nursery.start_soon(self._run, gossip, discovery, run, ready)
         await ready.wait()
         await discovery.enter()
         await self._save()
         return run
 
-    async def _run(self, gossip: GossipService, discovery: Discovery, run_id: RunId, ready: trio.Event) -> None:
+    async def _run(self, gossip: GossipService, discovery: Discovery, run: AmendedRun, ready: trio.Event) -> None:
         with self._work:
-            dht_of = open_dht(self._host, run_id, lambda: self._parts.connectivity.kind == "public")
+            dht_of = open_dht(self._host, run.sealed.run_id, lambda: self._parts.connectivity.kind == "public")
             async with dht_of as discovery.dht, trio.open_nursery() as nursery:
                 nursery.start_soon(gossip.run, nursery)
                 nursery.start_soon(discovery.run, self._contacts)
@@ -224,6 +223,7 @@ class Mesh:
                 nursery.start_soon(self._remember)
                 nursery.start_soon(self._roam, gossip)
                 nursery.start_soon(self._admission.run, self._parts.emit)
+                nursery.start_soon(run.run)
                 ready.set()
 
     async def leave(self) -> None:

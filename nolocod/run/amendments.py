@@ -22,6 +22,7 @@ from nolocod.errors import AmendmentError, ProtocolError, SignatureError
 from nolocod.identity import verify
 from nolocod.run.manifest import unseal
 from nolocod.run.owners import Change
+from nolocod.units import release_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -231,20 +232,9 @@ def obstacle(sealed: Sealed, number: int) -> str:
     for one in force:
         if one.unknown:
             return f"an amendment changes {', '.join(one.unknown)}, which nolocod {__version__} does not know: update it"
-        if one.release and _release(one.release) > _release(__version__):
+        if one.release and release_numbers(one.release) > release_numbers(__version__):
             return f"the run needs nolocod {one.release} by now, and this is {__version__}: update it"
     paused = next((one for one in reversed(force) if one.paused is not None), None)
     if paused is None or not paused.paused:
         return ""
     return f"the run's owner has it wait{': ' + paused.note if paused.note else ''}"
-
-
-def _release(text: str) -> tuple[int, ...]:
-    """The numbers of a release, "0.2" as "0.2.0"; what follows them does not count."""
-    numbers: list[int] = []
-    for part in text.split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple([*numbers, 0, 0, 0][:3])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
 
 import blake3
@@ -323,7 +324,7 @@ class Sealed:
     changes: tuple[Change, ...] = ()
     """What its owners changed since, turns counted (run/amendments.py)."""
 
-    @property
+    @cached_property
     def run_id(self) -> RunId:
         return RunId(blake3.blake3(_DOMAIN + self.body).hexdigest())
 

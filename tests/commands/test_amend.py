@@ -57,14 +57,27 @@ def test_an_owner_changes_a_run_and_takes_back_what_does_not_count_yet(
     status, out = amend(capsys, ours, "--json")
     told = json.loads(out)
     assert (status, told["version"], told["signed_by"]) == (0, 3, [str(ANN.peer_id)])
-    assert [(row["from round"], row["change"]) for row in told["changes"]] == [
-        (50, "rounds 200: we go on"),
-        (80, "paused yes"),
-        (80, "paused no"),
-    ]
+    assert changes(capsys, ours) == [(50, "rounds 200: we go on"), (80, "paused yes"), (80, "paused no")]
     (ours.checkpoints / "round-00000060").mkdir(parents=True)
     assert amend(capsys, ours, "--drop")[0] == 0
-    assert [row["from round"] for row in json.loads(amend(capsys, ours, "--json")[1])["changes"]] == [50]
+    assert changes(capsys, ours) == [(50, "rounds 200: we go on")]
+
+
+def changes(capsys: pytest.CaptureFixture[str], paths: DataDir) -> list[tuple[int, str]]:
+    return [(row["from round"], row["change"]) for row in json.loads(amend(capsys, paths, "--json")[1])["changes"]]
+
+
+def test_a_run_goes_on_from_its_pause_and_not_from_a_later_change(ours: DataDir, capsys: pytest.CaptureFixture[str]) -> None:
+    amend(capsys, ours, "--at", "80", "--pause")
+    amend(capsys, ours, "--at", "500", "--learning-rate", "0.001")
+    assert amend(capsys, ours, "--resume")[0] == 0
+    assert changes(capsys, ours) == [(80, "paused yes"), (80, "paused no"), (500, "learning rate 0.001")]
+
+
+def test_a_change_may_count_before_one_that_waits(ours: DataDir, capsys: pytest.CaptureFixture[str]) -> None:
+    amend(capsys, ours, "--at", "500", "--learning-rate", "0.001")
+    assert amend(capsys, ours, "--at", "80", "--rounds", "900")[0] == 0
+    assert changes(capsys, ours) == [(80, "rounds 900"), (500, "learning rate 0.001")]
 
 
 def test_several_owners_sign_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ import trio
 from nolocod.disk import write_private
 from nolocod.errors import (
     InvitationOverError,
-    LocalError,
     NotInvitedError,
     PeerInvitationOverError,
     PeerNotInvitedError,
@@ -23,6 +22,7 @@ from nolocod.errors import (
 )
 from nolocod.identity import PeerId, short
 from nolocod.observe.events import Troubled
+from nolocod.p2p.membership.left_by_commands import keep_looking
 from nolocod.run import credentials
 from nolocod.run.invitations import open_admission, open_revocations
 
@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 _KEPT = 4096
 """Peers whose admission is kept in mind while it counts, and as many that were refused."""
-_REREAD = 2.0
-"""Seconds between two looks at what the owner's commands left in the data directory."""
 
 
 class Admission:
@@ -140,22 +138,20 @@ class InvitedAdmission(Admission):
     async def run(self, emit: Emit) -> None:
         """Of our revocations and those in the data directory the newer ones replace the others. What goes wrong with that,
         and that our own admission ends, is told once."""
-        trouble: str | None = None
         over = False
-        while True:
+
+        async def look() -> None:
+            nonlocal over
             try:
                 raw = await trio.to_thread.run_sync(self._newest, self.revocations)
                 if raw != self.revocations:
                     self.learn(raw)
-                trouble = None
-            except (LocalError, RefusedError) as error:
-                if error.cause != trouble:
-                    emit(Troubled(error.code, f"{error.cause} {error.remedy}"))
-                trouble = error.cause
-            if (objection := self._over()) is not None and not over:
-                over = True
-                emit(Troubled(objection.code, objection.cause))
-            await trio.sleep(_REREAD)
+            finally:
+                if (objection := self._over()) is not None and not over:
+                    over = True
+                    emit(Troubled(objection.code, objection.cause))
+
+        await keep_looking(look, emit)
 
     def _newest(self, ours: bytes) -> bytes:
         """The newer of our revocations and those stored, which are replaced if ours are."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.disk import write_whole
-from nolocod.errors import AmendmentError, DataDirError, LocalError, NolocodError, UsageError
+from nolocod.errors import AmendmentError, DataDirError, NolocodError, UsageError
 from nolocod.observe.events import Amended, Troubled
+from nolocod.p2p.membership.left_by_commands import keep_looking
 from nolocod.p2p.transport.multiaddrs import split
 from nolocod.run import amendments
 from nolocod.run.amendments import Amendments
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.observe.events import Emit
     from nolocod.run.manifest import Sealed
-
-_REREAD = 2.0
-"""Seconds between two looks at what the owners' commands left in the data directory."""
 
 
 class AmendedRun:
@@ -92,16 +90,13 @@ class AmendedRun:
 
     async def run(self) -> None:
         """Keep what is known the same as in the data directory, until cancelled. What goes wrong with that is told once."""
-        trouble = ""
-        while self._path is not None:
-            try:
-                if (stored := await trio.to_thread.run_sync(self._stored)) is not None:
-                    self._take(stored)
-                if self.known.raw not in (b"", stored.raw if stored else b""):
-                    await trio.to_thread.run_sync(write_whole, self._path, self.known.raw)
-                trouble = ""
-            except LocalError as error:
-                if error.cause != trouble:
-                    self._emit(Troubled(error.code, f"{error.cause} {error.remedy}"))
-                trouble = error.cause
-            await trio.sleep(_REREAD)
+        if (path := self._path) is None:
+            return
+
+        async def look() -> None:
+            if (stored := await trio.to_thread.run_sync(self._stored)) is not None:
+                self._take(stored)
+            if self.known.raw not in (b"", stored.raw if stored else b""):
+                await trio.to_thread.run_sync(write_whole, path, self.known.raw)
+
+        await keep_looking(look, self._emit)

@@ -18,6 +18,7 @@ from nolocod.errors import (
 from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, Troubled
 from nolocod.p2p.membership import admission as module
+from nolocod.p2p.membership import left_by_commands
 from nolocod.p2p.membership.admission import InvitedAdmission
 from nolocod.paths import DataDir
 from nolocod.run import credentials, invitations
@@ -110,7 +111,7 @@ def test_a_node_finds_out_by_itself_that_it_may_not_be_a_member(paths: DataDir, 
 async def test_revocations_go_both_ways_between_a_node_and_its_directory(
     paths: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REREAD", 0.01)
+    monkeypatch.setattr(left_by_commands, "_REREAD", 0.01)
     admission, run_id, told = an_admission(paths, [NOW]), a_run().run_id, list[Event]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(admission.run, told.append)
@@ -159,7 +160,7 @@ async def test_a_member_learns_its_own_end_however_many_others_it_knows(
     paths: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
-    monkeypatch.setattr(module, "_REREAD", 0.01)
+    monkeypatch.setattr(left_by_commands, "_REREAD", 0.01)
     theirs, clock, told = DataDir(tmp_path / "theirs"), [NOW], list[Event]()
     _, text = credentials.issue(paths, a_run(), OWNER, Grant(NOW, 60.0))
     credentials.accept(theirs, text, BOB, NOW)
@@ -178,7 +179,7 @@ async def test_a_member_learns_its_own_end_however_many_others_it_knows(
 
 
 async def test_a_damaged_file_of_revocations_is_told_once(paths: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REREAD", 0.0)
+    monkeypatch.setattr(left_by_commands, "_REREAD", 0.0)
     admission, told, looks = an_admission(paths, [NOW]), list[Event](), 0
     paths.revocations.write_bytes(b"nonsense")
     read = credentials.stored_revocations

@@ -29,7 +29,7 @@ from nolocod.identity import Identity, PeerId
 from nolocod.observe.events import Event, PeerLost, Troubled
 from nolocod.p2p.discovery.bootstrap import verdict
 from nolocod.p2p.host import open_host
-from nolocod.p2p.membership import admission as module
+from nolocod.p2p.membership import left_by_commands
 from nolocod.p2p.membership.admission import InvitedAdmission
 from nolocod.p2p.mesh import Mesh, open_mesh
 from nolocod.p2p.nat.circuit_relay import RelayClient
@@ -123,7 +123,7 @@ class Run:
 async def a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None = None, listen: Address = ANYWHERE
 ) -> AsyncIterator[Run]:
-    monkeypatch.setattr(module, "_REREAD", 0.1)
+    monkeypatch.setattr(left_by_commands, "_REREAD", 0.1)
     owner = Node(tmp_path / "owner", listen=listen, announce=(multiaddr_of(listen),) if listen.port else ())
     owner.data_dir.mkdir()
     sealed = seal(Manifest(name="private", model={"model_type": "llama"}, access="invited"), owner.identity)
