@@ -42,6 +42,11 @@ def amend(capsys: pytest.CaptureFixture[str], paths: DataDir, *arguments: str) -
     return status, out + err
 
 
+def changes(capsys: pytest.CaptureFixture[str], paths: DataDir) -> list[tuple[int, str]]:
+    """From which round, and what."""
+    return [(row["from round"], row["change"]) for row in json.loads(amend(capsys, paths, "--json")[1])["changes"]]
+
+
 @pytest.fixture
 def ours(tmp_path: Path) -> DataDir:
     return directory(tmp_path / "ann", Manifest(name="verse", model={"model_type": "llama"}), ANN)
@@ -61,10 +66,6 @@ def test_an_owner_changes_a_run_and_takes_back_what_does_not_count_yet(
     (ours.checkpoints / "round-00000060").mkdir(parents=True)
     assert amend(capsys, ours, "--drop")[0] == 0
     assert changes(capsys, ours) == [(50, "rounds 200: we go on")]
-
-
-def changes(capsys: pytest.CaptureFixture[str], paths: DataDir) -> list[tuple[int, str]]:
-    return [(row["from round"], row["change"]) for row in json.loads(amend(capsys, paths, "--json")[1])["changes"]]
 
 
 def test_a_run_goes_on_from_its_pause_and_not_from_a_later_change(ours: DataDir, capsys: pytest.CaptureFixture[str]) -> None:
