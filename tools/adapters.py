@@ -148,9 +148,9 @@ def tried(kept: Path, workers: int) -> Results[Case, Outcome]:
     def tell(number: int, count: int, case: Case, outcome: Outcome) -> None:
         sys.stderr.write(f"{number} of {count}: {case}: {outcome}\n")
 
-    ours = [Case("both", 16, "NoLoCo, ours", rate, seed) for rate in RATES for seed in SEEDS]
-    b = [Case("b", 16, "NoLoCo, ours", rate, seed) for rate in RATES for seed in SEEDS]
-    b += [Case("b", 32, "NoLoCo, ours", RATES[1], seed) for seed in SEEDS]
+    ours = [Case("both", 16, "ours, in one part", rate, seed) for rate in RATES for seed in SEEDS]
+    b = [Case("b", 16, "ours, in one part", rate, seed) for rate in RATES for seed in SEEDS]
+    b += [Case("b", 32, "ours, in one part", RATES[1], seed) for seed in SEEDS]
     alone = [Case("both", 16, "none", rate, seed) for rate in RATES[:2] for seed in SEEDS]
     muon = [replace(case, optimizer="muon") for case in ours]
     found.perform([*ours, *b, *alone, *muon], partial(perform, base), workers, tell)

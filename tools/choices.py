@@ -2,7 +2,7 @@
 
     python -m tools.choices [--reduced] [--workers N] [--kept FILE] [--into docs]
 
-The rule: every trial is our method but for the settings that its row and column name, on seeds that `python -m
+The rule: every trial is release 0.1's method but for the settings that its row and column name, on seeds that `python -m
 tools.compare` does not tell. The outer step's settings were tried in runs twice as long, and lateness with the settings that
 they chose; the other tables have those of `_LIKE`. All but the first and that of lateness train with AdamW and a cosine, as
 runs of release 0.1 did.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.lab.methods import OURS
+from nolocod.studies.lab.methods import BEFORE
 from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tools.trials import Book
 
-_LIKE = Trial(OURS.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1, alpha=0.2, beta=1.0, gamma=1.0)
+_LIKE = Trial(BEFORE.name, 4, TUNING_SEED, 2e-3, steps=1500, points=1, alpha=0.2, beta=1.0, gamma=1.0)
 _TINY = replace(_LIKE, model="tiny", learning_rate=4e-3)
 _OLD, _NEW = (("adamw", "cosine"), ("adamw", "wsd")), (("muon", "cosine"), ("muon", "wsd"))
 _INNER: dict[tuple[float, int], Any] = {
@@ -36,7 +36,7 @@ _INNER: dict[tuple[float, int], Any] = {
 }
 """Optimizers and schedules by learning rate and seed."""
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
-_LATE_LIKE = Trial(OURS.name, 4, 101, 4e-3, model="tiny", steps=1440, phase=48, points=1, optimizer="muon", schedule="wsd")
+_LATE_LIKE = Trial(BEFORE.name, 4, 101, 4e-3, model="tiny", steps=1440, phase=48, points=1, optimizer="muon", schedule="wsd")
 _LATE = ((0, 1), (24, 1), (6, 4), (3, 8), (2, 12), (1, 24))
 """Inner steps that a merge comes late, and turns: on time, and on a line that is busy all the time."""
 _OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
@@ -85,7 +85,7 @@ def full() -> tuple[Table, ...]:
             "optimizer, schedule",
             {
                 (f"{optimizer}, {schedule}", f"{rate:g}, seed {seed}"): Trial(
-                    OURS.name, 4, seed, rate, model="tiny", steps=1500, points=1, optimizer=optimizer, schedule=schedule
+                    BEFORE.name, 4, seed, rate, model="tiny", steps=1500, points=1, optimizer=optimizer, schedule=schedule
                 )
                 for (rate, seed), tried in _INNER.items()
                 for optimizer, schedule in tried

@@ -35,8 +35,8 @@ class Watched(MultiReplica):
         self.far: list[float] = []
         """At each outer step: of all choices of a donor and two others, the share in which it looks far."""
 
-    def _outer_step(self) -> list[tuple[int, int]]:
-        waiting = super()._outer_step()
+    def _outer_step(self, *, waits: bool) -> list[tuple[int, int]]:
+        waiting = super()._outer_step(waits=waits)
         matrices = [
             [tensor.clone() for _, tensor in replica.layout.split(replica.phi) if tensor.dim() > 1]
             for replica in self._replicas

@@ -31,7 +31,7 @@ def perform(trial: Trial) -> list[Point]:
     manifest = trial.manifest()
     watch = max(1, manifest.outer.rounds // trial.points)
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-        return MultiReplica(manifest, trial.settings, trial.replicas, Path(cache), watch, trial.device).run()
+        return MultiReplica(manifest, trial.settings, trial.replicas, Path(cache), trial.device).run(watch, trial.lateness)
 
 
 def book(kept: Path) -> Book:

@@ -22,8 +22,8 @@ from nolocod.node import data_directory
 from nolocod.observe.status import client
 from nolocod.paths import DataDir
 from nolocod.run.amendments import goal, unseal_amended
-from nolocod.run.manifest import Manifest, checked
 from nolocod.run.own import own_model
+from nolocod.run.run_file import from_table
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.own_worker import OwnWorker
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from nolocod.observe.status.report import StatusReport
-    from nolocod.run.manifest import Sealed
+    from nolocod.run.manifest import Manifest, Sealed
     from nolocod.trainer.own import OwnReplica
 
 _LARGEST_LOG = 16 << 20
@@ -79,10 +79,9 @@ def founded(model: torch.nn.Module, run: Mapping[str, Any]) -> Manifest:
     if "model" in run:
         raise RunFileError("`model` is no key here: the model is the one that is given.")
     try:
-        (manifest := checked({"name": "own-loop", **run, "model": pinned})).in_turns()
+        return from_table({"name": "own-loop", **run, "model": pinned})
     except msgspec.ValidationError as error:
         raise RunFileError(f"{error}.") from error
-    return manifest
 
 
 class Swarm:

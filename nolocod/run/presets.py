@@ -55,6 +55,16 @@ def model(name_or_file: str, base: Path) -> dict[str, Any]:
     return without_inert(config, lambda _: None)
 
 
+_STEPS_OF_A_TURN, _MOST_TURNS = 5, 64
+
+
+def usual_turns(inner_steps: int) -> int:
+    """Into how many turns a run file's `inner.steps` fall where it does not say: as many as leave each at least five steps, for
+    an exchange takes some round trips and the end of a step, however few bytes there are."""
+    most = min(_MOST_TURNS, inner_steps // _STEPS_OF_A_TURN)
+    return next((turns for turns in range(most, 1, -1) if inner_steps % turns == 0), 1)
+
+
 def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, seed: int, own_text: bool) -> Manifest:
     """A short run for one machine: the standard library's sources, or the text that `--data` names.
 
@@ -67,7 +77,7 @@ def local_run(model_config: dict[str, Any], *, rounds: int, inner_steps: int, se
             seed=seed,
             data=Data(source="text" if own_text else "stdlib"),
             inner=Inner(steps=inner_steps, batch=4, sequence=128, learning_rate=3e-3, warmup_rounds=2.0),
-            outer=Outer(alpha=0.2, beta=1.0, gamma=1.0, rounds=rounds),
+            outer=Outer(alpha=0.2, beta=1.0, gamma=1.0, rounds=rounds, turns=usual_turns(inner_steps)),
             evaluation=Evaluation(every=10, batches=16),
         )
     except ValueError as error:

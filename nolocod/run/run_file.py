@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nolocod.errors import RunFileError, UnstableError
-from nolocod.run.manifest import Manifest, checked
+from nolocod.run.manifest import Inner, checked
+from nolocod.run.presets import usual_turns
 from nolocod.run.published import without_inert
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.run.base import Base
+    from nolocod.run.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,20 @@ def read_run_file(
             if isinstance(name := model.get("base"), str) and open_base is not None:
                 table["base"], model = _with_base(open_base(name), table, model)
             table["model"] = without_inert(_with_config(model, path), tell)
-        (manifest := checked(table)).in_turns()
-        return manifest
+        return from_table(table)
     except msgspec.ValidationError as error:
         raise RunFileError(f"{path}{_where(text, error)}: {error}") from error
     except RunFileError as error:
         raise type(error)(f"{path}{_where(text, error)}: {error.cause}", remedy=error.remedy) from error
+
+
+def from_table(table: dict[str, Any]) -> Manifest:
+    """The manifest of a run file's keys, in as many turns as are usual. Raises msgspec.ValidationError or RunFileError."""
+    match table.get("inner", {}), table.get("outer", {}):
+        case dict(inner), dict(outer) if isinstance(steps := inner.get("steps", Inner().steps), int):
+            table = table | {"outer": {"turns": usual_turns(steps)} | outer}
+    (manifest := checked(table)).in_turns()
+    return manifest
 
 
 def _inline_tokenizer(table: dict[str, Any], path: Path) -> None:

@@ -14,7 +14,7 @@ PARAMETERS = 28_832
 
 
 def test_two_daemons_pair_by_another_codec_and_by_halves(swarm: Swarm) -> None:
-    both = swarm.joined_by(swarm.found("bfloat16", "turns = 2"), 1)
+    both = swarm.joined_by(swarm.found("bfloat16", turns=2), 1)
     swarm.wait_paired(both, 3)
     for daemon in both:
         report = daemon.report

@@ -62,6 +62,7 @@ sequence = 16
 [outer]
 rounds = {rounds}
 patience = 5.0
+turns = 1
 staleness = 8
 [evaluation]
 batches = 1

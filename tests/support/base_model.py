@@ -44,6 +44,7 @@ sequence = 32
 learning_rate = 1e-4
 [outer]
 patience = 5.0
+turns = 1
 staleness = 5000
 [evaluation]
 batches = 2

@@ -50,6 +50,7 @@ batch = 2
 sequence = 32
 [outer]
 patience = 5.0
+turns = 1
 staleness = 5000  # as far as one node is ever ahead of another that a busy machine keeps waiting
 [evaluation]
 batches = 2
@@ -129,13 +130,13 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "modulo8", outer: str = "", steps: int = 20, hidden: int = 32) -> Daemon:
-        """Found the run, with `outer` as further lines of its [outer], and bring up its first node."""
+    def found(self, codec: str = "modulo8", turns: int = 1, steps: int = 20, hidden: int = 32) -> Daemon:
+        """Found the run and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
         text = RUN_FILE.replace("modulo8", codec).replace("steps = 20", f"steps = {steps}")
-        text = text.replace("hidden_size = 32", f"hidden_size = {hidden}")
-        run_file.write_text(text.replace("[outer]\n", f"[outer]\n{outer}\n"))
+        text = text.replace("hidden_size = 32", f"hidden_size = {hidden}").replace("turns = 1", f"turns = {turns}")
+        run_file.write_text(text)
         data_directory.found(first.paths, run_file)
         return first.run("start")
 

@@ -53,15 +53,13 @@ class MultiReplica:
         method: Method,
         count: int,
         cache: Path,
-        watch: int = 0,
         device: str = "cpu",
         base: Path | None = None,
     ) -> None:
-        """`watch`: a point is taken every so many outer steps, besides the last; 0 for none. `device`: as torch names it.
-        `base`: the folder of the model to start from."""
+        """`device`: as torch names it. `base`: the folder of the model to start from."""
         change = msgspec.structs.replace
         self._method = method
-        manifest = change(manifest, codec=method.codec, outer=change(manifest.outer, turns=method.fragments))
+        manifest = change(manifest, codec=method.codec)
         tokenizer = make_tokenizer(manifest.data, base)
         sources: list[Source] = [open_source(manifest, tokenizer, f"replica {index}", None, cache) for index in range(count)]
         if method.scheme == "gradients":
@@ -74,27 +72,27 @@ class MultiReplica:
             replica = Replica(sealed, tokenizer.vocabulary, source, device, base)
             replica.draw_as(f"replica {index}")
             self._replicas.append(replica)
-        self._watch = watch
         size = self._replicas[0].plan.box_size
         self._boxes = [torch.zeros(size, dtype=torch.uint8) for _ in self._replicas]
         self._rng = random.Random(manifest.seed)
 
-    def run(self) -> list[Point]:
-        """Train to the run's goal; the last point is the end."""
-        steps, late = self.manifest.inner.steps, self._method.late
+    def run(self, watch: int = 0, late: int = 0) -> list[Point]:
+        """Train to the run's goal; the last point is the end, and one more is taken every `watch` outer steps. A merge comes
+        `late` inner steps late, of those between two outer steps at most."""
+        steps = self.manifest.inner.steps
         points: list[Point] = []
         waiting: list[tuple[int, int]] = []
         for number in range(1, self.manifest.outer.rounds + 1):
             self._train(late)
             self._merge(waiting)
             self._train(steps - late)
-            waiting = self._outer_step()
-            if self._watch and number % self._watch == 0 and number < self.manifest.outer.rounds:
+            waiting = self._outer_step(waits=late > 0)
+            if watch and number % watch == 0 and number < self.manifest.outer.rounds:
                 points.append(self._point(number))
         self._merge(waiting)
         return [*points, self._point(self.manifest.outer.rounds)]
 
-    def _outer_step(self) -> list[tuple[int, int]]:
+    def _outer_step(self, *, waits: bool) -> list[tuple[int, int]]:
         """Take it, or begin it: returns the pairs whose messages wait to be merged."""
         match self._method.scheme:
             case "pairs":
@@ -103,7 +101,7 @@ class MultiReplica:
                 for alone in order[2 * len(pairs) :]:
                     self._replicas[alone].solo()
                 self._snapshot(pairs)
-                if self._method.late:
+                if waits:
                     return pairs
                 self._merge(pairs)
             case "all":
@@ -120,7 +118,10 @@ class MultiReplica:
         for replica in self._replicas:
             total += step.message(replica.phi, replica.theta.cpu(), settings)
         for replica in self._replicas:
+            mean = torch.mul(total, 1 / count).sub_(replica.phi, alpha=settings.gamma)  # beta times the mean change
             step.step(replica.phi, replica.delta, total, count, settings)
+            if self._method.nesterov:  # phi has had delta already: what momentum makes of it next, in place of what it was
+                replica.phi.add_(mean).add_(replica.delta, alpha=settings.alpha - 1)
             replica.theta.copy_(replica.phi)
             replica.pass_boundary()
 

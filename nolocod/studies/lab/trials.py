@@ -51,18 +51,29 @@ class Trial:
     optimizer: Literal["muon", "adamw"] = "adamw"
     """As in a run file, and so is the schedule: the same for every method."""
     schedule: Literal["wsd", "cosine", "constant"] = "cosine"
+    documents: Literal["apart", "joined"] = "joined"
     device: str = "cpu"
     """As torch names it. On a GPU the inner steps compute in bfloat16, as a node's do."""
 
     @property
     def settings(self) -> Method:
-        given = {key: getattr(self, key) for key in ("alpha", "beta", "gamma", "late", "fragments")}
-        return replace(BY_NAME[self.method], **{key: value for key, value in given.items() if value is not None})
+        given = {key: value for key in ("alpha", "beta", "gamma") if (value := getattr(self, key)) is not None}
+        return replace(BY_NAME[self.method], **given)
 
     @property
     def inner_steps(self) -> int:
-        """From one outer step to the next."""
+        """From one merge to the next of the same part."""
         return round(self.phase * self.settings.every)
+
+    @property
+    def turns(self) -> int:
+        """Parts that are exchanged in turn."""
+        return self.fragments or self.settings.turns or presets.usual_turns(self.inner_steps)
+
+    @property
+    def lateness(self) -> int:
+        """Inner steps by which a merge comes late."""
+        return self.late if self.late is not None else self.settings.busy * self.inner_steps // self.turns
 
     def manifest(self) -> Manifest:
         method = self.settings
@@ -75,7 +86,7 @@ class Trial:
             run.inner, learning_rate=self.learning_rate, batch=self.batch, sequence=self.sequence,
             warmup_rounds=self.steps * 0.04 / phase, optimizer=self.optimizer, schedule=self.schedule,
         )  # fmt: skip
-        outer = change(run.outer, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
-        # what trust costs is measured elsewhere (`nolocod lab attacks`)
-        trust = change(run.trust, clip=0.0)
-        return change(run, inner=inner, outer=outer, trust=trust, evaluation=change(run.evaluation, batches=self.held_out))
+        outer = change(run.outer, turns=self.turns, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
+        trust, data = change(run.trust, clip=method.clip), change(run.data, documents=self.documents)
+        evaluation = change(run.evaluation, batches=self.held_out)
+        return change(run, inner=inner, outer=outer, trust=trust, data=data, evaluation=evaluation)

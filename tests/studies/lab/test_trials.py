@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod.run.manifest import Manifest
-from nolocod.studies.lab.methods import BY_NAME, OURS
+from nolocod.run.run_file import from_table
+from nolocod.studies.lab.methods import BEFORE_BUSY, BUSY, BY_NAME, OFTEN, OURS
 from nolocod.studies.lab.trials import Trial
 from tools import choices, compare
 from tools.trials import book, perform
@@ -43,9 +44,16 @@ def test_ours_is_what_a_run_file_says_that_says_nothing() -> None:
     outer = default.outer
     assert (outer.alpha, outer.beta, outer.gamma) == (OURS.alpha, OURS.beta, OURS.gamma)
     assert default.codec == OURS.codec
-    compared = replace(compare.FULL.like, method=OURS.name, replicas=4).manifest().inner
-    keys = ("steps", "optimizer", "schedule")
-    assert [getattr(default.inner, key) for key in keys] == [getattr(compared, key) for key in keys]
+    assert default.trust.clip == OURS.clip
+    assert (default.inner.optimizer, default.inner.schedule) == (OURS.optimizer, OURS.schedule)
+    compared = replace(compare.FULL.like, method=OURS.name, replicas=4).manifest()
+    read = from_table({"name": "any", "model": {"model_type": "llama"}})
+    assert (read.inner.steps, read.outer.turns) == (compared.inner.steps, compared.outer.turns) == (25, 5)
+
+
+def test_on_a_busy_line_each_part_is_merged_when_the_next_is_sent() -> None:
+    lateness = {name: replace(compare.FULL.like, method=name).lateness for name in (OURS.name, BUSY.name, BEFORE_BUSY.name)}
+    assert lateness == {OURS.name: 0, BUSY.name: 5, BEFORE_BUSY.name: 25}
 
 
 @pytest.mark.parametrize("table", [*choices.full(), *choices.reduced()], ids=lambda table: table.rows)
@@ -86,21 +94,19 @@ def test_claims_are_about_methods_that_there_are() -> None:
 
 
 def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path: Path) -> None:
-    few = (compare.DILOCO, compare.PAPER, compare.OURS, compare.NONE)
+    few = (OFTEN.name, compare.PAPER, OURS.name, compare.NONE)
     smaller = compare.Size((2,), (1,), (1e-3,), False, TINY, few)
     size = replace(smaller, replicas=(2, 4), methods=(*few, "pair averaging"), beside=smaller)
     told: list[str] = []
     found = compare.compare(size, book(tmp_path / "kept.jsonl"), 1, told.append)
-    assert sum("4 replicas" in line for line in told) == 3, (
-        "neither of those that do not depend on the number, or are told once"
-    )
+    assert sum("4 replicas" in line for line in told) == 2, "none of those that are told once"
     assert found.beside is not None
     text = found.to_text()
-    assert text.count("| NoLoCo, ours | 2 | 0.001 | ") == 3, "2 and 4 replicas, and the other model's 2"
+    assert text.count("| ours | 2 | 0.001 | ") == 3, "2 and 4 replicas, and the other model's 2"
     assert text.count("pair averaging") == 1 + 1, "a row, and a claim"
     assert "The same with another model (tiny)" in text
-    mine, theirs = (found.ends[name, 2][0].mean for name in (compare.OURS, "pair averaging"))
-    claim = next(one for one in found.claims() if one.text == "NoLoCo, ours is below pair averaging")
+    mine, theirs = (found.ends[name, 2][0].mean for name in (OURS.name, "pair averaging"))
+    claim = next(one for one in found.claims() if one.text == "ours is below pair averaging")
     assert claim.holds == (mine < theirs)
     assert claim.seen.startswith(f"{100 * (mine / theirs - 1):+.2f} to"), "of 2 replicas alone"
     assert found.beside.rates == dict.fromkeys(few, 1e-3)
