@@ -50,7 +50,7 @@ def found(swarm: Swarm, source: Path | None) -> Daemon:
     first.source = source
     run_file = swarm.root / "run.toml"
     lines = RUN_FILE.splitlines(keepends=True)
-    unasked = ("optimizer", "schedule", "documents")  # it trains with these
+    unasked = ("optimizer", "schedule", "documents", "turns")  # it trains with these
     known = [line for line in lines if not line.startswith(unasked)]
     run_file.write_text("".join(known if source else lines))
     create = [sys.executable, "-m", "nolocod", "create", str(run_file), "--data-dir", str(first.paths.root)]
