@@ -243,6 +243,10 @@ class Seen:
     seconds: float
     paired: int
     """Paired outer steps."""
+    sent: int
+    """Bytes on all connections."""
+    late: float
+    """By how many inner steps the last exchanges were merged late, in the median; 0 where there was none."""
 
 
 def rate(daemon: Daemon, seconds: float, *, paired: bool = False) -> Seen:
@@ -255,7 +259,11 @@ def rate(daemon: Daemon, seconds: float, *, paired: bool = False) -> Seen:
     span = last.uptime - first.uptime
     computing = (last.utilisation * last.uptime - first.utilisation * first.uptime) / span
     tokens = (last.tokens - first.tokens) / span
-    return Seen(tokens, statistics.fmean(looks), computing, span, last.outer_paired - first.outer_paired)
+    step = computing * span / max(1, last.inner_steps - first.inner_steps)
+    took = [row.seconds for row in last.exchanges if row.outcome == "committed" and row.age < span]
+    late = statistics.median(took) / step if took else 0.0
+    sent, pairs = last.sent - first.sent, last.outer_paired - first.outer_paired
+    return Seen(tokens, statistics.fmean(looks), computing, span, pairs, sent, late)
 
 
 def _after_outer_step(daemon: Daemon, paired: bool, looks: list[bool]) -> StatusReport:

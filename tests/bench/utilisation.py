@@ -49,6 +49,10 @@ class UtilisationResult:
     stalls: list[float]
     """Seconds per paired outer step in which no inner step was under way: at most so many are the exchange's."""
     busy: list[float]
+    line: list[float]
+    """Bytes that were sent, over what the line carries."""
+    late: list[float]
+    """Inner steps by which an exchange was merged late, in the median."""
 
     def modelled(self, step: float) -> float:
         """Utilisation at the full size, at least, with inner steps of `step` seconds and one outer step per phase."""
@@ -59,7 +63,8 @@ class UtilisationResult:
         modelled = ", ".join(f"{self.modelled(step):.3f} at {step:g} s" for step in _STEP_SECONDS)
         return (
             f"two daemons, {self.parameters:,} parameters, {self.codec}, {self.rate:.2f} Mbit/s and 80 ms between them;\n"
-            f"an exchange was under way {statistics.median(self.busy):.0%} of the time\n"
+            f"an exchange was under way {statistics.median(self.busy):.0%} of the time, "
+            f"and merged {spread(self.late)} inner steps late; bytes sent over what the line carries: {spread(self.line)}\n"
             f"time in inner steps: {spread(self.computing)}; training stood still for {spread(self.stalls)} s per outer step\n"
             f"tokens/s over those without exchanges, on one core: {spread(self.ratios)}\n"
             f"modelled at {_FULL_SIZE // 1_000_000} M parameters, {_FULL_RATE:g} Mbit/s, with inner steps "
@@ -78,7 +83,7 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
     run = msgspec.structs.replace(run, outer=msgspec.structs.replace(run.outer, staleness=1_000_000))
     size = parameters_of(run)
     rate = _FULL_RATE * size / _FULL_SIZE
-    result = UtilisationResult(size, run.codec, rate, [], [], [], [])
+    result = UtilisationResult(size, run.codec, rate, [], [], [], [], [], [])
     for number in range(1, options.pairs + 1):
         cores = Cores.of_machine()
         with ExitStack() as stack:
@@ -108,6 +113,8 @@ def measure(options: Options, say: Callable[[str], None]) -> UtilisationResult:
         result.computing.append(seen["computing"])
         result.stalls.append((1 - seen["computing"]) * seen["seconds"] / seen["paired"])
         result.busy.append(seen["busy"])
+        result.line.append(seen["sent"] * 8 / 1e6 / seen["seconds"] / rate)
+        result.late.append(seen["late"])
         outer_steps = f"{seen['paired']} outer steps in {seen['seconds']:.0f} s"
         shares = f"{seen['computing']:.3f} of the time in inner steps ({alone['computing']:.3f} without exchanges)"
         say(f"{number}: {shares}, {outer_steps}; tokens/s {result.ratios[-1]:.3f}")
