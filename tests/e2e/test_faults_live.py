@@ -175,11 +175,16 @@ def test_killed_in_a_state_and_started_again(faulty: FaultySwarm, cells: list[tu
 
 
 def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
-    """Every state of both tables that comes about by itself, on either side; half a second each."""
+    """Every state of both tables that comes about by itself, on either side, of whichever node comes to it: two that are due at
+    the same time always have the same one offer. Half a second each."""
     first, second = faulty.pair
     exchanging = [(side, state.name) for side, states in TABLE.items() for state in states if state not in UNFORCED]
-    order(first, "SIGSTOP", exchanging)
-    faulty.outlive(lambda: not orders_left(first))
+    for daemon in (first, second):
+        order(daemon, "SIGSTOP", exchanging)
+    faulty.outlive(lambda: not {*orders_left(first)} & {*orders_left(second)})
+    for daemon in (first, second):
+        forget_orders(daemon)
+    faulty.outlive(lambda: not orders_left(first) and not orders_left(second))
     faulty.wait_paired([first, second], 1)
     serving = [state.name for state in Serving if state is not Serving.CLOSED]
     newcomer = faulty.daemon()
