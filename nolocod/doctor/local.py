@@ -36,6 +36,7 @@ from nolocod.p2p.transport.multiaddrs import dialable, endpoint
 from nolocod.proto.envelope import MAJOR
 from nolocod.run import credentials, invitations
 from nolocod.run.manifest import stored_manifest
+from nolocod.trainer.patience import CHECKPOINT_BYTES
 from nolocod.units import Address
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 _OLDEST = (3, 11)
 _LITTLE = 1_000_000_000
 """Bytes: less free space than that is a warning, whatever the model."""
-_CHECKPOINT = 20
-"""Bytes per parameter: phi, delta, theta and Adam's two moments, float32."""
 _CHECKPOINTS = 3
 """On the disk at once: two that are kept, and one that is being written."""
 _SERVED = 8
@@ -82,6 +81,12 @@ def python_version(found: tuple[int, int, int] = sys.version_info[:3]) -> Findin
     return ok("D01", f"Python {text}.") if found[:2] >= _OLDEST else fail("D01", f"Python {text} is older than 3.11.")
 
 
+def room_for(parameters: int, there: int = 0) -> int:
+    """Bytes that a node of such a model needs on its disk at most, beside what is `there` of checkpoints."""
+    one = CHECKPOINT_BYTES * parameters
+    return max(one, _CHECKPOINTS * one - there) + _SERVED * parameters
+
+
 def disk(paths: DataDir, parameters: int | None) -> Finding:
     """D05: free space against the need of a model with so many parameters; None where no run is known."""
     free = shutil.disk_usage(_existing(paths.root)).free
@@ -89,8 +94,7 @@ def disk(paths: DataDir, parameters: int | None) -> Finding:
     if parameters is None:
         text = f"{amount(free)} free; the need is not known without a run."
         return ok("D05", text) if free >= _LITTLE else warn("D05", text)
-    one = _CHECKPOINT * parameters
-    needed = max(one, _CHECKPOINTS * one - there) + _SERVED * parameters
+    needed = room_for(parameters, there)
     text = f"{amount(free)} free, {amount(needed)} needed for the checkpoints of {parameters:,} parameters."
     if free < needed:
         return fail("D05", text)

@@ -208,7 +208,8 @@ class Inner:
         for index, parameter in enumerate(self._parameters):
             if f"{_MOMENTS[0]}.{index}" in moments:
                 step = torch.tensor(float(steps), dtype=torch.float32, device=self._device)
-                state = {kind: moments[f"{kind}.{index}"].to(self._device) for kind in _MOMENTS}
+                # Copies: what is mapped would keep a file's space on the disk long after newer ones have replaced it.
+                state = {kind: moments[f"{kind}.{index}"].to(self._device, copy=True) for kind in _MOMENTS}
                 self.optimizer.state[parameter] = {"step": step} | state
         for index, momentum in enumerate(self._muon.momentum):
             momentum.copy_(moments[f"{_MOMENTUM}.{index}"])

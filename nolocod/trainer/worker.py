@@ -95,7 +95,7 @@ class Worker:
                     continue
                 return True
             if request is not None and isinstance(request.command, pipe.Checkpoint | pipe.Dump):
-                self._answer(request.id, _told(self._execute, request))  # it is written when its turn comes
+                self._execute(request)  # it is written when its turn comes
                 continue
             self._settle()  # whoever asked for it waits no more, or would not ask for more
             if request is None:
@@ -120,24 +120,24 @@ class Worker:
                 request = self._parent.receive()
                 if isinstance(request.command, pipe.Inspect) and self._training and self._end is None:
                     self._beside(request, partial(self._execute, request))
-                else:
-                    self._requests.put(request)
+                    continue
+                if isinstance(request.command, pipe.Checkpoint | pipe.Dump):
+                    self._tell(request.id, None)  # now: a capture that is asked for next would miss the end of this inner step
+                self._requests.put(request)
         self._requests.put(None)
 
-    def _answer(self, number: int, result: object) -> None:
+    def _tell(self, number: int, result: object) -> None:
         self._parent.send(lambda: pipe.answer(number, result, self._progress() if self._replica else None))
+
+    def _answer(self, number: int, result: object) -> None:
+        self._tell(number, result)
         replica = self._replica
         if replica and replica.standing.round >= self._evaluated_round + replica.manifest.evaluation.every:
             self._evaluate()
 
     def _beside(self, request: pipe.Request, job: Callable[[], object]) -> object:
         """Have the thread do `job`, which leaves phi, delta and theta as they are, and answer."""
-
-        def answer() -> None:
-            result = _told(job)
-            self._parent.send(lambda: pipe.answer(request.id, result, self._progress()))
-
-        self._work = self._thread.submit(answer)
+        self._work = self._thread.submit(lambda: self._tell(request.id, _told(job)))
         return _LATER
 
     def _settle(self) -> None:

@@ -20,8 +20,11 @@ import yaml
 from nolocod import __version__
 from nolocod.cli import _parser
 from nolocod.commands.node import node_config
+from nolocod.doctor.local import room_for
 from nolocod.node.config import NodeConfig
 from nolocod.run.announcements import read_link
+from nolocod.run.run_file import read_run_file
+from nolocod.trainer.estimate import estimate
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 RESOURCES = list(yaml.safe_load_all((DEPLOY / "kubernetes/nolocod.yaml").read_text(encoding="utf-8")))
@@ -57,6 +60,14 @@ def test_the_pods_command_line_is_one_of_ours() -> None:
     assert {port["name"]: port["port"] for port in KINDS["Service"]["spec"]["ports"]} == ports
     annotations = KINDS["StatefulSet"]["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(config.http.port)
+
+
+def test_a_node_s_volume_holds_the_largest_run_of_the_docs() -> None:
+    """At its peak: three checkpoints, and the weights that are served beside those that are written or fetched."""
+    parameters = max(estimate(read_run_file(run)).parameters for run in (DEPLOY.parent / "docs/runs").glob("*.toml"))
+    (claim,) = KINDS["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    room = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) << 30
+    assert room >= room_for(parameters), f"{parameters:,} parameters"
 
 
 def test_the_number_of_nodes_and_the_run_are_one_variable_each_in_kubernetes() -> None:

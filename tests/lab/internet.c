@@ -3,7 +3,9 @@
  * Commands come as lines on standard input, and each is answered by "ok" or by what is wrong:
  *
  *   device NAME PID                      a device in the namespace of the process PID
- *   line NAME DELAY_MS MBIT QUEUE_MS     its line: the delay is added each way, the rate holds each way (0: no limit)
+ *   line NAME DELAY_MS UP DOWN QUEUE_MS LOSS
+ *                                        its line: the delay is added each way, Mbit/s out and in (0: no limit), and the share of
+ *                                        packets that it drops each way, drawn from a generator with a fixed seed
  *   route ADDRESS NAME                   packets for ADDRESS (IPv4 or IPv6) go to that device from now on
  *   forget ADDRESS                       to nobody
  *   cut NAME, join NAME                  nothing passes its line; it does again
@@ -35,7 +37,7 @@
 struct device {
     char name[24];
     int fd, cut;
-    double delay, bytes_per_second, queue;
+    double delay, up, down, queue, loss; /* up and down: bytes a second */
     double sends_at, receives_at; /* when its line has carried what it was given, out and in */
 };
 struct route {
@@ -85,12 +87,20 @@ static struct packet *pop(void) {
     return first;
 }
 
-/* When a line that is given `length` bytes at `time` has carried them; a negative number if its queue is full. */
-static double carried(const struct device *line, double *free_at, double time, int length) {
-    if (line->bytes_per_second == 0) return time;
+/* When a way of `rate` bytes a second that is given `length` bytes at `time` has carried them; negative if its queue is full. */
+static double carried(double rate, double queue, double *free_at, double time, int length) {
+    if (rate == 0) return time;
     if (*free_at < time) *free_at = time;
-    if (*free_at - time > line->queue) return -1;
-    return *free_at += length / line->bytes_per_second;
+    if (*free_at - time > queue) return -1;
+    return *free_at += length / rate;
+}
+
+static double uniform(void) { /* xorshift64* */
+    static uint64_t state = 88172645463325252ull;
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return ((state * 2685821657736338717ull) >> 11) * 0x1p-53;
 }
 
 static struct route *find(const unsigned char *address, int length) {
@@ -112,8 +122,9 @@ static void take(struct device *from, double time) {
                                                                      : NULL;
         if (!route || devices[route->device].cut) continue;
         struct device *to = &devices[route->device];
-        double at = carried(from, &from->sends_at, time, length);
-        if (at >= 0) at = carried(to, &to->receives_at, at + from->delay + to->delay, length);
+        if (uniform() < from->loss + to->loss) continue;
+        double at = carried(from->up, from->queue, &from->sends_at, time, length);
+        if (at >= 0) at = carried(to->down, to->queue, &to->receives_at, at + from->delay + to->delay, length);
         if (at < 0) continue;
         next->due = at;
         next->number = number++;
@@ -174,7 +185,7 @@ static const char *set_route(const char *text, const struct device *to) {
 
 static const char *obey(char *line) {
     char what[16] = "", one[64] = "", two[64] = "";
-    double delay, rate, queue;
+    double delay, up, down, queue, loss;
     sscanf(line, "%15s %63s %63s", what, one, two);
     if (strcmp(what, "device") == 0) return add_device(one, two);
     if (strcmp(what, "forget") == 0) return set_route(one, NULL);
@@ -185,10 +196,13 @@ static const char *obey(char *line) {
         device->cut = what[0] == 'c';
         return NULL;
     }
-    if (strcmp(what, "line") != 0 || sscanf(line, "%*s %*s %lf %lf %lf", &delay, &rate, &queue) != 3) return "not a command";
+    if (strcmp(what, "line") != 0 || sscanf(line, "%*s %*s %lf %lf %lf %lf %lf", &delay, &up, &down, &queue, &loss) != 5)
+        return "not a command";
     device->delay = delay / 1e3;
-    device->bytes_per_second = rate * 1e6 / 8;
+    device->up = up * 1e6 / 8;
+    device->down = down * 1e6 / 8;
     device->queue = queue / 1e3;
+    device->loss = loss;
     return NULL;
 }
 

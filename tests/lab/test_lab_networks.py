@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tests.lab.topology import Home, Internet, Place, internet
+from tests.lab.topology import Home, Internet, Line, Place, internet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,6 +137,17 @@ def test_lines_have_the_delay_that_they_are_given_and_can_be_cut() -> None:
             assert dial(home.hosts[0], helper.addresses[0], patience=1.0)["error"] == "TimeoutError"
             home.join()
             assert "seen" in dial(home.hosts[0], helper.addresses[0])
+
+
+def test_lines_have_a_rate_for_each_way_and_lose_what_they_are_told_to() -> None:
+    with internet() as net:
+        helper, home = net.public(), net.home()
+        host, (address,) = home.hosts[0], helper.addresses
+        with served(helper, address):
+            net.lay(home.router, Line(up=0.01, down=0.005))  # the first segment out takes 48 ms, and that in 96
+            assert dial(host, address)["seconds"] >= 0.14
+            net.lay(home.router, Line(loss=1.0))
+            assert dial(host, address, patience=1.0)["error"] == "TimeoutError"
 
 
 def test_addresses_change_outside_and_inside() -> None:

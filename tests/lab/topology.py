@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,6 +32,8 @@ _SOURCE = Path(__file__).resolve().parent / "internet.c"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "nolocod-tests" / "lab"
 _TOOLS = {"ip": "iproute2", "iptables": "iptables", "ip6tables": "iptables", "conntrack": "conntrack", "nsenter": "util-linux"}
 _SECONDS = 60.0
+_QUEUE = 100
+"""Milliseconds: the most that waits before a line; what comes then is dropped."""
 
 
 class LabError(BenchError):
@@ -73,6 +76,17 @@ def _do(command: Sequence[str], script: str | None = None) -> str:
     if done.returncode:
         raise LabError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}.")
     return done.stdout
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line to the internet: milliseconds that it adds each way, Mbit/s out and in (0: unlimited), and the share of packets
+    that it drops each way."""
+
+    delay: float = 0.0
+    up: float = 0.0
+    down: float = 0.0
+    loss: float = 0.0
 
 
 class Network:
@@ -219,7 +233,7 @@ class Internet:
         """A host with addresses of its own; its line has a delay in milliseconds and a rate in Mbit/s (0: unlimited)."""
         self._public += 1
         place = Place(f"public{self._public}", self.network(), (f"5.5.0.{self._public}",))
-        self._attach(place, delay, rate)
+        self._attach(place, Line(delay, rate, rate))
         if self.ipv6:
             place.addresses += (f"2a00:5::{self._public:x}",)
         for address in place.addresses:
@@ -231,7 +245,7 @@ class Internet:
         """A private network with so many hosts behind a router of that kind."""
         self._homes += 1
         router = Network(f"home{self._homes}", self.network())
-        self._attach(router, delay, rate)
+        self._attach(router, Line(delay, rate, rate))
         home = Home(self, self._homes, kind, router)
         home._setup()
         for _ in range(hosts):
@@ -241,9 +255,13 @@ class Internet:
     def inside6(self, home: int, host: int) -> str:
         return f"2a00:5:{home:x}::{host:x}"
 
-    def _attach(self, network: Network, delay: float, rate: float) -> None:
+    def lay(self, network: Network, line: Line) -> None:
+        """Give a router, or a host with addresses of its own, another line."""
+        self._tell(f"line {network.name} {line.delay} {line.up} {line.down} {_QUEUE} {line.loss}")
+
+    def _attach(self, network: Network, line: Line) -> None:
         self._tell(f"device {network.name} {network.pid}")
-        self._tell(f"line {network.name} {delay} {rate} 100")
+        self.lay(network, line)
         network.sh("ip link set wan0 mtu 1500 txqueuelen 1000 up\nip route add default dev wan0\n")
         if self.ipv6:
             network.sh("ip -6 route add default dev wan0\n")

@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,8 +24,6 @@ from nolocod.trainer import checkpoint, offline
 from tests.support.trainer_parts import MODEL, dump, make_replica, save, sealed_run, setup_for, write_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.replica import Replica
 
@@ -68,6 +67,21 @@ def test_resume_is_exact(tmp_path: Path, model: dict[str, object], optimizer: An
     assert first.source.position == second.source.position
     assert first.standing == second.standing
     assert (first.inner_steps, first.steps_since_outer) == (second.inner_steps, second.steps_since_outer) == (20, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells what is mapped")
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_restart_lets_go_of_its_checkpoint(tmp_path: Path, optimizer: Any) -> None:  # noqa: ANN401 - a literal
+    """Else its space stays taken when the next ones have replaced it, and its optimizer's state is read from the disk."""
+    sealed = sealed_run(inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
+    save(partly_trained(tmp_path, sealed), tmp_path / "c", "alice")
+    found = checkpoint.find(tmp_path / "c", sealed.run_id)
+    assert found.path is not None
+    assert found.state is not None
+    replica = make_replica(sealed, tmp_path)
+    replica.restore(found.path, found.state)
+    assert replica.inner.moments(), "the optimizers' states are back"
+    assert str(found.path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("text", "goes_on"), [(None, True), ("", True), ("a/b/None/train/text", False)])

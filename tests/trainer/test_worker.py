@@ -197,6 +197,35 @@ def test_what_leaves_the_weights_as_they_are_waits_for_no_inner_step(
     assert done == [before + 1], "merged after the inner step that was under way"
 
 
+def test_who_asks_for_a_file_waits_for_no_inner_step(parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else a capture that is asked for meanwhile would miss the end of this one, and wait for the next."""
+    step, go, under_way = Replica.step, threading.Event(), threading.Event()
+
+    def held(replica: Replica) -> None:
+        under_way.set()
+        assert go.wait(DEADLINE)
+        step(replica)
+
+    monkeypatch.setattr(Replica, "step", held)
+    parent.ask(setup_for(sealed_run(), tmp_path), pipe.Loaded)
+    parent.ask(pipe.Train(), NoneType)
+    assert under_way.wait(DEADLINE)
+    try:
+        parent.ours.settimeout(10.0)
+        parent.ask(pipe.Checkpoint(1), NoneType)
+        parent.ask(pipe.Dump(2, tmp_path / "weights"), NoneType)
+        number = parent.send(pipe.Capture(0))
+        while parent.worker._requests.qsize() < 3:
+            pass  # all lie before the worker when the step ends
+    finally:
+        parent.ours.settimeout(DEADLINE)
+        go.set()
+    while not isinstance(reply := parent.next(), pipe.Answer):
+        pass
+    assert (reply.id, reply.failure) == (number, None)
+    assert {written(parent).number, written(parent).number} == {1, 2}
+
+
 def test_theta_has_its_own_part_before_anything_is_done_beside_training(
     parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
