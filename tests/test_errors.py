@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = runpy.run_path(str(ROOT / "tools" / "docs.py"))
 
-SHARED = {OtherRunError, PeerInvitationOverError, PeerNotInvitedError}
+SHARED = {errors.OtherTensorsError, OtherRunError, PeerInvitationOverError, PeerNotInvitedError}
 """Classes that have another's entry on purpose: the peer's code is the one that its user knows."""
 
 

@@ -63,6 +63,14 @@ class NoDonorError(LocalError):
     entry = listed("NLC-111", "no peer gave weights", "Wait until a peer trains, or try other --bootstrap addresses.")
 
 
+class OwnTensorsError(NoDonorError):
+    """This node's libraries make other tensors of the run's model than those of all whom it knows."""
+
+    entry = listed(
+        "NLC-119", "libraries make other tensors", "Install the versions of torch and transformers that the peers have."
+    )
+
+
 class NetworkKeyError(LocalError):
     entry = listed("NLC-112", "network key differs", "Give the network's key with --network-key, or none if it has none.")
 

@@ -9,6 +9,7 @@ from nolocod.errors.local import (
     NetworkKeyError,
     NotAllowedError,
     NotInvitedError,
+    OwnTensorsError,
     WrongRunError,
 )
 
@@ -51,6 +52,12 @@ class OtherRunError(RefusedError):
     """A peer belongs to another run; its user knows the same code."""
 
     entry = WrongRunError.entry
+
+
+class OtherTensorsError(RefusedError):
+    """The libraries of a peer make other tensors of the run's model; its user knows the same code."""
+
+    entry = OwnTensorsError.entry
 
 
 class RejectedTensorError(RemoteError):

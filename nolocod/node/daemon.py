@@ -272,7 +272,7 @@ class Node:
             await self._base.gather(trainer, peers)
         if not await session.unless_paused(partial(self._load, session)):
             return True
-        self._keep_back(trainer.outbox.size, peers.expect(trainer.outbox.size))
+        self._keep_back(trainer.outbox.size, peers.expect(trainer.outbox.size, trainer.built))
         self._answerer.loop, self._set_up = session.loop, set_up
         while (reason := await session.train(self._stop)) in ("behind", "paused"):
             if session.trainer_may_end:

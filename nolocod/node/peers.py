@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.service import ExchangeService
     from nolocod.p2p.mesh import Mesh
     from nolocod.p2p.transport.stream import Handler, Stream
-    from nolocod.proto.types import Description, SnapshotParts
+    from nolocod.proto.types import Built, Description, SnapshotParts
     from nolocod.run.base import BaseFile
     from nolocod.trainer.process import TrainerProcess
 
@@ -61,9 +61,11 @@ class Peers:
         self.stop_answering = self._answering.break_off
         """Give up the exchange that a peer offered, and that is under way."""
 
-    def expect(self, size: int) -> float:
-        """Exchanges are of `size` bytes each way; the seconds that one may take."""
+    def expect(self, size: int, built: Built) -> float:
+        """Exchanges are of `size` bytes each way, of the tensors that `built` tells; the seconds that one may take."""
         self._exchange_service.box_size = size
+        self._exchange_service.tell_built(built)
+        self._mesh.built = built
         self._mesh.expect(size)
         return self.patience
 

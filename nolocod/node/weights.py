@@ -18,13 +18,21 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import CheckpointError, FarWeightsError, HarmfulTensorError, NoDonorError, RejectedTensorError
+from nolocod.errors import (
+    CheckpointError,
+    FarWeightsError,
+    HarmfulTensorError,
+    NoDonorError,
+    OwnTensorsError,
+    RejectedTensorError,
+)
 from nolocod.identity import short
 from nolocod.observe.events import Emit, InnerSteps, OuterStep, StateChanged, Troubled, WeightsComing, WeightsLoaded
 from nolocod.p2p.membership.run_clock import median_round
 from nolocod.paths import newest_round
+from nolocod.proto.built import differences
 from nolocod.proto.envelope import MAX_NUMBER
-from nolocod.proto.types import Standing
+from nolocod.proto.types import Built, Standing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +101,7 @@ class Weights:
         """Whose weights the trainer holds although they were found too bad."""
         self._saved_round = newest_round(settings.setup.checkpoints)
         self._staleness = settings.manifest.outer.staleness
+        self._built = Built()  # what our libraries make of the run's model
         self._size = 0  # of weights as a donor gives them, in bytes
         self._paired: tuple[int, float, float] | None = None
         """Our round after our last paired outer step, and when that was: by trio's clock, and by the time of day."""
@@ -146,7 +155,7 @@ class Weights:
         loaded = await self._trainer.load(self._settings.setup)
         for trouble in loaded.trouble:
             self._emit(Troubled(CheckpointError.entry.code, trouble))
-        self._size = loaded.snapshot_size
+        self._size, self._built = loaded.snapshot_size, loaded.built
         self._loaded = loaded.source == "checkpoint"  # an older one than the newest by name, if that is damaged
         if loaded.source == "seed":
             await self._fetch(_DONOR_PATIENCE)
@@ -191,8 +200,14 @@ class Weights:
         most = most if most > 1 else 0  # of one alone there is nothing to choose
         deadline, hints = trio.current_time() + patience, trio.current_time() + min(patience, _HINTED)
         while True:
-            members = self._counted()
-            if members and not (any(member.standing.round for member in members) or self._settings.manifest.is_own):
+            counted = self._counted()
+            members = [member for member in counted if self._built.fits(member.built)]
+            stranger = counted[0] if counted and not members else None
+            if stranger is not None and trio.current_time() >= hints:  # who else is there had the time to be verified
+                cause = differences(self._built, stranger.built)
+                raise OwnTensorsError(f"{cause} So it is with all {len(counted)} peers that this node met.")
+            alike = not self._settings.manifest.is_own and all(self._built.starts_as(member.built) for member in members)
+            if members and alike and not any(member.standing.round for member in members):
                 if trio.current_time() < hints and any(member.standing.round for member in self._peers.live()):
                     await trio.sleep(_LOOK_SECONDS)  # those who tell of steps may be verified any moment
                     continue
@@ -234,7 +249,7 @@ class Weights:
                     return
                 self._emit(Troubled(objection.code, objection.cause))
                 self._rejected, doubted[donor] = donor, loss
-            elif self._settings.may_seed:
+            elif self._settings.may_seed and stranger is None:
                 return
             elif trio.current_time() >= deadline:
                 raise NoDonorError(f"no peer with fitting weights was seen in {patience:.0f} s.")

@@ -39,6 +39,7 @@ from nolocod.p2p.transport.multiaddrs import split, via
 from nolocod.p2p.transport.requests import Terms, turn_away
 from nolocod.p2p.transport.stream import EXCHANGE, GOSSIP, INFO, REGISTRY, SNAPSHOT
 from nolocod.proto.envelope import MAJOR
+from nolocod.proto.types import Built
 from nolocod.run.credentials import accept, network_key, prologue, read_allow_list
 from nolocod.run.invitations import unchecked
 from nolocod.run.manifest import RunId
@@ -147,7 +148,7 @@ class Mesh:
             lambda: self._reputation.shunned(time.time()),
         )  # fmt: skip
         self._records = Records(parts.paths.reputation, self._reputation, time.time())
-        self._staleness, self._phase = 0, 0.0
+        self._staleness, self._phase, self.built = 0, 0.0, Built()
         self._work = trio.CancelScope()
         self.cloned = trio.Event()
         """Set once another node, that began before this one, is known to speak with our key."""
@@ -195,7 +196,7 @@ class Mesh:
         own_heartbeat = OwnHeartbeat(
             self._identity, sealed.run_id, own, lambda: connectivity.heartbeat_addresses,
             reach=lambda: connectivity.kind, relays=lambda: connectivity.relays, admission=self._admission.shown,
-            life=new_life(time.time(), parts.rng), phase=lambda: self._phase, name=parts.name,
+            life=new_life(time.time(), parts.rng), phase=lambda: self._phase, name=parts.name, built=lambda: self.built,
         )  # fmt: skip
         run = AmendedRun(sealed, parts.paths.amendments, lambda: own()[0].round, parts.emit)
         gossip = GossipService(self._host, self._table, own_heartbeat, parts.rng, parts.timing, parts.emit, run)

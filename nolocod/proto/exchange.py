@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, PeerBusyError, ProtocolError, RefusedError
 from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.built import built_from_wire, built_to_wire, check_built
 from nolocod.proto.content import HASH_SIZE, check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, readable, standing_from_wire, standing_to_wire
 from nolocod.proto.exchange_states import ANSWERER, OFFERER, State, expected, following
 from nolocod.proto.limits import FIRST, Limits, most_bytes
 from nolocod.proto.receipt import Receipt, Skipped, check_signature, commit_message, content_of, sign, skipped_of
-from nolocod.proto.types import CHUNK_SIZE, parts_in
+from nolocod.proto.types import CHUNK_SIZE, Built, parts_in
 
 if TYPE_CHECKING:
     from nolocod.identity import Identity, PeerId
@@ -41,6 +42,7 @@ class Setting:
     staleness: int | None = None
     """An Accept from a round further away is a lie: we would take over that round with the step."""
     clock: Clock = lambda: 0.0
+    built: Built = field(default_factory=Built)
 
 
 @dataclass
@@ -131,6 +133,7 @@ class Exchange:
         self.subject = subject
         self._tell_standing(standing)
         offer = pb.Offer(standing=self._own.standing, codec=self._setting.codec, size=self._setting.size, fragment=subject)
+        offer.built.CopyFrom(built_to_wire(self._setting.built))
         return self._seal(offer=offer)
 
     def accept(self, standing: Standing) -> bytes:
@@ -176,8 +179,7 @@ class Exchange:
         """Tell the vote: from here on the answerer is in doubt."""
         self._step(">confirm")
         vote = self.signed()
-        own, signature = vote.answerer_skipped, vote.answerer_signature
-        content = {"receipt": vote.content, "signature": signature}
+        own, content = vote.answerer_skipped, {"receipt": vote.content, "signature": vote.answerer_signature}
         return self._seal(confirm=pb.Confirm(**content, skipped=own.blocks, skipped_signature=own.signature))
 
     def signed(self) -> Receipt:
@@ -253,10 +255,9 @@ class Exchange:
             case "busy":
                 self.retry_after = body.busy.retry_after_ms / 1000
                 self.verdict = (PeerBusyError.entry.code, readable(body.busy.reason))
-            case "refuse":
-                self.verdict = (readable(body.refuse.code, 16), readable(body.refuse.reason))
-            case "abort":
-                self.verdict = (readable(body.abort.code, 16), readable(body.abort.reason))
+            case "refuse" | "abort":
+                said = body.refuse if name == "refuse" else body.abort
+                self.verdict = (readable(said.code, 16), readable(said.reason))
             case "describe":
                 self._take_describe(body.describe)
             case "resume":
@@ -271,7 +272,7 @@ class Exchange:
         return name
 
     def check_terms(self, offer: pb.Offer) -> None:
-        """ProtocolError if the offer is not about a tensor of this run."""
+        """ProtocolError if the offer is not about a tensor of this run, OtherTensorsError if its bytes mean something else."""
         if (offer.codec, offer.size) != (self._setting.codec, self._setting.size):
             raise ProtocolError(
                 f"an offer of {offer.size} bytes in {readable(offer.codec, 16)!r} is not of this run, "
@@ -279,6 +280,7 @@ class Exchange:
             )
         if parts_in(offer.fragment, self._setting.fragments).stop > self._setting.fragments:
             raise ProtocolError(f"fragment {offer.fragment} is not of this run, which has {self._setting.fragments}.")
+        check_built(self._setting.built, built_from_wire(offer.built))
 
     def expect(self, head: ChunkHead) -> tuple[int, int]:
         """Where in the inbox the chunk belongs, (start, length); ProtocolError unless it is the next one."""
@@ -342,9 +344,7 @@ class Exchange:
     def _take_describe(self, wire: pb.Describe) -> None:
         description = describe_from_wire(wire, self._setting.limits)
         if not 0 < description.size <= self._setting.size:
-            raise ProtocolError(
-                f"a message of {description.size} bytes is not of this run, whose largest has {self._setting.size}."
-            )
+            raise ProtocolError(f"a message of {description.size} bytes is not of this run, with {self._setting.size} at most.")
         if description.chunk_size != (due := min(CHUNK_SIZE, self._setting.limits.chunk_bytes)):
             raise ProtocolError(f"a message has chunks of {description.chunk_size} bytes instead of {due}.")
         self._other.description = description

@@ -221,6 +221,35 @@ class Standing(_message.Message):
 Global___Standing: _TypeAlias = Standing  # noqa: Y015
 
 @_typing.final
+class Built(_message.Message):
+    """What the sender's libraries made of the run's model: a digest of its trained tensors' names, shapes and types in their order,
+    and one of the values that it starts from, each 16 bytes or empty; and which libraries, for people.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
+    layout: _builtins.bytes
+    weights: _builtins.bytes
+    libraries: _builtins.str
+    def __init__(
+        self,
+        *,
+        layout: _builtins.bytes = ...,
+        weights: _builtins.bytes = ...,
+        libraries: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "libraries", b"libraries", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Built: _TypeAlias = Built  # noqa: Y015
+
+@_typing.final
 class Terms(_message.Message):
     """What an exchange is about, as the sender agrees to it: as in Offer."""
 
@@ -262,12 +291,15 @@ class Offer(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     FRAGMENT_FIELD_NUMBER: _builtins.int
     DENSE_FIELD_NUMBER: _builtins.int
+    BUILT_FIELD_NUMBER: _builtins.int
     codec: _builtins.str
     size: _builtins.int
     fragment: _builtins.int
     dense: _builtins.bool
     @_builtins.property
     def standing(self) -> Global___Standing: ...
+    @_builtins.property
+    def built(self) -> Global___Built: ...
     def __init__(
         self,
         *,
@@ -276,10 +308,11 @@ class Offer(_message.Message):
         size: _builtins.int = ...,
         fragment: _builtins.int = ...,
         dense: _builtins.bool = ...,
+        built: Global___Built | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dense", b"dense", "fragment", b"fragment", "size", b"size", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "codec", b"codec", "dense", b"dense", "fragment", b"fragment", "size", b"size", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -601,6 +634,7 @@ class Heartbeat(_message.Message):
     OTHER_FIELD_NUMBER: _builtins.int
     PHASE_MS_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    BUILT_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """grows with every heartbeat of this peer, over restarts too (milliseconds of wall time at least)"""
     state: _builtins.str
@@ -627,6 +661,10 @@ class Heartbeat(_message.Message):
     def standing(self) -> Global___Standing: ...
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def built(self) -> Global___Built:
+        """once the sender's trainer stands ready"""
+
     def __init__(
         self,
         *,
@@ -643,10 +681,11 @@ class Heartbeat(_message.Message):
         other: _builtins.int = ...,
         phase_ms: _builtins.int = ...,
         name: _builtins.str = ...,
+        built: Global___Built | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "count", b"count", "life", b"life", "name", b"name", "other", b"other", "phase_ms", b"phase_ms", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "admission", b"admission", "built", b"built", "count", b"count", "life", b"life", "name", b"name", "other", b"other", "phase_ms", b"phase_ms", "reach", b"reach", "relays", b"relays", "standing", b"standing", "state", b"state", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

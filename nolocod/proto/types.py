@@ -40,6 +40,26 @@ class Standing:
     something else. 0 while that is not known, and from who does not tell."""
 
 
+@dataclass(frozen=True)
+class Built:
+    """What a node's libraries made of the run's model. Empty while that is not known, and from who does not tell it."""
+
+    layout: bytes = b""
+    """Digest of the trained tensors' names, shapes and types, in the order of the flat tensor."""
+    weights: bytes = b""
+    """Digest of the values that the seed, or the run's base, gives them here."""
+    libraries: str = ""
+    """Which they are, with their versions."""
+
+    def fits(self, other: Built) -> bool:
+        """Whether bytes mean the same to both, as far as they tell."""
+        return not (self.layout and other.layout) or self.layout == other.layout
+
+    def starts_as(self, other: Built) -> bool:
+        """Whether both start from the same values, as far as they tell."""
+        return not (self.weights and other.weights) or self.weights == other.weights
+
+
 class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for each choice of a partner
     """A live node of our run, as membership knows it. `age` is seconds since its last heartbeat."""
 
@@ -68,6 +88,8 @@ class Member(msgspec.Struct, frozen=True, gc=False):  # made by the hundred for 
     """Seconds that a phase's inner steps take it, by its own word; 0: not told."""
     name: str = ""
     """What its owner calls it; empty for none, or one that is not safe to show."""
+    built: Built = Built()
+    """What its libraries made of the run's model, by its own word."""
 
 
 @dataclass(frozen=True)

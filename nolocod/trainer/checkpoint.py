@@ -57,6 +57,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     position: Position = Position()
     text: str = ""
     """Of which text that is (manifest: Data.text); empty in checkpoints of before."""
+    layout: bytes = b""
+    """Of the tensors that phi, delta and theta hold (proto.types.Built), and the `libraries` that made them so; empty in
+    checkpoints of before."""
+    libraries: str = ""
     partners: History = History()
     tensors: str = ""
     """BLAKE3 of the tensor file."""

@@ -14,7 +14,7 @@ import msgspec
 
 from nolocod.errors import NolocodError  # noqa: TC001 - as below
 from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead, TextSupply  # noqa: TC001 - as below
-from nolocod.proto.types import Description, SnapshotParts, Standing  # noqa: TC001 - msgspec reads these annotations at run time
+from nolocod.proto.types import Built, Description, SnapshotParts, Standing
 
 MAX_MESSAGE = 64 << 20
 """A longer message is a bug; the largest real one is `Setup`, with the run's tokenizer in its manifest."""
@@ -187,6 +187,7 @@ class Loaded(msgspec.Struct, frozen=True):
     """Inner steps between outer steps."""
     trouble: tuple[str, ...]
     """What went wrong and was got round, for example a damaged checkpoint, by name."""
+    built: Built = Built()
 
 
 class Dumped(msgspec.Struct, frozen=True):

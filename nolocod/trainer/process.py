@@ -26,7 +26,7 @@ from nolocod import errors
 from nolocod.errors import LocalError, NolocodError, NoTorchError, TrainerError
 from nolocod.observe import events
 from nolocod.proto.limits import SLOWEST_DISK
-from nolocod.proto.types import Applied, Box, Description, Inspection, SnapshotParts, Standing, whose_turn
+from nolocod.proto.types import Applied, Box, Built, Description, Inspection, SnapshotParts, Standing, whose_turn
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.patience import CHECKPOINT_BYTES, LOAD, Patience
@@ -57,7 +57,7 @@ class TrainerProcess:
     """Whether it may be ended, and another one go on from its checkpoint."""
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
-        self.parameters = 0
+        self.parameters, self.built = 0, Built()
         self.share = 1.0
         """Of the time in which it computes."""
         self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,))
@@ -107,7 +107,7 @@ class TrainerProcess:
         loaded = await self._ask(setup, Loaded, LOAD + _bytes_below(setup.checkpoints) / SLOWEST_DISK)
         self.outbox = SharedBox(self._memory, loaded.box_size, loaded.outbox_offset)
         self.inbox = SharedBox(self._memory, loaded.box_size)
-        self.parameters = loaded.parameters
+        self.parameters, self.built = loaded.parameters, loaded.built
         self._phase = loaded.phase
         return loaded
 

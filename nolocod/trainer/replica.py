@@ -17,27 +17,20 @@ from typing import TYPE_CHECKING, Protocol
 import blake3
 import torch
 
-from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError, UnsupportedModelError
+from nolocod.errors import CheckpointError, OwnTensorsError, RejectedTensorError, TrainerError, UnsupportedModelError
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK
-from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
+from nolocod.proto.built import differences
+from nolocod.proto.types import Applied, Built, Description, Inspection, Standing, parts_in, whose_turn
 from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.base_model import initial
+from nolocod.trainer.built import built_of
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
-from nolocod.trainer.model import (
-    Layout,
-    check_length,
-    check_memory,
-    fast_kind,
-    flatten,
-    layout_of,
-    pick_device,
-    read_config,
-)
+from nolocod.trainer.model import Layout, check_length, check_memory, fast_kind, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.source import open_source
 
@@ -118,6 +111,7 @@ class Replica:
         self.layout, self.plan, self.theta = layout, plan, theta
         self.phi = self.theta.to("cpu", copy=True)
         self.delta = torch.zeros_like(self.phi)
+        self.built = built_of(sealed.manifest, layout, self.phi)
         self.weights = Weights.of(self.theta, self.phi, self.delta, plan.fragments)
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
@@ -331,6 +325,8 @@ class Replica:
             optimizer_steps=self.inner.optimizer_steps,
             position=self.source.position,
             text=self.manifest.data.text,
+            layout=self.built.layout,
+            libraries=self.built.libraries,
             partners=self.clipping.history,
         )
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
@@ -341,6 +337,8 @@ class Replica:
 
     def restore(self, path: Path, state: checkpoint.State) -> None:
         """Go on exactly where the checkpoint at `path` was written (on the same kind of device)."""
+        if state.layout not in (b"", self.built.layout):
+            raise OwnTensorsError(differences(self.built, Built(state.layout, libraries=state.libraries)))
         tensors = checkpoint.tensors_of(path)
         try:
             own = {"phi": self.phi, "delta": self.delta, "theta": self.theta} | self.weights.codec_state()

@@ -294,8 +294,7 @@ class Worker:
         memory = torch.frombuffer(mmap.mmap(self._memory, plan.boxes_size), dtype=torch.uint8)
         self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
         self._replica, self._files = replica, files.Files(replica, setup, lambda told: self._parent.send(lambda: told))
-        self._evaluated_round = replica.standing.round
-        self._at_once = sealed.manifest.inner.batch
+        self._evaluated_round, self._at_once = replica.standing.round, sealed.manifest.inner.batch
         if replica.inner.at_once < self._at_once:
             self._tell_micro_batch()
         return pipe.Loaded(
@@ -307,6 +306,7 @@ class Worker:
             outbox_offset=plan.outbox_offset,
             trouble=found.trouble,
             phase=sealed.manifest.inner.steps,
+            built=replica.built,
         )
 
     def _open(self, setup: pipe.Setup, sealed: Sealed) -> Replica:

@@ -34,7 +34,7 @@ from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.p2p.membership.amended import AmendedRun
 from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
-from nolocod.proto.types import Accept, Busy, Description, Ended, Member, Offer, Standing
+from nolocod.proto.types import Accept, Built, Busy, Description, Ended, Member, Offer, Standing
 from nolocod.run.amendments import propose
 from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.run.owners import Change
@@ -77,6 +77,8 @@ class StandInMesh:
 
     def probation(self, _: PeerId) -> bool:
         return False
+
+    built = Built()
 
     def expect(self, size: int) -> None:
         self.expected = size

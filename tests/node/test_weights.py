@@ -15,12 +15,13 @@ from nolocod.errors import (
     FarWeightsError,
     HarmfulTensorError,
     NoDonorError,
+    OwnTensorsError,
     RejectedTensorError,
 )
 from nolocod.identity import PeerId
 from nolocod.observe.events import InnerSteps, OuterStep, WeightsComing, WeightsLoaded
 from nolocod.proto.envelope import MAX_NUMBER
-from nolocod.proto.types import Standing
+from nolocod.proto.types import Built, Standing
 from tests.support.stand_ins import PHASE, Scene
 
 if TYPE_CHECKING:
@@ -535,3 +536,60 @@ async def test_samples_are_of_other_address_groups_and_donors_one_of_each_first(
     await scene.weights.load()
     assert scene.swarm.asked == [["liar 0", "one", "two", "liar 1", "liar 2", "liar 3"]]
     assert sampled == [["one", "two"]]
+
+
+OURS = Built(b"l" * 16, b"w" * 16, "torch 2.8, transformers 5.1")  # of the stand-in trainer
+OTHERS = Built(b"m" * 16, b"v" * 16, "torch 2.8, transformers 4.57")
+
+
+@pytest.mark.parametrize("rounds", [0, 8])
+@pytest.mark.parametrize("may_seed", [False, True])
+async def test_a_joiner_whose_libraries_make_other_tensors_ends_before_it_fetches_or_trains(
+    tmp_path: Path, autojump_clock: object, rounds: int, may_seed: bool
+) -> None:
+    scene = Scene(tmp_path, source="seed", may_seed=may_seed)
+    for name in ("one", "two"):
+        scene.swarm.add(name, rounds, built=OTHERS)
+    with pytest.raises(OwnTensorsError, match=r"with torch 2\.8, transformers 5\.1 than with torch 2\.8, transformers 4\.57"):
+        await scene.weights.load()
+    assert 10 <= trio.current_time() - scene.began < 11, "others may have been there, that were not verified yet"
+    assert scene.swarm.asked == []
+
+
+async def test_of_peers_with_other_tensors_none_is_a_donor_and_one_that_is_alike_is_enough(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path, source="seed")
+    scene.swarm.add("stranger", 9, built=OTHERS)
+    alike, silent = scene.swarm.add("alike", 8, built=OURS), scene.swarm.add("silent", 7)
+    await scene.weights.load()
+    assert scene.swarm.asked == [[alike, silent]]
+    assert scene.events[-1] == WeightsLoaded(8, "donor")
+
+
+async def test_a_node_with_a_checkpoint_that_is_behind_goes_on_alone_beside_peers_with_other_tensors(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    scene = Scene(tmp_path, source="checkpoint", rounds=2)
+    scene.swarm.add("stranger", 9, built=OTHERS)
+    await scene.weights.load()
+    assert scene.codes == [OwnTensorsError.entry.code]
+    assert scene.events[-1] == WeightsLoaded(2, "checkpoint")
+
+
+async def test_where_the_seed_gives_other_values_elsewhere_a_joiner_of_round_0_takes_a_donors(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Another processor may round them otherwise: no error, but all begin from the same."""
+    scene = Scene(tmp_path, source="seed")
+    scene.swarm.add("alike", 0, built=OURS)
+    scene.swarm.add("other", 0, built=Built(OURS.layout, b"v" * 16, "torch 2.9, transformers 5.1"))
+    await scene.weights.load()
+    assert len(scene.swarm.asked) == 1
+    assert scene.events[-1] == WeightsLoaded(0, "donor")
+    (tmp_path / "same").mkdir()
+    same = Scene(tmp_path / "same", source="seed")
+    same.swarm.add("alike", 0, built=OURS)
+    await same.weights.load()
+    assert same.swarm.asked == []
+    assert same.events[-1] == WeightsLoaded(0, "seed")

@@ -25,7 +25,7 @@ from nolocod.observe.events import (
     Troubled,
 )
 from nolocod.paths import DataDir
-from nolocod.proto.types import Applied, Description, Ended, Inspection, Member, SnapshotParts, Standing
+from nolocod.proto.types import Applied, Built, Description, Ended, Inspection, Member, SnapshotParts, Standing
 from nolocod.run.manifest import Inner, Manifest, Outer
 from nolocod.trainer.pipe import Loaded, Setup
 
@@ -59,6 +59,7 @@ class StandInTrainer:
         self.adopted: list[Standing] = []
         self.misfits: set[bytes] = set()
         self.weights = b""
+        self.built = Built(b"l" * 16, b"w" * 16, "torch 2.8, transformers 5.1")
         self.losses: dict[bytes, float] = {}
         """Held-out, by whose weights they are."""
         self.far: set[bytes] = set()
@@ -97,7 +98,7 @@ class StandInTrainer:
         self.note("load")
         self.weights, self.round = b"", self.loads_round
         await trio.sleep(self.load_seconds)
-        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble)
+        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble, built=self.built)
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         self.note("adopt")
@@ -170,6 +171,9 @@ class StandInTrainer:
         return saved
 
 
+UNTOLD = Built()
+
+
 class StandInSwarm:
     """Members as the test says, and donors that give their own name as weights."""
 
@@ -184,10 +188,14 @@ class StandInSwarm:
         self.standings: dict[PeerId, Standing] = {}
         self.fetch_seconds = self.sample_seconds = 1.0
 
-    def add(self, name: str, round_number: int, state: str = "training", *, verified: bool = True, group: str = "") -> PeerId:
+    def add(
+        self, name: str, round_number: int, state: str = "training", *,
+        verified: bool = True, group: str = "", built: Built = UNTOLD,
+    ) -> PeerId:  # fmt: skip
         peer = PeerId(name)
         standing = Standing(round_number, 0, 1.0)
-        self.members.append(Member(peer, standing, state, (), "1", 0.0, None, verified=verified, group=group))
+        member = Member(peer, standing, state, (), "1", 0.0, None, verified=verified, group=group, built=built)
+        self.members.append(member)
         return peer
 
     def live(self) -> list[Member]:

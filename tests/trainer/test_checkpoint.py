@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, RejectedTensorError
+from nolocod.errors import CheckpointError, DiskFullError, NothingToUseError, OwnTensorsError, RejectedTensorError
 from nolocod.paths import DataDir
 from nolocod.proto.types import Standing, describe
 from nolocod.run.manifest import Inner, Outer
 from nolocod.trainer import checkpoint, offline
+from nolocod.trainer.built import built_of
 from tests.support.trainer_parts import MODEL, dump, make_replica, save, sealed_run, setup_for, write_text
 
 if TYPE_CHECKING:
@@ -42,6 +44,36 @@ def partly_trained(folder: Path, sealed: Sealed | None = None) -> Replica:
         replica.solo()
     steps(replica, 3)
     return replica
+
+
+def test_a_checkpoint_of_tensors_that_were_split_otherwise_is_not_read(tmp_path: Path) -> None:
+    """Of one size in all, so that phi, delta and theta would fit: after another release of transformers was installed."""
+    sealed = sealed_run()
+    first = make_replica(sealed, tmp_path)
+    names, shapes = first.layout.names, first.layout.shapes
+    cut = next(number for number, shape in enumerate(shapes) if len(shape) == 2)
+    rows, columns = shapes[cut]
+    halves = tuple((rows // 2, columns) for _ in range(2))
+    split = replace(
+        first.layout,
+        names=(*names[:cut], f"{names[cut]}.0", f"{names[cut]}.1", *names[cut + 1 :]),
+        shapes=(*shapes[:cut], *halves, *shapes[cut + 1 :]),
+    )
+    assert split.size == first.layout.size
+    other = built_of(sealed.manifest, split, first.phi)
+    assert not first.built.fits(other)
+    assert first.built.starts_as(other)
+    assert first.built.fits(make_replica(sealed, tmp_path).built)
+    assert first.built == make_replica(sealed, tmp_path).built, "the same on each machine with these libraries"
+    first.built = replace(other, libraries="torch 1, transformers 2")
+    save(first, tmp_path / "c", "alice")
+    found = checkpoint.find(tmp_path / "c", sealed.run_id)
+    assert found.path is not None
+    assert found.state is not None
+    second = make_replica(sealed, tmp_path)
+    with pytest.raises(OwnTensorsError, match=r"than with torch 1, transformers 2\."):
+        second.restore(found.path, found.state)
+    second.restore(found.path, msgspec.structs.replace(found.state, layout=b""))  # one of the release before
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.exchange.receipts import ReceiptStore
     from nolocod.p2p.transport.stream import Dial, Stream
-    from nolocod.proto.types import Answerer, LocalSide, Standing
+    from nolocod.proto.types import Answerer, Built, LocalSide, Standing
 
 _Name = tuple["PeerId", bytes]
 """Of an exchange: the partner, and the session."""
@@ -83,6 +83,10 @@ class ExchangeService:
     @box_size.setter
     def box_size(self, size: int) -> None:
         self._context = replace(self._context, size=size)
+
+    def tell_built(self, built: Built) -> None:
+        """What our libraries made of the run's model, as our offers tell it; offers of other tensors are refused."""
+        self._context = replace(self._context, built=built)
 
     @property
     def patience(self) -> float:
@@ -175,7 +179,7 @@ class ExchangeService:
             return
         try:
             machine.check_terms(body.offer)
-        except errors.ProtocolError as error:
+        except (errors.ProtocolError, errors.OtherTensorsError) as error:
             await channel.last_words(machine.refuse(error.code, error.cause))
             return
         if (channel.remote, body.session) in self._seen:

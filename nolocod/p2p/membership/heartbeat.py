@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -20,7 +20,9 @@ from nolocod.observe.events import NatClass
 from nolocod.p2p.limits.address_groups import address_group
 from nolocod.p2p.transport.multiaddrs import MAX_ADDRESS, dialable, host_of
 from nolocod.proto import nolocod_pb2 as pb
+from nolocod.proto.built import built_from_wire, built_to_wire
 from nolocod.proto.envelope import MAX_NUMBER, open_envelope, peek, readable, seal, standing_from_wire, standing_to_wire
+from nolocod.proto.types import Built
 from nolocod.units import NAME
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Heartbeat:
     other: int
     phase: float = 0.0
     name: str = ""
+    built: Built = field(default_factory=Built)
 
     @property
     def group(self) -> str:
@@ -97,6 +100,7 @@ def read(raw: bytes, run_id: str) -> Heartbeat:
         nat=cast("NatClass", heartbeat.reach) if heartbeat.reach in get_args(NatClass) else None, relays=heartbeat.relays,
         admission=heartbeat.admission, life=heartbeat.life, other=heartbeat.other,
         phase=heartbeat.phase_ms / 1000, name=heartbeat.name if NAME.fullmatch(heartbeat.name) else "",
+        built=built_from_wire(heartbeat.built),
     )  # fmt: skip
 
 
@@ -136,6 +140,8 @@ class OwnHeartbeat:
     """Seconds that a phase's inner steps take us; 0 is not told."""
     name: str = ""
     """What the node's owner calls it."""
+    built: Callable[[], Built] = Built
+    """What our libraries made of the run's model; empty is not told."""
     leaving: bool = False
     """From now on nothing else is said."""
     _count: int = 0
@@ -144,7 +150,7 @@ class OwnHeartbeat:
 
     def heartbeat(self) -> bytes:
         """Seal a new heartbeat. Its count grows over restarts, as the time of day does."""
-        standing, state = self.own()
+        (standing, state), built = self.own(), self.built()
         now_ms = int(self.clock() * 1000)
         self._count = max(now_ms, self._count + 1)
         heartbeat = pb.Heartbeat(
@@ -152,6 +158,7 @@ class OwnHeartbeat:
             addresses=list(self.addresses())[:_MAX_ADDRESSES], version=__version__, time_ms=now_ms,
             reach=self.reach() or "", relays=self.relays(), admission=self.admission, life=self.life,
             other=self._other[1], phase_ms=min(math.ceil(1000 * self.phase()), MOST_PHASE), name=self.name,
+            built=built_to_wire(built) if built.layout else None,
         )  # fmt: skip
         return seal(pb.Body(run_id=self.run_id, heartbeat=heartbeat), self.identity)
 

@@ -346,7 +346,7 @@ class Membership:
                 facts = said.standing, said.state, said.addresses, said.version, age
                 dialled, group = self._met.get(peer, (False, ""))
                 group = group if dialled or self.committed(peer) else ""
-                ways, told = (reach.get(peer), entry.lead, said.nat, said.relays), (said.phase, said.name)
+                ways, told = (reach.get(peer), entry.lead, said.nat, said.relays), (said.phase, said.name, said.built)
                 members.append(Member(peer, *facts, *ways, group, peer in verified and not self.ban(peer), *told))
         return members
 

@@ -34,7 +34,7 @@ from nolocod.proto.envelope import Dialogue
 from nolocod.proto.exchange import Exchange
 from nolocod.proto.exchange_states import State
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import Accept, Busy, Description, Ended, Refuse, Standing, describe
+from nolocod.proto.types import Accept, Built, Busy, Description, Ended, Refuse, Standing, describe
 from nolocod.run.manifest import Inner, Manifest, Outer, seal
 from tests.support.sim_net import Cut, Net
 
@@ -280,6 +280,24 @@ async def test_another_tensor_is_refused_before_reception_is_asked(tmp_path: Pat
         ended = await alice.offer(bob)
     assert (ended.outcome, ended.error) == ("refused", "NLC-203")
     assert bob.reception.asked == []
+
+
+async def test_an_offer_of_other_tensors_of_the_same_size_is_refused_by_name(tmp_path: Path, virtual_clock: object) -> None:
+    """mixtral once had 41 tensors with one release of transformers and 21 with the next, of one size in all."""
+    async with pair(tmp_path) as (alice, bob, _):
+        bob.exchange_service.tell_built(Built(b"l" * 16, b"w" * 16, "torch 2.8, transformers 5.1"))
+        silent = await alice.offer(bob)
+        alice.exchange_service.tell_built(Built(b"m" * 16, b"w" * 16, "torch 2.8, transformers 4.57"))
+        ended = await alice.offer(bob)
+        alice.exchange_service.tell_built(Built(b"l" * 16, b"v" * 16, "torch 2.9, transformers 5.1"))
+        again = await alice.offer(bob)
+    assert silent.outcome == "committed", "the release before tells nothing"
+    assert (ended.outcome, ended.error) == ("refused", "NLC-119")
+    assert ended.reason == (
+        "the run's model has other tensors with torch 2.8, transformers 5.1 than with torch 2.8, transformers 4.57."
+    )
+    assert again.outcome == "committed", "the values to begin with are long gone"
+    assert len(bob.reception.asked) == 2
 
 
 async def test_a_peer_of_another_run_is_told_so(tmp_path: Path, virtual_clock: object) -> None:

@@ -19,7 +19,7 @@ from nolocod.p2p.membership.table import PER_GROUP, Membership, share
 from nolocod.p2p.timing import Timing
 from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.envelope import seal
-from nolocod.proto.types import Standing
+from nolocod.proto.types import Built, Standing
 
 RUN = "ab" * 32
 WALL = 1_700_000_000.0
@@ -59,6 +59,19 @@ def sealed(node: Node, **changes: object) -> bytes:
         else:
             setattr(heartbeat, name, value)
     return seal(pb.Body(run_id=RUN, heartbeat=heartbeat), node.identity)
+
+
+def test_a_member_tells_what_its_libraries_made_of_the_model_once_it_knows() -> None:
+    members, node = table(), Node()
+    members.heard(node.beat(), 5.0, WALL)
+    assert members.live(5.0)[0].built == Built(), "as the release before"
+    built = Built(b"l" * 16, b"w" * 16, "torch 2.8, transformers 5.1")
+    node.own_heartbeat.built = lambda: built
+    members.heard(node.beat(), 6.0, WALL)
+    assert members.live(6.0)[0].built == built
+    node.own_heartbeat.built = lambda: Built(b"l" * 17, b"", "x\n" * 99)
+    members.heard(node.beat(), 7.0, WALL)
+    assert members.live(7.0)[0].built == Built(libraries="x?" * 40), "a digest of another length is none, a text is bounded"
 
 
 def test_a_heartbeat_makes_a_member() -> None:
