@@ -27,6 +27,7 @@ class DataDir:
         self.incoming = root / "incoming"
         self.cache = root / "cache"
         self.base = root / "base"
+        self.swarm = root / "swarm"
         self.usage = root / "usage.json"
         self.network_key = root / "network.key"
         self.http_token = root / "http.token"

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from nolocod.errors import NothingToUseError, UsageError
+from nolocod.commands import bootstrap_option
+from nolocod.commands.registry import bootstraps
+from nolocod.errors import BaseModelError, NothingToUseError, UsageError
+from nolocod.identity import short
+from nolocod.observe.events import Troubled, WeightsFetched
+from nolocod.observe.words import amount
+from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
 
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     import argparse
 
     from nolocod.commands import Commands
+    from nolocod.observe.events import Event
     from nolocod.run.manifest import Sealed
     from nolocod.trainer.tasks import Results
 
@@ -31,6 +40,16 @@ def add_to(commands: Commands) -> None:
     export = commands.add_here("export", _export, about, "nolocod export model/")
     export.add_argument("into", type=Path, metavar="DIR", help="the folder to write")
     export.add_argument("--merged", action="store_true", help="write the whole model, with the run's adapter added to it")
+    text = "write the mean of the weights of K members instead, two at least, fetched from them"
+    export.add_argument("--swarm", type=int, metavar="K", help=text)
+    bootstrap_option(export, "for --swarm: address of a node of the run (the node that runs here); repeatable")
+    export.add_argument(
+        "--data", type=Path, metavar="PATH", help="for --swarm: text on this machine, as for join, to tell losses"
+    )
+    export.add_argument("--network-key", type=Path, metavar="FILE", help="for --swarm: the key of a private network")
+    export.add_argument(
+        "--invite", default="", metavar="TOKEN", help="for --swarm: a token of the owner, in a run by invitation"
+    )
     about = "Print the held-out loss of the last checkpoint, or what it does in tasks."
     evaluate = commands.add_here("eval", _eval, about, "nolocod eval --tasks hellaswag --limit 100")
     evaluate.add_argument("--data", type=Path, metavar="PATH", help="text on this machine, as for join")
@@ -59,11 +78,67 @@ def _export(options: argparse.Namespace) -> None:
     from nolocod.commands import card
     from nolocod.trainer import offline
 
+    if options.swarm is not None:
+        _export_mean(options)
+        return
     paths, sealed = DataDir(options.data_dir), _run_of(options)
+    _check_merged(options, sealed)
+    state = offline.export(paths, sealed, options.into, merged=options.merged)
+    card.write(sealed, card.of_checkpoint(paths, sealed, state), options.into)
+    _tell_written(options, sealed)
+
+
+def _export_mean(options: argparse.Namespace) -> None:
+    if options.swarm < 2:
+        raise UsageError("--swarm takes the number of members, two at least.", remedy="Leave it out for one node's weights.")
+    import trio
+
+    from nolocod.commands import card
+    from nolocod.node.data_directory import hold, make
+    from nolocod.trainer import offline
+    from nolocod.trainer.average import Members
+    from nolocod.watch.gather import gather
+
+    paths, known = DataDir(options.data_dir), stored_manifest(DataDir(options.data_dir))
+    where = bootstraps(options.bootstrap, paths)
+
+    def of_run(sealed: Sealed) -> Members:
+        _check_merged(options, sealed)
+        if options.data is not None:  # without text losses are not told
+            sealed.manifest.data.check_given(options.data)
+        if sealed.manifest.base is not None and not paths.base.is_dir():
+            remedy = "Give the --data-dir of a node of this run, which has them."
+            raise BaseModelError("the run starts from a published model, whose files are not here.", remedy=remedy)
+        return Members(paths, sealed, options.data)
+
+    make(paths)
+    key = options.network_key or (paths.network_key if paths.network_key.exists() else None)
+    settings = MeshSettings(paths.swarm, where, known.run_id if known else "", access=Access(key, None, options.invite))
+    with hold(settings.paths):
+        judge, members = trio.run(gather, settings, options.swarm, of_run, _tell_gathered)
+        mean = judge.mean([one.path for one in members])
+        offline.write(paths, judge.sealed, mean, options.into, merged=options.merged)
+        card.write(judge.sealed, card.of_members(judge.sealed, members), options.into)
+        if losses := [judge.losses[one.peer] for one in members if one.peer in judge.losses]:
+            alone = f"one alone {sum(losses) / len(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})"
+            print(f"held-out loss of the mean of {len(members)}: {judge.loss(mean):.4f}; {alone}", file=sys.stderr)
+        shutil.rmtree(members[0].path.parent)
+    _tell_written(options, judge.sealed)
+
+
+def _tell_gathered(event: Event) -> None:
+    if isinstance(event, WeightsFetched):
+        print(f"weights of {short(event.donor)}, round {event.round}: {amount(event.size)}", file=sys.stderr, flush=True)
+    elif isinstance(event, Troubled):
+        print(f"{event.code} {event.message}", file=sys.stderr, flush=True)
+
+
+def _check_merged(options: argparse.Namespace, sealed: Sealed) -> None:
     if options.merged and sealed.manifest.adapter is None:
         raise UsageError("the run has no adapter: its model is exported whole.", remedy="Leave --merged out.")
-    state = offline.export(paths, sealed, options.into, merged=options.merged)
-    card.write(paths, sealed, state, options.into)
+
+
+def _tell_written(options: argparse.Namespace, sealed: Sealed) -> None:
     model = "PeftModel.from_pretrained(base, " if sealed.manifest.adapter and not options.merged else _WHOLE
     print(f'{model}"{options.into}")')
 

@@ -316,18 +316,23 @@ class Weights:
         having = [member for member in members if member.state in ("training", "finished")]
         edge = statistics.median(member.standing.round for member in having) + self._staleness if having else 0.0
         edge = min(edge, self._furthest())
-        having.sort(key=lambda member: (member.standing.round > edge, -member.standing.round))
-        seen: Counter[str] = Counter()
-        before = {}
-        for member in having:
-            before[member.peer_id] = seen[member.group]
-            seen[member.group] += 1
-        having.sort(key=lambda member: (member.standing.round > edge, before[member.peer_id]))
-        return [member.peer_id for member in having]
+        return [member.peer_id for member in best_first(having, edge)]
 
     def _median_round(self) -> float:
         """Of the verified members that train, as far as it can be; 0 without any."""
         return min(median_round(self._peers.live()), self._furthest())
+
+
+def best_first(members: list[Member], edge: float) -> list[Member]:
+    """In the order in which their weights are asked for: the furthest first, but one of each address group before a second of
+    any; who tells of a round beyond `edge` comes last."""
+    furthest = sorted(members, key=lambda member: (member.standing.round > edge, -member.standing.round))
+    seen: Counter[str] = Counter()
+    before = {}
+    for member in furthest:
+        before[member.peer_id] = seen[member.group]
+        seen[member.group] += 1
+    return sorted(furthest, key=lambda member: (member.standing.round > edge, before[member.peer_id]))
 
 
 def _plausible_loss(members: list[Member]) -> float:

@@ -14,21 +14,38 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.errors import CheckpointError
+from nolocod.errors import CheckpointError, RejectedTensorError
 from nolocod.trainer.checkpoint import read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
     from nolocod.proto.types import SnapshotParts
+    from nolocod.trainer.model import Layout
 
 FAR = 2 / 3
 """Of a tensor's norm. One whose matrix is zeroed is 1 from all, one that is half noise 0.7. How far honest replicas are apart:
 `python -m tools.nearness`, told in docs/security.md."""
 _WIDTH = 4
 """Bytes of a value: slow weights are float32."""
+
+
+def donated(path: Path, layout: Layout) -> dict[str, Tensor]:
+    """The slow weights in a donor's file, mapped. RejectedTensorError if they do not fit the model, or are not finite."""
+    try:
+        tensors = read_tensors(path)
+    except CheckpointError as error:
+        raise RejectedTensorError(f"they are not weights: {error.cause}") from error
+    if tensors.keys() != set(layout.names):
+        raise RejectedTensorError("the donor's weights have other names than this run's model.")
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        given = tensors[name]
+        if given.shape != shape or given.dtype != torch.float32 or not given.isfinite().all():
+            raise RejectedTensorError(f"the donor's {name} does not fit, or is not finite.")
+    return tensors
 
 
 def objection(own: Iterable[tuple[str, Tensor]], samples: Sequence[SnapshotParts]) -> str:

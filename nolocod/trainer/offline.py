@@ -65,7 +65,13 @@ def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -
     Raises NothingToUseError, CheckpointError, DiskFullError, DataDirError.
     """
     phi, state = _last(paths.checkpoints, sealed, "phi")
-    base = _base_of(paths, sealed)
+    write(paths, sealed, phi, out, merged=merged)
+    return state
+
+
+def write(paths: DataDir, sealed: Sealed, phi: Tensor, out: Path, *, merged: bool = False) -> None:
+    """As `export`, of the flat weights `phi`."""
+    base = base_of(paths, sealed)
     config = read_config(sealed.manifest, make_tokenizer(sealed.manifest.data, base).vocabulary)
     manifest = sealed.manifest
     if manifest.adapter is None or manifest.base is None or merged:
@@ -79,7 +85,6 @@ def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -
             checkpoint.write_tensors(handle, tensors, {"format": "pt", "run_id": sealed.run_id})
         write_whole(out / "adapter_config.json", settings)
     _write_tokenizer(sealed, out, base)
-    return state
 
 
 def _write_model(sealed: Sealed, config: Any, phi: Tensor, out: Path, base: Path | None) -> None:  # noqa: ANN401 - transformers has no common typed base
@@ -114,7 +119,8 @@ def _write_tokenizer(sealed: Sealed, out: Path, base: Path | None) -> None:
                 write_whole(out / name, (base / name).read_bytes())
 
 
-def _base_of(paths: DataDir, sealed: Sealed) -> Path | None:
+def base_of(paths: DataDir, sealed: Sealed) -> Path | None:
+    """The folder of the model that the run starts from, if it starts from one."""
     return paths.base if sealed.manifest.base else None
 
 
@@ -129,13 +135,13 @@ def _buffers(sealed: Sealed, config: Any, base: Path | None) -> dict[str, Tensor
 def evaluate(paths: DataDir, sealed: Sealed, data: Path | None = None) -> float:
     """Mean held-out loss of the last checkpoint, nats per token. `data` as for the daemon's --data."""
     phi = last_tensor(paths.checkpoints, sealed, "phi")
-    return _loss(sealed, phi, data, paths.cache, _base_of(paths, sealed))
+    return loss_of(sealed, phi, data, paths.cache, base_of(paths, sealed))
 
 
 def generate(paths: DataDir, sealed: Sealed, prompt: str, tokens: int, temperature: float, seed: int) -> str:
     """Continue `prompt` by `tokens` tokens; temperature 0 takes the likeliest each time. Returns the continuation."""
     phi = last_tensor(paths.checkpoints, sealed, "phi")
-    model, tokenizer, _ = _model(sealed, phi, _base_of(paths, sealed))
+    model, tokenizer, _ = _model(sealed, phi, base_of(paths, sealed))
     generator = torch.Generator().manual_seed(seed)
     ids = tokenizer.encode(prompt).tolist() or [0]
     start = len(ids)
@@ -175,7 +181,7 @@ def averaged_loss(sealed: Sealed, folders: Sequence[Path], data: Path | None, ca
     mean = last_tensor(folders[0], sealed, "theta").clone()
     for folder in folders[1:]:
         mean += last_tensor(folder, sealed, "theta")
-    return _loss(sealed, mean.div_(len(folders)), data, cache, base)
+    return loss_of(sealed, mean.div_(len(folders)), data, cache, base)
 
 
 def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
@@ -188,7 +194,8 @@ def weight_std(sealed: Sealed, folders: Sequence[Path]) -> float:
     return total / size
 
 
-def _loss(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path, base: Path | None = None) -> float:
+def loss_of(sealed: Sealed, flat: Tensor, data: Path | None, cache: Path, base: Path | None = None) -> float:
+    """Held-out loss of the flat weights."""
     model, tokenizer, objective = _model(sealed, flat, base)
     source = open_source(sealed.manifest, tokenizer, "", data, cache)
     batch = sealed.manifest.inner.batch

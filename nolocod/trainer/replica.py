@@ -28,6 +28,7 @@ from nolocod.trainer.base_model import initial
 from nolocod.trainer.built import built_of
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping, clip
+from nolocod.trainer.compare_donors import donated
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
 from nolocod.trainer.model import Layout, check_length, check_memory, fast_kind, flatten, layout_of, pick_device, read_config
@@ -364,16 +365,7 @@ class Replica:
 
         Raises RejectedTensorError if they do not fit this model; nothing is changed then.
         """
-        try:
-            tensors = checkpoint.read_tensors(path)
-        except CheckpointError as error:
-            raise RejectedTensorError(f"they are not weights: {error.cause}") from error
-        if tensors.keys() != set(self.layout.names):
-            raise RejectedTensorError("the donor's weights have other names than this run's model.")
-        for name, view in self.layout.split(self.phi):
-            given = tensors[name]
-            if given.shape != view.shape or given.dtype != torch.float32 or not given.isfinite().all():
-                raise RejectedTensorError(f"the donor's {name} does not fit, or is not finite.")
+        tensors = donated(path, self.layout)
         self.discard()
         for name, view in self.layout.split(self.phi):
             view.copy_(tensors.pop(name))

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from nolocod.p2p.exchange.contributions import Point
     from nolocod.p2p.host import Host
     from nolocod.p2p.settings import MeshSettings
+    from nolocod.p2p.transport.stream import Stream
     from nolocod.proto.types import Member
     from nolocod.run.manifest import RunId, Sealed
 
@@ -124,6 +125,10 @@ class Observer:
         """All live members."""
         return self._table.live(trio.current_time(), self._seeker.host.peers())
 
+    async def dial(self, peer: PeerId, protocol: str) -> Stream:
+        """Open a stream to a member. Raises what `Host.open_stream` raises."""
+        return await self._seeker.host.open_stream(peer, protocol, self._table.addresses(peer))
+
     def contributions(self) -> list[Contribution]:
         """What each member gave while it was watched."""
         return self._tally.seen_among(self.live())
@@ -136,7 +141,7 @@ class Observer:
         return sorted(found, key=lambda one: one[2])
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask until cancelled; it may be run again."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_bootstraps)
             nursery.start_soon(self._admission.run, self._seeker.emit)

@@ -1,0 +1,67 @@
+"""The mean of three real daemons' weights, exported beside them, through one of them; and through a restart."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+
+from nolocod.run.manifest import stored_manifest
+from nolocod.trainer.offline import last_tensor
+from tests.support.swarm import ENOUGH, Daemon, Swarm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def export(into: Path, count: int, home: Path, *more: str) -> tuple[int, str]:
+    """`nolocod export --swarm`: its exit status, and what it printed."""
+    line = [sys.executable, "-m", "nolocod", "export", str(into), "--swarm", str(count), "--data-dir", str(home), *more]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=ENOUGH, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def done(node: Daemon) -> bool:
+    report = node.report
+    return report is not None and report.state == "finished" and report.checkpoint_round == 20
+
+
+def test_the_mean_of_three_nodes_is_exported_beside_them_and_for_somebody_who_has_none(swarm: Swarm, tmp_path: Path) -> None:
+    first = swarm.found("bfloat16", "rounds = 20", steps=5)
+    nodes = swarm.joined_by(first, 2)
+    swarm.wait("all have finished, and written their last checkpoints", lambda: all(map(done, nodes)))
+    status, said = export(tmp_path / "mean", 3, first.paths.root, "--data", str(swarm.data))
+    assert status == 0, said
+    assert "held-out loss of the mean of 3" in said
+    written = load_file(tmp_path / "mean" / "model.safetensors")
+    assert json.loads((tmp_path / "mean" / "config.json").read_text())["model_type"] == "llama"
+    card = (tmp_path / "mean" / "README.md").read_text()
+    assert all(node.report and node.report.peer_id in card for node in nodes)
+
+    home = tmp_path / "stranger"
+    nodes[2].signal(signal.SIGKILL)
+    status, said = export(tmp_path / "none", 3, home, "--bootstrap", first.address)
+    assert (status, "NLC-111" in said, "2 of 3 members" in said) == (1, True, True), said
+    nodes[2].run("join", "--bootstrap", first.address)
+    swarm.wait("it is up again", lambda: done(nodes[2]))
+    for node in nodes[:2]:
+        swarm.stop(node)  # what they gave is here
+    status, said = export(tmp_path / "again", 3, home, "--bootstrap", nodes[2].address)
+    assert status == 0, said
+    assert said.count("weights of") == 1, "and is not fetched again"
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert all(torch.equal(again[name], written[name]) for name in written)
+    assert "held-out" not in said
+    assert not list((home / "swarm" / "incoming").iterdir())
+
+    swarm.stop(nodes[2])
+    sealed = stored_manifest(first.paths)
+    assert sealed is not None
+    replicas = torch.stack([last_tensor(node.paths.checkpoints, sealed, "phi") for node in nodes])
+    assert replicas.std(0).max() > 0, "they differ"
+    torch.testing.assert_close(torch.cat([written[name].reshape(-1) for name in sorted(written)]), replicas.mean(0))
