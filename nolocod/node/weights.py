@@ -203,7 +203,8 @@ class Weights:
             counted = self._counted()
             members = [member for member in counted if self._built.fits(member.built)]
             stranger = counted[0] if counted and not members else None
-            if stranger is not None and trio.current_time() >= hints:  # who else is there had the time to be verified
+            # who else is there had the time to be verified; and strangers end nobody who may begin without them
+            if stranger is not None and not self._settings.may_seed and trio.current_time() >= hints:
                 cause = differences(self._built, stranger.built)
                 raise OwnTensorsError(f"{cause} So it is with all {len(counted)} peers that this node met.")
             alike = not self._settings.manifest.is_own and all(self._built.starts_as(member.built) for member in members)
@@ -249,7 +250,7 @@ class Weights:
                     return
                 self._emit(Troubled(objection.code, objection.cause))
                 self._rejected, doubted[donor] = donor, loss
-            elif self._settings.may_seed and stranger is None:
+            elif self._settings.may_seed:
                 return
             elif trio.current_time() >= deadline:
                 raise NoDonorError(f"no peer with fitting weights was seen in {patience:.0f} s.")

@@ -543,17 +543,23 @@ OTHERS = Built(b"m" * 16, b"v" * 16, "torch 2.8, transformers 4.57")
 
 
 @pytest.mark.parametrize("rounds", [0, 8])
-@pytest.mark.parametrize("may_seed", [False, True])
 async def test_a_joiner_whose_libraries_make_other_tensors_ends_before_it_fetches_or_trains(
-    tmp_path: Path, autojump_clock: object, rounds: int, may_seed: bool
+    tmp_path: Path, autojump_clock: object, rounds: int
 ) -> None:
-    scene = Scene(tmp_path, source="seed", may_seed=may_seed)
+    scene = Scene(tmp_path, source="seed")
     for name in ("one", "two"):
         scene.swarm.add(name, rounds, built=OTHERS)
     with pytest.raises(OwnTensorsError, match=r"with torch 2\.8, transformers 5\.1 than with torch 2\.8, transformers 4\.57"):
         await scene.weights.load()
     assert 10 <= trio.current_time() - scene.began < 11, "others may have been there, that were not verified yet"
     assert scene.swarm.asked == []
+
+
+async def test_strangers_with_other_tensors_do_not_end_a_founder(tmp_path: Path, autojump_clock: object) -> None:
+    scene = Scene(tmp_path, source="seed", may_seed=True)
+    scene.swarm.add("stranger", 8, built=OTHERS)
+    await scene.weights.load()
+    assert scene.events[-1] == WeightsLoaded(0, "seed")
 
 
 async def test_of_peers_with_other_tensors_none_is_a_donor_and_one_that_is_alike_is_enough(
