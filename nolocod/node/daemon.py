@@ -131,6 +131,7 @@ class Node:
         self._session: TrainingSession | None = None
         self._trainer: TrainerProcess | None = None
         self._warned: set[str] = set()
+        self._lost: set[bytes] = set()  # the sessions whose steps were told as lost
         self._failures = 0
         self._fitted = False  # an outer step was taken: there is a device, and its memory is enough
         self._cloned = False
@@ -296,10 +297,13 @@ class Node:
         return None if self._session is None or self._session.state == "joining" else self._trainer
 
     def _tell_lost(self, round_number: int) -> None:
-        """Tell of the steps that receipts prove and the weights on this disk do not hold."""
-        if lost := self._receipts.since(self._identity.peer_id, round_number):  # once per trainer, some milliseconds
-            cause = f"{len(lost)} that partners took with this node came after its checkpoint of round {round_number}."
+        """Tell of the steps that receipts prove and the weights on this disk do not hold; once, though trainer after trainer
+        begins at or before them."""
+        lost = self._receipts.since(self._identity.peer_id, round_number)  # once per trainer, some milliseconds
+        if news := {*lost} - self._lost:
+            cause = f"{len(news)} that partners took with this node came after its checkpoint of round {round_number}."
             self.emit(Troubled(LostStepsError.entry.code, cause))
+            self._lost |= news
 
     def _keep_back(self, size: int, patience: float) -> None:
         """Keep back the bytes of an exchange, and tell once what the owner's limits make impossible."""

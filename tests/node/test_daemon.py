@@ -40,6 +40,7 @@ from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
 from nolocod.run.owners import Change
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
 from nolocod.units import Hours
+from tests.support.receipts import exchanged
 from tests.support.stand_ins import PHASE, StandInTrainer
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class StandInMesh:
         self.left = True
 
 
+async def at_once(work: Callable[..., object], *arguments: object, **_: object) -> object:
+    """In place of a thread: it takes no time."""
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
+
+
 class StandInStream:
     def __init__(self) -> None:
         self.was_reset = False
@@ -141,6 +148,7 @@ class Scene:
         config.paths.manifest.write_bytes(seal(manifest, Identity.from_secret(b"o" * 32)).to_bytes())
         monkeypatch.setattr(daemon, "open_trainer", self.open_trainer)
         monkeypatch.setattr(daemon, "open_mesh", self.open_mesh)
+        monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # the virtual clock jumps while a thread works
         self.config = config
         self.node = Node(config, may_seed=True, followers=[self.events.append])
 
@@ -623,6 +631,33 @@ async def test_a_pause_ends_the_trainer_and_another_one_goes_on_from_its_checkpo
         assert scene.trainers[1].calls[:2] == ["load", "train"]
         assert scene.node._own_state()[1] == "training"
         assert scene.told(Troubled) == [], "it is no failure"
+        nursery.cancel_scope.cancel()
+
+
+async def test_lost_steps_are_told_once_however_many_trainers_begin_before_them(scene: Scene, autojump_clock: object) -> None:
+    """A trainer that was paused before its first outer step told of them anew when it went on."""
+    own, other = scene.node._identity, Identity.from_secret(b"p" * 32)
+
+    def codes() -> list[str]:
+        return [event.code for event in scene.told(Troubled)]
+
+    async with trio.open_nursery() as nursery:
+        await allowance_of(scene, nursery)
+        scene.node._receipts.add(exchanged(own, other, 120.0))  # in round 2; the checkpoint is of round 0
+        nursery.start_soon(scene.run, 1000.0)
+        await trio.sleep(1)
+        assert codes() == ["NLC-143"]
+        for pause in ("yes", "no"):
+            scene.node.guest.change({"pause": pause})
+            await trio.sleep(PHASE / 2)
+        assert (len(scene.trainers), scene.node._own_state()[1]) == (2, "training")
+        assert codes() == ["NLC-143"]
+        scene.node._receipts.add(exchanged(own, other, 180.0))
+        for pause in ("yes", "no"):
+            scene.node.guest.change({"pause": pause})
+            await trio.sleep(PHASE / 2)
+        assert codes() == ["NLC-143", "NLC-143"], "another one is news"
+        assert scene.told(Troubled)[-1].message.startswith("1 that partners took")
         nursery.cancel_scope.cancel()
 
 
