@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 import trio
 
 from nolocod.errors import PeerTooSlowError
-from nolocod.p2p.transport.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 _LOOKS = 6
 """In each window."""
+_LOOK = 1.0
+"""Seconds between two looks whether a stream is up."""
 
 
 class StalledError(PeerTooSlowError):
@@ -31,13 +32,15 @@ class StalledError(PeerTooSlowError):
 
 
 class Pace:
-    """Of one exchange of `size` bytes each way, over all its streams. `due`: whether chunks of either side are."""
+    """Of one exchange of `size` bytes each way, over all its streams. `due`: whether chunks of either side are; `up`: whether
+    a stream is."""
 
-    def __init__(self, limits: Limits, size: int, due: Callable[[], bool]) -> None:
+    def __init__(self, limits: Limits, size: int, due: Callable[[], bool], up: Callable[[], bool] = lambda: True) -> None:
         self._limits = limits
         self._size = size
         self._least = limits.least(size)
         self._due = due
+        self._up = up
         self._moved = 0
         self.described = trio.Event()
         """The partner's snapshot is done."""
@@ -50,8 +53,7 @@ class Pace:
         """StalledError once the partner is too slow, PeerTooSlowError if its line is; `prepared` is set when our own
         snapshot is done."""
         limits, counts = self._limits, deque[int](maxlen=_LOOKS + 1)
-        with deadline(limits.snapshot_seconds + limits.accept_seconds, "the partner's snapshot", StalledError):
-            await self.described.wait()
+        await self._wait_described()
         await prepared.wait()  # it may wait for our bytes
         until = trio.current_time() + limits.whole(self._size)
         while True:
@@ -64,3 +66,16 @@ class Pace:
             if len(counts) > _LOOKS and counts[-1] - counts[0] < self._least:
                 raise StalledError(f"{counts[-1] - counts[0]} bytes moved in {limits.stall_seconds:.0f} s.")
             await trio.sleep(limits.stall_seconds / _LOOKS)
+
+    async def _wait_described(self) -> None:
+        """For the snapshot while a stream is up; while none is, as long in all as one broken stream is waited for."""
+        left = seconds = self._limits.snapshot_seconds + self._limits.accept_seconds
+        broken = self._limits.resume(self._size)
+        while not self.described.is_set():
+            if left <= 0 or broken <= 0:
+                raise StalledError(f"the partner's snapshot took more than {seconds:.0f} s.")
+            up, began = self._up(), trio.current_time()
+            with trio.move_on_after(min(_LOOK, left if up else broken)):
+                await self.described.wait()
+            spent = trio.current_time() - began
+            left, broken = (left - spent, broken) if up else (left, broken - spent)

@@ -80,7 +80,7 @@ class Session:
         # what the partner's trainer may take
         self._paced = self._limits.paced(side.phase, size, (ours, told), side.credit, wary=side.wary)
         self.blameless |= told > ours and side.credit < 1
-        self._pace = Pace(self._paced, size, self._chunks_due)
+        self._pace = Pace(self._paced, size, self._chunks_due, lambda: self._up)
         try:
             with self._scope:
                 own = partial(self._or_abort, self._prepare), partial(self._or_abort, self._examine)

@@ -933,6 +933,31 @@ async def test_a_partner_that_works_for_ever_ends_at_its_snapshots_bound(tmp_pat
     assert took <= 45
 
 
+@pytest.mark.parametrize(("away", "outcome"), [(55.0, "committed"), (65.0, "aborted")])
+async def test_a_line_that_is_cut_before_the_snapshot_is_there_costs_the_snapshot_nothing(
+    tmp_path: Path, virtual_clock: object, away: float, outcome: str
+) -> None:
+    """It is in time where its stream was up; without one it is waited for as in the midst of the chunks, and no longer."""
+    limits = Limits(chunk_bytes=CHUNK, snapshot_seconds=30.0, resume_seconds=60.0, dial_seconds=1.0)
+    async with pair(tmp_path, limits) as (alice, bob, net):
+        bob.local_side.snapshot_seconds = 25.0
+        ended: list[Ended] = []
+
+        async def offer() -> None:
+            ended.append(await alice.offer(bob))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offer)
+            await trio.sleep(10)
+            net.down = lambda _: True
+            await net.lines[0].ends["out"].reset()
+            await trio.sleep(away)
+            net.down = lambda _: False
+        await bob.reception.told.wait()
+    assert (ended[0].outcome, bob.reception.over[0].outcome) == (outcome, outcome)
+    assert all(conduct is Conduct.COMMITTED for node in (alice, bob) for _, conduct in node.judged), "nobody is blamed"
+
+
 @pytest.mark.parametrize("after", [0.0, 5.0])
 async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
     tmp_path: Path, virtual_clock: object, after: float
