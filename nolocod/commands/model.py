@@ -109,7 +109,7 @@ def _export_mean(options: argparse.Namespace) -> None:
         if sealed.manifest.base is not None and not paths.base.is_dir():
             remedy = "Give the --data-dir of a node of this run, which has them."
             raise BaseModelError("the run starts from a published model, whose files are not here.", remedy=remedy)
-        return Members(paths, sealed, options.data)
+        return Members(sealed, options.data, settings.paths.cache, offline.base_of(paths, sealed))
 
     make(paths)
     key = options.network_key or (paths.network_key if paths.network_key.exists() else None)
@@ -122,7 +122,7 @@ def _export_mean(options: argparse.Namespace) -> None:
         if losses := [judge.losses[one.peer] for one in members if one.peer in judge.losses]:
             alone = f"one alone {sum(losses) / len(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})"
             print(f"held-out loss of the mean of {len(members)}: {judge.loss(mean):.4f}; {alone}", file=sys.stderr)
-        shutil.rmtree(members[0].path.parent)
+        shutil.rmtree(members[0].path.parent, ignore_errors=True)
     _tell_written(options, judge.sealed)
 
 

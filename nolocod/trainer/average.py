@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.identity import PeerId
-    from nolocod.paths import DataDir
     from nolocod.run.manifest import Sealed
 
 _WORSE = 0.2
@@ -38,9 +37,10 @@ class Members:
     """The weights of members of the run `sealed`. `data`: text on this machine; where there is none and the run needs it, no
     loss is measured."""
 
-    def __init__(self, paths: DataDir, sealed: Sealed, data: Path | None) -> None:
-        self.sealed, self._paths, self._data = sealed, paths, data
-        tokenizer = make_tokenizer(sealed.manifest.data, offline.base_of(paths, sealed))
+    def __init__(self, sealed: Sealed, data: Path | None, cache: Path, base: Path | None) -> None:
+        """`base`: the folder of the model that the run starts from, if it starts from one."""
+        self.sealed, self._data, self._cache, self._base = sealed, data, cache, base
+        tokenizer = make_tokenizer(sealed.manifest.data, base)
         self._layout = layout_of(read_config(sealed.manifest, tokenizer.vocabulary), sealed.manifest.adapter)
         self.losses: dict[PeerId, float] = {}
         """Held out, of those that were looked at; of none if there is no text."""
@@ -97,4 +97,4 @@ class Members:
 
     def loss(self, flat: Tensor) -> float:
         """Held-out loss of flat weights."""
-        return offline.loss_of(self.sealed, flat, self._data, self._paths.cache, offline.base_of(self._paths, self.sealed))
+        return offline.loss_of(self.sealed, flat, self._data, self._cache, self._base)

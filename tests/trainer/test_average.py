@@ -8,10 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from nolocod.disk import make_folder
 from nolocod.errors import RejectedTensorError
 from nolocod.identity import Identity, PeerId
-from nolocod.paths import DataDir
 from nolocod.run import presets
 from nolocod.run.manifest import Sealed, seal
 from nolocod.trainer import checkpoint
@@ -36,8 +34,7 @@ class Given:
     """Members' files in `folder`, made of one flat tensor and a part of each one's own."""
 
     def __init__(self, folder: Path, sealed: Sealed) -> None:
-        make_folder(folder / "cache")
-        self.members = Members(DataDir(folder), sealed, None)
+        self.members = Members(sealed, None, folder, None)
         self.layout = layout_of(read_config(sealed.manifest, 256))
         self.base = 0.02 * torch.randn(self.layout.size, generator=torch.Generator().manual_seed(1))
         self.files: dict[PeerId, Path] = {}

@@ -14,6 +14,7 @@ from nolocod.p2p.transport.stream import SNAPSHOT
 from nolocod.proto.types import Standing, describe
 from nolocod.watch import gather as module
 from nolocod.watch.gather import gather
+from tests.support.wires import wait_members
 from tests.watch.test_observer import Members, members, nothing, settings
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ class Judge:
         return {peer: "it lies" for peer, path in files.items() if path.read_bytes().startswith(b"liar")}
 
 
-def serve(nodes: Members, kinds: list[str], folder: Path, rounds: Mapping[int, int]) -> None:
+def serve(nodes: Members, kinds: list[str], folder: Path) -> None:
     """Each node gives weights of its kind."""
     folder.mkdir()
     for number, (mesh, identity, kind) in enumerate(zip(nodes.meshes, nodes.identities, kinds, strict=True)):
         path = folder / str(number)
         path.write_bytes(f"{kind} {number}".encode().ljust(SIZE))
-        given = ServedSnapshot(path, Standing(rounds.get(number, 7), 700, 2.5), describe(memoryview(path.read_bytes()), SIZE))
+        given = ServedSnapshot(path, Standing(7, 700, 2.5), describe(memoryview(path.read_bytes()), SIZE))
 
         async def snapshot(given: ServedSnapshot = given) -> ServedSnapshot:
             return given
@@ -64,7 +65,7 @@ async def test_who_lies_or_gives_no_weights_is_told_and_another_is_asked(
     monkeypatch.setattr(module, "_LOOK_SECONDS", 3.0)
     events: list[Event] = []
     async with members(tmp_path / "nodes", 4) as nodes:
-        serve(nodes, ["good", "liar", "broken", "good"], tmp_path / "served", {})
+        serve(nodes, ["good", "liar", "broken", "good"], tmp_path / "served")
         config = settings(tmp_path / "out", *nodes.addresses)
         judge, good = await gather(config, 2, Judge, events.append)
         assert judge.sealed == nodes.sealed
@@ -88,7 +89,7 @@ async def test_who_lies_or_gives_no_weights_is_told_and_another_is_asked(
 async def test_weights_that_are_old_by_now_are_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nolocod.watch.observer._SLOWEST", 0.2)
     async with members(tmp_path / "nodes", 2) as nodes:
-        serve(nodes, ["good", "good"], tmp_path / "served", {})
+        serve(nodes, ["good", "good"], tmp_path / "served")
         config = settings(tmp_path / "out", *nodes.addresses)
         _, good = await gather(config, 2, Judge, nothing)
         old = good[0]
@@ -98,3 +99,17 @@ async def test_weights_that_are_old_by_now_are_fetched_again(tmp_path: Path, mon
         _, good = await gather(config, 2, Judge, events.append)
         assert {one.round for one in good} == {7}
         assert len([event for event in events if isinstance(event, WeightsFetched)]) == 2
+
+
+async def test_who_tells_of_a_round_far_from_the_median_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nolocod.watch.observer._SLOWEST", 0.2)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 5.0)
+    events: list[Event] = []
+    async with members(tmp_path / "nodes", 2) as nodes:
+        await nodes.add(400)
+        for mesh in nodes.meshes:
+            await wait_members(mesh, 2)
+        serve(nodes, ["good"] * 3, tmp_path / "served")
+        with pytest.raises(BaseExceptionGroup):
+            await gather(settings(tmp_path / "out", *nodes.addresses), 3, Judge, events.append)
+    assert {event.donor for event in events if isinstance(event, WeightsFetched)} == set(nodes.peers[:2])

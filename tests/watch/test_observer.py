@@ -80,7 +80,7 @@ class Members:
         grant = Grant(time.time(), 3600.0, "", self.meshes[0].addresses[:1])
         return credentials.issue(DataDir(self.root / "0"), self.sealed, OWNER, grant)[1]
 
-    async def add(self) -> Mesh:
+    async def add(self, round_number: int = 7) -> Mesh:
         folder, number = self.root / str(len(self.meshes)), len(self.meshes)
         make_folder(folder)
         identity = Identity.generate() if number else OWNER
@@ -88,7 +88,7 @@ class Members:
         config = replace(settings(folder, *self.addresses, invite=invite), name=f"node {number}")
         mesh_of = open_mesh(config, identity, self.events.append, rng=random.Random(number), timing=QUICK)
         mesh = await self.stack.enter_async_context(mesh_of)
-        await mesh.enter(self.sealed, lambda: (Standing(7, 700 + number, 2.5), "training"))
+        await mesh.enter(self.sealed, lambda: (Standing(round_number, 700 + number, 2.5), "training"))
         self.meshes.append(mesh)
         self.identities.append(identity)
         self.peers.append(identity.peer_id)
