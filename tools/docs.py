@@ -85,7 +85,7 @@ Made by `python tools/docs.py` from `nolocod/doctor/findings.py`; do not edit.
 
 `nolocod doctor` finds out what keeps this machine from a run, before a node is started or beside one that runs. It
 takes the flags of `join` that matter for it (`--data-dir`, `--bootstrap`, `--listen`, `--announce`, `--no-upnp`,
-`--network-key`, `--allow`, `--invite`, `--data`, `--device`), takes at most 40 s, writes nothing into the data
+`--network-key`, `--allow`, `--invite`, `--data`, `--devices`), takes at most 40 s, writes nothing into the data
 directory, and leaves a running node alone: it then goes by an identity and a port of its own, and asks the node's
 status for what only the node can know.
 

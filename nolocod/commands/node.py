@@ -17,6 +17,7 @@ from nolocod.node.settings import KEYS, Settings, read_settings
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.paths import DataDir
 from nolocod.run.manifest import RUN_ID_DIGITS, stored_manifest
+from nolocod.trainer.devices import named_devices
 from nolocod.units import Address, parse_name, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -89,7 +90,13 @@ def _reach_options(parser: argparse.ArgumentParser) -> None:
 def _training_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, metavar="PATH", help="training text, a file or a folder, where the run leaves it to each node")
-    add("--device", default="auto", help="train on: auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add(
+        "--devices",
+        "--device",
+        default="auto",
+        metavar="NAMES",
+        help="train on: auto, cpu, cuda:1, mps, several GPUs (0,1 or all), cpu:2 for two processes (%(default)s)",
+    )
 
 
 def _node_options(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +188,8 @@ def node_config(options: argparse.Namespace) -> NodeConfig:
     for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0), ("stop_within", 5)):
         if not (getattr(options, name) is None or getattr(options, name) >= least):  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
+    if options.loop is not None and (options.devices == "all" or len(named_devices(options.devices)) > 1):
+        raise UsageError("--devices names several, and a loop of your own trains on the device of its parameters.")
     if options.clip_change is not None and not 0 < options.clip_change < math.inf:
         raise UsageError(
             f"--clip-change cannot be {options.clip_change:g}. It is a length above 0, of the change of all weights."
@@ -349,5 +358,5 @@ def _doctor(options: argparse.Namespace) -> None:
     settings = _mesh_settings(options)
     from nolocod.doctor import show
 
-    if not show.examined(settings, options.device, options.data, as_json=options.json):
+    if not show.examined(settings, options.devices, options.data, as_json=options.json):
         sys.exit(1)

@@ -56,12 +56,12 @@ _BY_CHILD = ("D02", "D10", "D03", "D04")
 async def examine(
     config: MeshSettings,
     show: Callable[[Finding], None],
-    device: str = "auto",
+    devices: str = "auto",
     data: Path | None = None,
     seconds: float = TOTAL,
 ) -> Report:
-    """Make all checks for a node with these settings, which would train on `device`, with the text in `data`."""
-    doctor = _Doctor(config, device, data, Findings(show))
+    """Make all checks for a node with these settings, which would train on `devices`, with the text in `data`."""
+    doctor = _Doctor(config, devices, data, Findings(show))
     with trio.move_on_after(seconds):
         await doctor.run()
     doctor.findings.skip_from("D01", f"no time was left of {seconds:.0f} s.")
@@ -71,10 +71,10 @@ async def examine(
 class _Doctor:
     """One examination. Its attributes are what earlier checks found out for later ones."""
 
-    def __init__(self, config: MeshSettings, device: str, data: Path | None, findings: Findings) -> None:
+    def __init__(self, config: MeshSettings, devices: str, data: Path | None, findings: Findings) -> None:
         self.findings = findings
         self._config = config
-        self._device = device
+        self._devices = devices
         self._data = str(data.absolute()) if data else ""
         self._here = local.Here()
         self._identity: Identity | None = None
@@ -184,7 +184,7 @@ class _Doctor:
         await self._run_settled.wait()
         manifest = self._sealed.to_bytes() if self._sealed else b""
         base = str(self._config.paths.base.absolute())
-        job = Job(device=self._device, data=self._data, manifest=manifest, loaded=self._here.held, base=base)
+        job = Job(devices=self._devices, data=self._data, manifest=manifest, loaded=self._here.held, base=base)
         try:
             async with stdin:
                 await stdin.send_all(msgspec.json.encode(job))

@@ -40,9 +40,9 @@ _ALL = (
     ),
     Check(
         "D03",
-        "device",
-        "The device of --device, or the one that auto finds, works.",
-        "Choose --device cpu, or one that torch lists on this machine.",
+        "devices",
+        "The devices of --devices, or the one that auto finds, work.",
+        "Choose --devices cpu, or those that torch lists on this machine.",
         30.0,
     ),
     Check(

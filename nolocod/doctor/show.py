@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-def examined(config: MeshSettings, device: str, data: Path | None, *, as_json: bool) -> bool:
+def examined(config: MeshSettings, devices: str, data: Path | None, *, as_json: bool) -> bool:
     """Make all checks and show them; whether nothing failed."""
     console = Console(highlight=False)
     show = (lambda _: None) if as_json else (lambda finding: console.print(row(finding)))
-    report = trio.run(examine, config, show, device, data)
+    report = trio.run(examine, config, show, devices, data)
     if as_json:
         console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
     else:

@@ -37,7 +37,7 @@ _RECORDS = 20
 class Job(msgspec.Struct, frozen=True):
     """What to check. `manifest` is a sealed one, empty where no run is known."""
 
-    device: str = "auto"
+    devices: str = "auto"
     data: str = ""
     manifest: bytes = b""
     loaded: bool = False
@@ -69,7 +69,7 @@ def look(job: Callable[[], Job], tell: Callable[[Line], None]) -> None:
         for code in ("D03", "D04"):
             tell(Line(skipped(code, "torch cannot be imported (D02).")))
         return
-    _make("D03", tell, lambda: device(asked.device))
+    _make("D03", tell, lambda: devices(asked.devices))
     if manifest is None:
         tell(Line(skipped("D04", "no run is known, so no model is.")))
         return
@@ -94,18 +94,20 @@ def torch_works() -> Finding:
     return ok("D02", f"torch {torch.__version__} on {platform.machine()}, {torch.get_num_threads()} threads.")
 
 
-def device(name: str) -> Finding:
+def devices(names: str) -> Finding:
     """D03. Raises DeviceError."""
-    from nolocod.trainer.model import pick_device
+    from nolocod.trainer.devices import find_devices
 
-    found = pick_device(name)
-    if found.type != "cuda":
-        return ok("D03", f"{found} works.")
+    found = find_devices(names)
+    if found[0].type != "cuda":
+        return ok("D03", f"{found[0]} works" + (f", and {len(found)} processes are to share it." if found[1:] else "."))
     import torch
 
-    free, total = torch.cuda.mem_get_info(found)
-    name = torch.cuda.get_device_name(found)
-    return ok("D03", f"{found} works: {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free.")
+    def told(card: torch.device) -> str:
+        free, total = torch.cuda.mem_get_info(card)
+        return f"{card} works: {torch.cuda.get_device_name(card)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free."
+
+    return ok("D03", " ".join(map(told, found)))
 
 
 def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Finding:
@@ -114,19 +116,23 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
         return skipped("D04", _NO_BASE)
     from nolocod.trainer.capture import Plan
     from nolocod.trainer.data import make_tokenizer
-    from nolocod.trainer.model import check_memory, layout_of, pick_device, read_config
+    from nolocod.trainer.devices import check_count, find_devices
+    from nolocod.trainer.model import Place, check_memory, layout_of, read_config
 
     config = read_config(manifest, make_tokenizer(manifest.data, Path(job.base)).vocabulary)
     layout = layout_of(config, manifest.adapter)
     tell(Line(parameters=layout.size))
-    where = pick_device("cpu" if job.loaded else job.device)
+    found = find_devices("cpu" if job.loaded else job.devices)
+    places = [Place(device, processes=found.count(device)) for device in dict.fromkeys(found)]
     if not job.loaded:
+        check_count(len(found), manifest)
         # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
-        check_memory(layout, config.vocab_size, manifest, 0, where)
+        for place in places:
+            check_memory(layout, config.vocab_size, manifest, 0, place)
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size + layout.frozen:,} parameters already.")
-    check_memory(layout, config.vocab_size, manifest, plan.exchange_size, where)
+    check_memory(layout, config.vocab_size, manifest, plan.exchange_size, places[0])
     free = psutil.virtual_memory().available
     return ok("D04", f"{layout.size + layout.frozen:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
 

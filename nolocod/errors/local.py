@@ -142,7 +142,7 @@ class TrainerError(LocalError):
 
 
 class DeviceError(LocalError):
-    entry = listed("NLC-126", "device not available", "Choose --device cpu, or one that torch lists on this machine.")
+    entry = listed("NLC-126", "device not available", "Choose --devices cpu, or those that torch lists on this machine.")
 
 
 class PowerUnknownError(LocalError):

@@ -245,12 +245,12 @@ class Node:
             self.emit(Troubled(TrainerError.entry.code, f"{first_error(errors).cause} {follows}"))
         except* (ModelTooLargeError, DeviceError) as errors:
             error, again = first_error(errors), not self._stop.is_set()
-            was_set = error.code == DeviceError.entry.code and self._limits.now.device != self._config.settings.device
+            was_set = error.code == DeviceError.entry.code and self._limits.now.devices != self._config.settings.devices
             if not (self._fitted or was_set) or self._config.loop is not None:
                 raise
             if was_set:  # or it would be so after each start, and only a node that is up can be set otherwise
-                self.guest.change({"device": ""})
-                self.emit(Troubled(error.code, f"{error.cause} It was set; what --device says counts again."))
+                self.guest.change({"devices": ""})
+                self.emit(Troubled(error.code, f"{error.cause} It was set; what --devices says counts again."))
             else:
                 self.emit(Troubled(error.code, f"{error.cause} It was enough before, and is tried again in a minute."))
                 with trio.move_on_after(_ROOM_SECONDS):
@@ -354,12 +354,12 @@ class Node:
         self.emit(started)
 
     def _session_settings(self, sealed: Sealed) -> SessionSettings:
-        config, (device, threads, nice) = self._config, self._limits.now.of_trainer
+        config, (devices, threads, nice) = self._config, self._limits.now.of_trainer
         setup = Setup(
             manifest=sealed.to_bytes(),
             peer_id=self._identity.peer_id,
             data=config.data,
-            device=device,
+            devices=devices,
             threads=threads,
             nice=nice,
             checkpoints=config.paths.checkpoints,

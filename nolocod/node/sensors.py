@@ -12,14 +12,18 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
+
+from nolocod.trainer.devices import named_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nolocod.node.settings import Settings
+
+T = TypeVar("T", int, float)
 
 _DEVICES = Path("/dev")
 _CPUS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -41,7 +45,7 @@ class Readings:
     idle: float | None = None
     """Seconds since somebody touched it."""
     gpu_taken: int | None = None
-    """Bytes of the GPU's memory that other programs hold."""
+    """Bytes of a GPU's memory that other programs hold; of several GPUs all this is of the one that has most."""
     temperature: float | None = None
     """Of the GPU, or of the processor where that trains, in °C."""
     power: float | None = None
@@ -50,15 +54,15 @@ class Readings:
 
 def read_machine(limits: Settings) -> Readings:
     """What `limits` need."""
-    gpu = _Gpu(limits.device)
+    gpus = _Gpus(limits.devices)
     heats = limits.max_temperature is not None
     return Readings(
         plugged=plugged_in() if limits.pause_on_battery else None,
         metered=_metered() if limits.pause_on_metered else None,
         idle=_idle() if limits.pause_when_used is not None else None,
-        gpu_taken=gpu.taken() if limits.pause_when_gpu_used is not None else None,
-        temperature=(gpu.temperature() if gpu.card is not None else _processor_temperature()) if heats else None,
-        power=gpu.power() if limits.max_power is not None else None,
+        gpu_taken=gpus.taken() if limits.pause_when_gpu_used is not None else None,
+        temperature=(gpus.temperature() if gpus.cards else _processor_temperature()) if heats else None,
+        power=gpus.power() if limits.max_power is not None else None,
     )
 
 
@@ -154,33 +158,36 @@ def _nvml() -> Any:  # noqa: ANN401  # a module without types, that is not there
     return pynvml
 
 
-class _Gpu:
-    """The card that the trainer computes on; `card` is None where there is none that tells."""
+class _Gpus:
+    """The cards that the trainer computes on: of several the worst counts. `cards` are those that are there and tell."""
 
-    def __init__(self, device: str) -> None:
-        self._nvml = None if device == "cpu" else _nvml()
-        self.card = self._asked(lambda nvml: _card(nvml, device))
+    def __init__(self, devices: str) -> None:
+        self._nvml = None if named_devices(devices)[:1] == ("cpu",) else _nvml()
+        self.cards: tuple[Any, ...] = self._asked(lambda nvml: _cards(nvml, devices)) or ()
 
     def taken(self) -> int | None:
-        """Bytes of its memory that are held, but by this node's processes."""
-        found: int | None = self._asked(self._taken)
-        return found
+        """Bytes of their memory that are held, but by this node's processes: on the card where it is most."""
+        return self._most(self._taken)
 
     def temperature(self) -> float | None:
-        found: float | None = self._asked(lambda nvml: nvml.nvmlDeviceGetTemperature(self.card, nvml.NVML_TEMPERATURE_GPU))
-        return found
+        return self._most(lambda nvml, card: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
 
     def power(self) -> float | None:
-        found: float | None = self._asked(lambda nvml: nvml.nvmlDeviceGetPowerUsage(self.card) / 1000)
+        return self._most(lambda nvml, card: nvml.nvmlDeviceGetPowerUsage(card) / 1000)
+
+    def _most(self, of: Callable[[Any, Any], T]) -> T | None:
+        """None if one of them does not tell: it might be the one."""
+        found: T | None = self._asked(lambda nvml: max((of(nvml, card) for card in self.cards), default=None))
         return found
 
-    def _taken(self, nvml: Any) -> int:  # noqa: ANN401  # as above
+    @staticmethod
+    def _taken(nvml: Any, card: Any) -> int:  # noqa: ANN401  # as above
         ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(self.card)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
         if not all(psutil.pid_exists(one.pid) for one in running):
             raise ValueError("numbers of another container's processes: ours cannot be told from others'")
         own = sum(one.usedGpuMemory or 0 for one in running if one.pid in ours)
-        return max(0, int(nvml.nvmlDeviceGetMemoryInfo(self.card).used) - own)
+        return max(0, int(nvml.nvmlDeviceGetMemoryInfo(card).used) - own)
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401  # as above
         if self._nvml is None:
@@ -191,9 +198,13 @@ class _Gpu:
             return None
 
 
-def _card(nvml: Any, device: str) -> Any:  # noqa: ANN401  # as above
+def _cards(nvml: Any, devices: str) -> tuple[Any, ...]:  # noqa: ANN401  # as above
     """NVML counts all cards, torch those that CUDA_VISIBLE_DEVICES names."""
-    number = int(device.partition(":")[2] or 0)
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = named[number] if number < len(named) else str(number)
-    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
+    if devices == "all":
+        names = named or list(map(str, range(nvml.nvmlDeviceGetCount())))
+    else:
+        numbers = [int(device.partition(":")[2] or 0) for device in named_devices(devices)]
+        names = [named[number] if number < len(named) else str(number) for number in numbers]
+    by_number, by_name = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+    return tuple(by_number(int(name)) if name.isdecimal() else by_name(name) for name in names)

@@ -15,6 +15,7 @@ import msgspec
 from nolocod.disk import write_whole
 from nolocod.errors import SettingError, UsageError
 from nolocod.observe.words import amount, duration
+from nolocod.trainer.devices import read_devices
 from nolocod.units import Hours, parse_size, parse_span
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ class Settings:
     pause_when_gpu_used: int | None = None
     """Bytes of the GPU's memory that other programs may hold."""
     max_temperature: float | None = None
-    """Of the device that trains, in °C."""
+    """Of the hottest device that trains, in °C."""
     max_power: float | None = None
-    """Of the GPU, in watts."""
+    """Of the GPU that takes most, in watts."""
     duty: float = 1.0
     """Share of the time in which the trainer computes."""
-    device: str = "auto"
+    devices: str = "auto"
+    """That train, as their owner names them (trainer/devices.py)."""
     threads: int = 0
     """CPU threads of the trainer; 0 leaves the choice to torch."""
     nice: int = 0
@@ -50,7 +52,7 @@ class Settings:
     @property
     def of_trainer(self) -> tuple[str, int, int]:
         """What a trainer is told once, when it starts."""
-        return self.device, self.threads, self.nice
+        return self.devices, self.threads, self.nice
 
 
 AS_IT_IS = Settings()
@@ -104,7 +106,7 @@ _KEYS: dict[str, tuple[Callable[[str, str], Any], Callable[[Any], str]]] = {
     "max_temperature": (_number("(?:°?C)?", 20, 150), lambda degrees: f"{degrees:g} °C"),
     "max_power": (_number("W?", 1, 99_999), lambda watts: f"{watts:g} W"),
     "duty": (_share, lambda share: f"{100 * share:g}%"),
-    "device": (lambda text, _: text.strip(), str),
+    "devices": (read_devices, str),
     "threads": (_whole(4096), str),
     "nice": (_whole(19), str),
 }

@@ -308,6 +308,12 @@ class MicroBatch(Event, frozen=True):
     windows: int
 
 
+class DevicesChosen(Event, frozen=True):
+    """The trainer computes on these, as torch names them."""
+
+    devices: tuple[str, ...]
+
+
 class SamplesRead(Event, frozen=True):
     """Of so many fine-tuning samples some were cut to the length of a window, and some were left out: they are too long, or
     have nothing to learn."""

@@ -204,6 +204,14 @@ class LogFollower:
                     event.at_once,
                     event.windows,
                 )
+            case events.DevicesChosen(devices):
+                _say(
+                    event,
+                    INFO if devices[1:] else DEBUG,
+                    "%d devices share each inner step: %s",
+                    len(devices),
+                    ", ".join(devices),
+                )
             case events.SamplesRead():
                 told = event.samples, event.left_out, event.cut
                 _say(event, INFO, "of %d samples %d are left out, and %d are cut to the length of a window", *told)

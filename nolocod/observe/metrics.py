@@ -206,6 +206,8 @@ class _Node:
         self._checkpoint_size = Gauge("nolocod_checkpoint_size_bytes", "Size of the last checkpoint.", registry=to)
         few = "Windows computed at once, where memory took less than the run's micro-batch; else 0."
         self._micro_batch = Gauge("nolocod_micro_batch_windows", few, registry=to)
+        told = "Devices that share the trainer's inner steps; 0 before the model is loaded."
+        self._devices = Gauge("nolocod_trainer_devices", told, registry=to)
         out = "1 while no new text to train on comes and the last is trained on again, else 0."
         self._text_out = Gauge("nolocod_text_outage", out, registry=to)
         lost = "Time for which no new text to train on came, counted when it comes again."
@@ -233,6 +235,8 @@ class _Node:
                 self._checkpoint_size.set(event.size)
             case events.MicroBatch():
                 self._micro_batch.set(event.at_once)
+            case events.DevicesChosen():
+                self._devices.set(len(event.devices))
             case events.TextSupply():
                 self._text_out.set(bool(event.trouble))
                 self._text_lost.inc(event.seconds)

@@ -199,7 +199,7 @@ def _measure(sealed: Sealed, nodes: list[Daemon], options: Options) -> tuple[flo
         manifest=sealed.to_bytes(),
         peer_id=first.peer_id,
         data=options.data,
-        device="cpu",
+        devices="cpu",
         threads=1,  # as the nodes had; more of them wait for one another where cores are shared
         checkpoints=folders[0],
         cache=cache,

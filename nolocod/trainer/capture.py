@@ -13,7 +13,7 @@ that may still fail at its last byte. Once `step` has read the change, what thet
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -57,12 +57,23 @@ class Weights:
     delta: Tensor
     distance: Tensor
     blocks: tuple[int, ...]
+    _changed: list[slice] = field(default_factory=list)
+    """Where theta is otherwise than inner steps left it, and other devices do not know yet: one span at most."""
 
     @classmethod
     def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...]) -> Weights:
         """With distances that are not known yet."""
         blocks = tuple(len(fragment.blocks) for fragment in fragments)
         return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks)
+
+    def changed(self, span: slice) -> None:
+        """Theta was changed there, but not by inner steps."""
+        parts = [*self._changed, span]
+        self._changed[:] = [slice(min(one.start for one in parts), max(one.stop for one in parts))]
+
+    def take_changed(self) -> slice | None:
+        """Where it was since this was asked the last time."""
+        return self._changed.pop() if self._changed else None
 
     def forget(self) -> None:
         """Other weights were taken over: what was known about our own is void."""
@@ -190,6 +201,7 @@ class Capture:
             theta, delta = self._weights.theta[block.span], self._weights.delta[block.span]
             own = step.own_part(delta, self._change(block, change), self._plan.settings, out=part[: block.size])
             theta.add_(own.to(theta.device), alpha=sign)
+        self._weights.changed(self.fragment.span)
 
     def inspect(self, inbox: Tensor) -> bytes:
         """Compare the partner's message in `inbox` (hostile bytes) with ours; returns Inspection.skipped.
@@ -246,6 +258,7 @@ class Capture:
 
     def merge(self, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
+        self._weights.changed(self.fragment.span)
         if not trained_on:
             self._weights.theta[self.fragment.span].copy_(self._weights.phi[self.fragment.span])
             return

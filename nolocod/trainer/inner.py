@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,7 +19,7 @@ from nolocod.trainer.muon import Muon
 from nolocod.trainer.objective import NextToken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -108,6 +108,18 @@ def halved(count: int) -> int:
     return 1 << (count - 1).bit_length() - 1
 
 
+class Steps(Protocol):
+    """Whoever takes the inner steps, as reports and checkpoints know it."""
+
+    at_once: int
+
+    @property
+    def optimizer_steps(self) -> int: ...
+    def report(self) -> float: ...
+    def moments(self) -> dict[str, Tensor]: ...
+    def restore(self, moments: Mapping[str, Tensor], steps: int) -> None: ...
+
+
 class Inner:
     """Takes inner steps on `model`."""
 
@@ -127,20 +139,40 @@ class Inner:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._all = [*self._parameters, *by_muon.values()]
         self._can_skip = bool(self.optimizer.defaults["fused"])
+        self._shared: Tensor | None = None  # all gradients, and behind them the loss, where a step has parts
+        self._add: Callable[[Tensor], None] | None = None
         self._zero = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
         self._finite = torch.zeros((), device=device)
         self._skipped = torch.zeros((), device=device)  # in a row, up to now
 
-    def step(self, windows: Tensor, rate: float) -> None:
-        """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them."""
-        while (total := self._differentiate(windows)) is None:
-            self._model.zero_grad(set_to_none=True)
+    def share(self, add: Callable[[Tensor], None]) -> None:
+        """Take a part of each step from now on: `add` gives all who take it the sum of their tensors.
+
+        Gradients lie in one tensor then, as theta does, so that one sum is all that a step waits for.
+        """
+        self._add = add
+        self._shared = torch.zeros(sum(one.numel() for one in self._all) + 1, device=self._device)
+        parts = torch.split(self._shared[:-1], [one.numel() for one in self._all])
+        for parameter, part in zip(self._all, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def step(self, windows: Tensor, rate: float, weight: int | None = None) -> None:
+        """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them.
+
+        `weight`: of all windows of the step (Objective), where these are a part of them.
+        """
+        while (total := self._differentiate(windows, weight or self._objective.weight(windows))) is None:
+            self._clear()
             if self.at_once == 1:
                 raise ModelTooLargeError("memory ran out with one window at a time.")
             self.at_once = halved(self.at_once)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+        if self._shared is not None and self._add is not None:
+            self._shared[-1] = total
+            self._add(self._shared)
+            total = self._shared[-1].clone()
         for parameter in self._parameters:
             if parameter.grad is None:  # an expert without a token: Adam has one count of steps for all
                 parameter.grad = torch.zeros_like(parameter)
@@ -155,14 +187,20 @@ class Inner:
         if self._can_skip or finite.item():
             self.optimizer.step()
         self._muon.step(rate, self._settings.weight_decay, finite)
-        self._model.zero_grad(set_to_none=True)
+        self._clear()
         self._loss += torch.where(is_finite, total, self._zero)
         self._finite += finite
         self._skipped = (self._skipped + 1) * broken
 
-    def _differentiate(self, windows: Tensor) -> Tensor | None:
-        """Leave the gradient of the mean loss over `windows`, which is returned; None if memory ran out."""
-        total, weight = self._zero, self._objective.weight(windows)
+    def _clear(self) -> None:
+        if self._shared is None:
+            self._model.zero_grad(set_to_none=True)
+        else:
+            self._shared.zero_()
+
+    def _differentiate(self, windows: Tensor, weight: int) -> Tensor | None:
+        """Leave the gradient of what `windows` are of a mean loss over `weight`, which is returned; None if memory ran out."""
+        total = self._zero
         try:
             for part in torch.split(windows, self.at_once):
                 with autocast(self._device):

@@ -28,6 +28,7 @@ from nolocod.trainer.adapter import attach, frozen_matrices, linear_layers, trai
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -79,6 +80,22 @@ class Layout:
             end = start + math.prod(shape)
             yield name, flat[start:end].view(shape)
             start = end
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model trains."""
+
+    device: torch.device
+    base: Path | None = None
+    """The folder of the model that the run starts from."""
+    bits: int = 16
+    """In which the base beside an adapter lies."""
+    processes: int = 1
+    """That train on the same device: those of a node on the CPU share its memory."""
+
+
+ON_CPU = Place(torch.device("cpu"))
 
 
 def pick_device(name: str) -> torch.device:
@@ -213,17 +230,18 @@ def _by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, device: torch.device, bits: int = 16) -> int:
+def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, place: Place) -> int:
     """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits. Raises
     ModelTooLargeError if training cannot fit, before anything large is allocated.
 
     An estimate from below: weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes:
     outbox, inbox and the kept change), and the logits; not the other activations.
     """
-    inner = manifest.inner
-    window = _LOGIT_COPIES * 4 * inner.sequence * vocabulary
+    inner, device = manifest.inner, place.device
+    window = place.processes * _LOGIT_COPIES * 4 * inner.sequence * vocabulary
     parameters = layout.size + layout.frozen
-    on_device, on_host = bytes_on_device(layout, manifest, fast_kind(device), bits), BYTES_ON_HOST * layout.size + boxes
+    on_device = place.processes * bytes_on_device(layout, manifest, fast_kind(device), place.bits)
+    on_host = BYTES_ON_HOST * layout.size + boxes
     free = psutil.virtual_memory().available
     if device.type == "cuda":
         _require(on_host, free, parameters, "of main memory")

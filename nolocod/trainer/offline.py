@@ -24,7 +24,7 @@ from nolocod.trainer import adapter, checkpoint
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.data import Tokenizer, make_tokenizer, tokenizer_text
 from nolocod.trainer.inner import mean_loss
-from nolocod.trainer.model import bare, flatten, layout_of, read_config
+from nolocod.trainer.model import Place, bare, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.replica import open_replica
 from nolocod.trainer.source import open_source
@@ -166,7 +166,7 @@ def train_alone(setup: Setup, inner_steps: int) -> tuple[float, float]:
     sealed = unseal(setup.manifest)
     if setup.threads:
         torch.set_num_threads(setup.threads)
-    replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base)
+    replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, Place(pick_device(setup.devices), setup.base))
     first = replica.evaluate()
     for step in range(inner_steps):
         replica.step()

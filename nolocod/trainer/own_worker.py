@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.run.manifest import Sealed
+    from nolocod.trainer.checkpoint import Found
     from nolocod.trainer.child_end import ChildEnd
     from nolocod.trainer.own import OwnReplica
 
@@ -92,15 +93,15 @@ class OwnWorker(Worker):
             self._files.close()
         self._thread.shutdown()
 
-    def _open(self, setup: pipe.Setup, sealed: Sealed) -> OwnReplica:
-        from nolocod.trainer import checkpoint
-
+    def _open(self, setup: pipe.Setup, sealed: Sealed) -> tuple[OwnReplica, Found]:
+        again = self.replica is not None
         if self.replica is None:
             assert self._make is not None
             self.replica = self._make(sealed)
-        elif checkpoint.find(setup.checkpoints, sealed.run_id).path is None:
+        found = self.replica.resume(setup.checkpoints)
+        if again and found.path is None:
             raise CheckpointError("there is none to go back to.")
-        return self.replica
+        return self.replica, found
 
     def _evaluate(self) -> float:
         return super()._evaluate() if self.replica is not None and self.replica.can_evaluate else 0.0

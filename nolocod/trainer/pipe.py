@@ -33,7 +33,8 @@ class Setup(Message, frozen=True, kw_only=True):
     manifest: bytes
     peer_id: str
     data: Path | None
-    device: str
+    devices: str
+    """As its owner names them (devices.py)."""
     threads: int
     """CPU threads; 0 leaves the choice to torch."""
     nice: int = 0
@@ -185,6 +186,8 @@ class Loaded(msgspec.Struct, frozen=True):
     """Where the outbox begins in the shared memory; the inbox lies at its beginning. They may overlap (boxes.py)."""
     phase: int
     """Inner steps between outer steps."""
+    devices: tuple[str, ...]
+    """That train, as torch names them."""
     trouble: tuple[str, ...]
     """What went wrong and was got round, for example a damaged checkpoint, by name."""
     built: Built = Built()

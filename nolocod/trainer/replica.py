@@ -12,31 +12,30 @@ import gc
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import blake3
 import torch
 
-from nolocod.errors import CheckpointError, OwnTensorsError, RejectedTensorError, TrainerError, UnsupportedModelError
+from nolocod.errors import CheckpointError, OwnTensorsError, RejectedTensorError, TrainerError
 from nolocod.outer import step
-from nolocod.outer.codec.blocks import BLOCK
+from nolocod.outer.codec.blocks import BLOCK, together
 from nolocod.proto.built import differences
 from nolocod.proto.types import Applied, Built, Description, Inspection, Standing, parts_in, whose_turn
 from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
-from nolocod.trainer.base_model import initial
 from nolocod.trainer.built import built_of
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
-from nolocod.trainer.model import Layout, check_length, check_memory, fast_kind, flatten, layout_of, pick_device, read_config
-from nolocod.trainer.objective import objective_of
+from nolocod.trainer.inner import learning_rate, mean_loss, recent_rate
+from nolocod.trainer.model import ON_CPU, Layout, Place
+from nolocod.trainer.on_device import DevicePart, draws
+from nolocod.trainer.prefetch import Prefetched
 from nolocod.trainer.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
     from nolocod.observe.events import SamplesRead, TextSupply
     from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
+    from nolocod.trainer.inner import Steps
+    from nolocod.trainer.ranks import Ranks
     from nolocod.trainer.windows import Source
 
 
@@ -52,30 +53,13 @@ def open_replica(
     peer_id: str,
     data: Path | None,
     cache: Path,
-    device: str = "cpu",
-    base: Path | None = None,
+    place: Place = ON_CPU,
     tell: Callable[[TextSupply | SamplesRead], None] | None = None,
-    base_bits: int = 16,
 ) -> Replica:
-    """The run's replica on the text of the node `peer_id`; `base` is the folder of the model that it starts from.
-
-    Raises what is wrong with the run, the data or the device.
-    """
-    tokenizer = make_tokenizer(sealed.manifest.data, base)
+    """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run or the data."""
+    tokenizer = make_tokenizer(sealed.manifest.data, place.base)
     source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
-    return Replica(sealed, tokenizer.vocabulary, source, device, base, base_bits)
-
-
-class Steps(Protocol):
-    """Whoever takes the inner steps, as reports and checkpoints know it (inner.py)."""
-
-    at_once: int
-
-    @property
-    def optimizer_steps(self) -> int: ...
-    def report(self) -> float: ...
-    def moments(self) -> dict[str, Tensor]: ...
-    def restore(self, moments: Mapping[str, Tensor], steps: int) -> None: ...
+    return Replica(sealed, tokenizer.vocabulary, source, place)
 
 
 class Replica:
@@ -84,28 +68,13 @@ class Replica:
     inner: Steps
     source: Source
 
-    def __init__(
-        self, sealed: Sealed, vocabulary: int, source: Source, device: str, base: Path | None = None, bits: int = 16
-    ) -> None:
-        """Raises RunFileError, DeviceError or ModelTooLargeError before anything large is allocated."""
-        self.manifest = manifest = sealed.manifest
-        self.device = pick_device(device)
-        if bits != 16 and manifest.adapter is None:
-            raise UnsupportedModelError("--base-bits is for runs that train an adapter, and this one trains the whole model.")
-        config = read_config(manifest, vocabulary)
-        check_length(config, manifest.inner.sequence)
-        layout = layout_of(config, manifest.adapter)
-        # first without boxes: of a model that is much too large even the list of its blocks takes a gigabyte
-        check_memory(layout, config.vocab_size, manifest, 0, self.device, bits)
-        plan = Plan.of(manifest, layout)
-        at_once = check_memory(layout, config.vocab_size, manifest, plan.exchange_size, self.device, bits)
-        self.model = initial(manifest, config, base, fast_kind(self.device), bits)
-        self._lay_out(sealed, layout, plan, flatten(dict(self.model.named_parameters()), layout, self.device))
-        self.model.to(self.device)  # the buffers, and what is frozen; the others are there already
-        self.objective = objective_of(manifest, self.model)
-        self.inner = self._inner = Inner(self.model, manifest, self.device, at_once, self.objective)
-        self.source = source
-        self.model.train()
+    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place) -> None:
+        """Raises RunFileError or ModelTooLargeError before anything large is allocated."""
+        part = DevicePart(sealed.manifest, vocabulary, place, leads=True)
+        self.manifest, self.source, self.device = sealed.manifest, source, part.device
+        self.model, self.objective = part.model, part.objective
+        self.inner = self._inner = part.inner
+        self._lay_out(sealed, part.layout, part.plan, part.theta)
 
     def _lay_out(self, sealed: Sealed, layout: Layout, plan: Plan, theta: Tensor) -> None:
         """Begin with `theta`, of which the model's parameters are views, at round 0."""
@@ -119,6 +88,7 @@ class Replica:
         self.inner_steps = 0
         self.rate = 0.0
         self._sealed = sealed
+        self._ranks: Ranks | None = None
         self._rounding = torch.Generator().manual_seed(sealed.manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
         self._since_capture = 0  # ... and the inner steps taken since
@@ -129,9 +99,19 @@ class Replica:
 
     def draw_as(self, peer_id: str) -> None:
         """Make the random draws of training (dropout, rounding) this node's own: equal ones would add up."""
-        digest = blake3.blake3(f"draws {self.manifest.seed} {peer_id}".encode()).digest(7)
-        torch.manual_seed(int.from_bytes(digest, "big"))
-        self._rounding.manual_seed(int.from_bytes(digest, "big"))
+        torch.manual_seed(draws(self.manifest, peer_id))
+        self._rounding.manual_seed(draws(self.manifest, peer_id))
+
+    def share(self, ranks: Ranks) -> None:
+        """Train on the devices of `ranks` too, whose optimizers are as far as this one's."""
+        self._inner.share(ranks.meet())
+        self._ranks = ranks
+        self.weights.changed(slice(0, self.layout.size))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """That train."""
+        return tuple(map(str, self._ranks.devices if self._ranks is not None else (self.device,)))
 
     @property
     def steps_since_outer(self) -> int:
@@ -145,7 +125,13 @@ class Replica:
         self.rate = learning_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        self._inner.step(torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), self.rate)
+        windows, weight = torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), None
+        if self._ranks is not None:
+            if (changed := self.weights.take_changed()) is not None:
+                self._ranks.spread(self.theta, changed)
+            weight = self.objective.weight(windows)
+            windows = self._ranks.step(windows, self.rate, weight)
+        self._inner.step(windows, self.rate, weight)
         self.count()
 
     def count(self) -> None:
@@ -255,12 +241,15 @@ class Replica:
             own = step.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
             step.step(phi, self.delta[block.span], own, 1, settings)
             self.theta[block.span].copy_(phi)
+            self.weights.changed(block.span)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
     def _clip(self, among: range) -> None:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:
-            clip(self.theta, self.phi, self.plan.fragments[among.start : among.stop], self.clip_change)
+            fragments = self.plan.fragments[among.start : among.stop]
+            clip(self.theta, self.phi, fragments, self.clip_change)
+            self.weights.changed(together(fragments).span)
 
     @property
     def subject(self) -> int:
@@ -305,10 +294,19 @@ class Replica:
     def release(self) -> None:
         """Give the device's memory back. Nothing may follow: weights and optimizer are gone."""
         self._capture = None
+        self.close()
         self.theta = torch.empty(0)
         del self.model, self.objective, self.inner, self._inner, self.weights
         gc.collect()
         torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """End the processes of other devices, and what reads text."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        if isinstance(self.source, Prefetched):
+            self.source.close()
 
     # --- files
 
@@ -335,6 +333,13 @@ class Replica:
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         return state, tensors | self.inner.moments()
+
+    def resume(self, checkpoints: Path) -> checkpoint.Found:
+        """Go on from the newest whole checkpoint, if there is one."""
+        found = checkpoint.find(checkpoints, self._sealed.run_id)
+        if found.path is not None and found.state is not None:
+            self.restore(found.path, found.state)
+        return found
 
     def restore(self, path: Path, state: checkpoint.State) -> None:
         """Go on exactly where the checkpoint at `path` was written (on the same kind of device)."""
@@ -370,6 +375,7 @@ class Replica:
         for name, view in self.layout.split(self.phi):
             view.copy_(tensors.pop(name))
         self.theta.copy_(self.phi)
+        self.weights.changed(slice(0, self.layout.size))
         self.delta.zero_()
         self.weights.forget()
         self.ages = [0] * len(self.ages)

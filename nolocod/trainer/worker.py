@@ -9,37 +9,37 @@ of its failures in the catalogue's codes. Started as `python -m nolocod.trainer.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import signal
 import sys
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from nolocod.errors import LocalError, ModelTooLargeError, NolocodError, TrainerError
+from nolocod.errors import LocalError, NolocodError, TrainerError
 from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead
 from nolocod.outer.phase import is_part
 from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.duty import Duty
+from nolocod.trainer.settled import memory_errors, one_thread, quiet, settle_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from torch import Tensor
 
     from nolocod.observe.events import TextSupply
     from nolocod.run.manifest import Sealed
+    from nolocod.trainer.checkpoint import Found
     from nolocod.trainer.files import Files
     from nolocod.trainer.replica import Replica
 
@@ -66,7 +66,7 @@ class Worker:
         self._reported_steps = self._evaluated_round = self._at_once = 0  # at_once: windows of the micro-batch that was told
         self._computing = self._step_seconds = 0.0
         self._duty = Duty()
-        self._thread = ThreadPoolExecutor(1, initializer=_one_thread)
+        self._thread = ThreadPoolExecutor(1, initializer=one_thread)
         self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
         self._work: Future[object] | None = None  # the last that was given to the thread ...
         self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
@@ -76,7 +76,7 @@ class Worker:
     def run(self) -> None:
         """Serve and train until the parent says stop. EOFError or ConnectionError once it is gone."""
         while self.serve(wait=lambda: not self._training):
-            with _memory_errors():
+            with memory_errors():
                 self._train()
 
     def serve(self, wait: Callable[[], bool], until: Callable[[], bool] = lambda: False) -> bool:
@@ -112,6 +112,11 @@ class Worker:
             self._held[type(request.command).__name__] = time.perf_counter() - began
         if result is not _LATER:
             self._answer(request.id, result)
+
+    def close(self) -> None:
+        """End what runs beside this process: nothing follows."""
+        if self._replica is not None:
+            self._replica.close()
 
     def _listen(self) -> None:
         """Take in what the parent says, in a thread: a partner's message is looked at while an inner step is under way."""
@@ -272,21 +277,17 @@ class Worker:
     def _load(self, setup: pipe.Setup) -> pipe.Loaded:
         import torch
 
-        from nolocod.trainer import checkpoint, files
+        from nolocod.trainer import files
         from nolocod.trainer.prefetch import Prefetched
 
         # A second load in the same process must not hold two models in memory.
         if self._files is not None and self._replica is not None:
             self._files.close()
-            if isinstance(self._replica.source, Prefetched):
-                self._replica.source.close()
+            self._replica.close()
         self._replica, self._boxes, self._files, self._training, self._held = None, None, None, False, {}
         sealed = unseal_amended(setup.manifest, setup.amendments, setup.number)
-        replica = self._open(setup, sealed)
+        replica, found = self._open(setup, sealed)
         replica.clip_change = setup.clip_change
-        found = checkpoint.find(setup.checkpoints, sealed.run_id)
-        if found.path is not None and found.state is not None:
-            replica.restore(found.path, found.state)
         if isinstance(replica.source, Prefetched):
             replica.source.begin()
         plan = replica.plan
@@ -307,25 +308,25 @@ class Worker:
             trouble=found.trouble,
             phase=sealed.manifest.inner.steps,
             built=replica.built,
+            devices=replica.devices,
         )
 
-    def _open(self, setup: pipe.Setup, sealed: Sealed) -> Replica:
-        """The run's replica with the weights that it starts from."""
-        import torch
+    def _open(self, setup: pipe.Setup, sealed: Sealed) -> tuple[Replica, Found]:
+        """The run's replica as it goes on, on all its devices, and the checkpoint that it goes on from."""
+        from nolocod.trainer.opening import open_shared
 
-        from nolocod.trainer.replica import open_replica
-
-        if setup.threads:
-            torch.set_num_threads(setup.threads)
-        if setup.nice:  # of this thread, and of those that it will start
-            os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
+        settle_in(setup)
 
         def tell(event: TextSupply | SamplesRead) -> None:
             self._parent.send(lambda: pipe.Read(event) if isinstance(event, SamplesRead) else pipe.Supplied(event))
 
-        replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, setup.device, setup.base, tell, setup.base_bits)
-        replica.draw_as(setup.peer_id)
-        return replica
+        return open_shared(setup, sealed, tell, self._fall)
+
+    def _fall(self, failed: pipe.Failed) -> None:
+        """The process of another device is gone: end, in whatever is done here, as no step can be taken any more."""
+        with suppress(OSError):
+            self._parent.send(lambda: pipe.answer(0, failed, None))
+        os._exit(1)
 
     def _evaluate(self) -> float:
         replica = self._loaded()
@@ -341,39 +342,10 @@ class Worker:
 def _told(work: Callable[..., object], *given: object) -> object:
     """What `work` returns, or what it failed of."""
     try:
-        with _memory_errors():
+        with memory_errors():
             return work(*given)
     except NolocodError as error:
         return pipe.failed(error)
-
-
-def _one_thread() -> None:
-    """What is done beside training takes one core, and leaves the others to it."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    import torch
-
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        first = str(error).splitlines()[0] if str(error) else "MemoryError"
-        raise ModelTooLargeError(f"memory ran out ({first}).") from error
-
-
-def _import_heavy() -> None:
-    """Import what every run needs, while the parent still looks for a manifest."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    from nolocod.trainer import replica  # noqa: F401 - the import is the point
 
 
 def main() -> None:
@@ -382,16 +354,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control, memory = (int(text) for text in sys.argv[1:])
     parent = ChildEnd(control)
-    _import_heavy()
-    status = 0
+    quiet()
+    from nolocod.trainer import opening  # noqa: F401 - what every run needs, while the parent still looks for a manifest
+
+    worker, status = Worker(parent, memory), 0
     try:
-        Worker(parent, memory).run()
+        worker.run()
     except (EOFError, ConnectionError):
         pass  # the parent is gone, and so is the reason to be
     except LocalError as error:
         failed = pipe.failed(error)
         parent.send(lambda: pipe.answer(0, failed, None))
         status = 1
+    worker.close()
     sys.stderr.flush()
     os._exit(status)  # every file is synced when its command is answered; taking torch down takes a second
 

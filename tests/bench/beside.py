@@ -84,7 +84,7 @@ def main() -> None:
             manifest=seal(manifest, Identity.from_secret(b"b" * 32)).to_bytes(),
             peer_id="bench",
             data=None,
-            device="cpu",
+            devices="cpu",
             threads=1,
             checkpoints=Path(folder, "checkpoints"),
             cache=Path(folder, "cache"),

@@ -98,7 +98,7 @@ class Node:
             manifest=sealed.to_bytes(),
             peer_id=self._identity.peer_id,
             data=None,
-            device="cpu",
+            devices="cpu",
             threads=1,
             checkpoints=self._paths.checkpoints,
             cache=self._paths.root.parent / "cache",

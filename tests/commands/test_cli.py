@@ -266,7 +266,7 @@ def test_limits_of_the_machine_are_read_from_their_flags() -> None:
         pause_on_metered=True,
         pause_when_used=600,
         pause_when_gpu_used=10**9,
-        device="cpu",
+        devices="cpu",
         threads=3,
         nice=19,
     )

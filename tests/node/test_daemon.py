@@ -691,7 +691,7 @@ async def test_what_a_trainer_is_told_once_is_set_by_starting_it_anew(
     told: list[tuple[str, int, int]] = []
 
     async def load(self: StandInTrainer, setup: Setup) -> Loaded:
-        told.append((setup.device, setup.threads, setup.nice))
+        told.append((setup.devices, setup.threads, setup.nice))
         return await loaded(self, setup)
 
     loaded = StandInTrainer.load
@@ -770,8 +770,8 @@ async def test_a_device_that_others_took_in_a_pause_is_tried_again(
     told: list[str] = []
 
     async def load(self: StandInTrainer, setup: Setup) -> Loaded:
-        told.append(setup.device)
-        if len(told) in (2, 3) and setup.device == before:
+        told.append(setup.devices)
+        if len(told) in (2, 3) and setup.devices == before:
             raise error
         return await loaded(self, setup)
 
@@ -781,7 +781,7 @@ async def test_a_device_that_others_took_in_a_pause_is_tried_again(
         await allowance_of(scene, nursery)
         nursery.start_soon(scene.run)
         await trio.sleep(PHASE + 1)
-        scene.node.guest.change({"device": before})
+        scene.node.guest.change({"devices": before})
         await trio.sleep(150)
         assert told == ["auto", before, *([before, before] if after == before else ["auto"])]
         assert {event.code for event in scene.told(Troubled)} == {error.code}
@@ -796,8 +796,8 @@ async def test_a_device_that_was_set_and_is_not_there_is_set_no_more(
     told: list[str] = []
 
     async def load(self: StandInTrainer, setup: Setup) -> Loaded:
-        told.append(setup.device)
-        if setup.device == "cuda:7":
+        told.append(setup.devices)
+        if setup.devices == "cuda:7":
             raise DeviceError("there is no cuda:7.")
         return await loaded(self, setup)
 
@@ -805,7 +805,7 @@ async def test_a_device_that_was_set_and_is_not_there_is_set_no_more(
     monkeypatch.setattr(StandInTrainer, "load", load)
     async with trio.open_nursery() as nursery:
         await allowance_of(scene, nursery)
-        scene.node.guest.change({"device": "cuda:7"})
+        scene.node.guest.change({"devices": "cuda:7"})
         nursery.start_soon(scene.run)
         await trio.sleep(PHASE + 1)
         assert told == ["cuda:7", "auto"]

@@ -180,8 +180,11 @@ class Nvml:
         self.asked.append(card)
         return 71
 
-    def nvmlDeviceGetPowerUsage(self, _: object) -> int:
-        return 215_500
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetPowerUsage(self, card: object) -> int:
+        return 90_000 if card == 1 else 215_500
 
     def nvmlDeviceGetMemoryInfo(self, _: object) -> SimpleNamespace:
         return SimpleNamespace(used=6_000_000_000)
@@ -206,14 +209,26 @@ def test_a_gpu_tells_its_heat_its_power_and_what_others_hold(nvml: Nvml) -> None
     assert read_machine(wanted).gpu_taken is None, "numbers of another container: ours cannot be told from others'"
     nvml.tells = False
     assert read_machine(wanted).temperature is None
-    assert read_machine(Settings(max_power=200, device="cpu")).power is None
+    assert read_machine(Settings(max_power=200, devices="cpu")).power is None
 
 
 def test_the_card_is_the_one_that_torch_uses(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     for device, visible in (("auto", ""), ("cuda:1", ""), ("cuda:0", "1"), ("cuda:1", "0,GPU-abc"), ("cuda:7", "")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        read_machine(Settings(max_temperature=80, device=device))
+        read_machine(Settings(max_temperature=80, devices=device))
     assert nvml.asked == [0, 1, 1, "GPU-abc"]
+
+
+def test_of_several_cards_the_worst_counts(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    for devices, visible, asked, power in (
+        ("0,1", "", [0, 1], 215.5), ("all", "", [0, 1], 215.5), ("cuda:1,cuda:0", "", [1, 0], 215.5), ("all", "1", [1], 90.0),
+    ):  # fmt: skip
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        nvml.asked.clear()
+        found = read_machine(Settings(max_temperature=80, max_power=200, devices=devices))
+        assert (nvml.asked, found.power) == (asked, power)
+    assert read_machine(Settings(max_power=200, devices="0,7")).power is None, "one that does not tell might be the hottest"
+    assert read_machine(Settings(max_power=200, devices="cpu:2")).power is None
 
 
 def test_a_library_without_a_driver_is_no_gpu(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:

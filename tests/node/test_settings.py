@@ -25,7 +25,7 @@ TOLD = {
     "max-temperature": "80",
     "max-power": "200",
     "duty": "12.5%",
-    "device": "cuda:1",
+    "devices": "cuda:1",
     "threads": "3",
     "nice": "19",
 }
@@ -52,8 +52,16 @@ def test_each_setting_is_read_and_shown() -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        *[(key, "") for key in KEYS if key != "device"],
-        *[("pause", "maybe"), ("duty", "50"), ("duty", "0%"), ("duty", "101%"), ("duty", "nan%"), ("max-power", "0")],
+        *[(key, "") for key in KEYS],
+        *[
+            ("pause", "maybe"),
+            ("duty", "50"),
+            ("duty", "0%"),
+            ("duty", "101%"),
+            ("duty", "nan%"),
+            ("max-power", "0"),
+            ("devices", "0,0"),
+        ],
         *[("max-temperature", "-5"), ("max-temperature", "inf"), ("max-temperature", "500"), ("max-temperature", "80F")],
         *[("threads", "-1"), ("threads", "1.5"), ("nice", "20"), ("pause-when-used", "10"), ("pause-when-gpu-used", "1")],
     ],

@@ -18,6 +18,7 @@ from nolocod.observe.events import (
     Allowed,
     Amended,
     Checkpointed,
+    DevicesChosen,
     DoubtSettled,
     Eased,
     Evaluated,
@@ -73,6 +74,7 @@ checkpointed: round size seconds stopped
 samples_read: samples cut left_out
 text_supply: trouble seconds
 micro_batch: at_once windows
+devices_chosen: devices
 peer_seen: peer_id round tokens loss state nat
 peer_lost: peer_id reason
 peer_connected: peer_id reach
@@ -179,6 +181,7 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
             "warning no new text to train on: the hub is gone; the last is trained on again",
         ),
         (Amended(40, "rounds 60"), "info the run's owners change it from round 40 on: rounds 60"),
+        (DevicesChosen(("cuda:0", "cuda:1")), "info 2 devices share each inner step: cuda:0, cuda:1"),
         (MicroBatch(4, 64), "info 4 of a step's 64 windows are computed at once: memory takes no more"),
         (SamplesRead(9, 2, 1), "info of 9 samples 1 are left out, and 2 are cut to the length of a window"),
         (TextSupply("", 90.0), "info new text to train on comes again, after 90 s"),

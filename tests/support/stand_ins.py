@@ -98,7 +98,8 @@ class StandInTrainer:
         self.note("load")
         self.weights, self.round = b"", self.loads_round
         await trio.sleep(self.load_seconds)
-        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, trouble=self.trouble, built=self.built)
+        told = {"trouble": self.trouble, "built": self.built, "devices": ("cpu",)}
+        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, **told)  # type: ignore[arg-type]
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         self.note("adopt")
@@ -278,7 +279,7 @@ class Scene:
         self.pause_policy = PausePolicy([lambda: self.reason], self.emit)
         self.reason: Paused | None = None
         setup = Setup(
-            manifest=b"", peer_id=OWN, data=None, device="cpu", threads=1, checkpoints=paths.checkpoints, cache=paths.cache
+            manifest=b"", peer_id=OWN, data=None, devices="cpu", threads=1, checkpoints=paths.checkpoints, cache=paths.cache
         )
         settings = SessionSettings(setup, manifest, paths.incoming, may_seed, checkpoint_every=every, grace=GRACE, goal=goal)
         trainer, peers = cast("TrainerProcess", self.trainer), cast("Peers", self.swarm)

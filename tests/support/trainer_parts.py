@@ -56,7 +56,7 @@ def setup_for(sealed: Sealed, folder: Path, peer: str = "alice", **changes: Any)
         "manifest": sealed.to_bytes(),
         "peer_id": peer,
         "data": write_text(folder),
-        "device": "cpu",
+        "devices": "cpu",
         "threads": 1,
         "checkpoints": folder / peer / "checkpoints",
         "cache": folder / "cache",

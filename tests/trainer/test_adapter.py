@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from nolocod.trainer import checkpoint, founding, offline
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.estimate import estimate
 from nolocod.trainer.inner import mean_loss
-from nolocod.trainer.model import layout_of, read_config
+from nolocod.trainer.model import ON_CPU, layout_of, read_config
 from nolocod.trainer.objective import Preferences, objective_of
 from nolocod.trainer.replica import open_replica
 from tests.support.architectures import CASES, exchange
@@ -58,7 +59,9 @@ def founded(folder: Path, base: Path, lines: str = ADAPTER) -> Sealed:
 
 def replica_of(sealed: Sealed, folder: Path, peer: str = "alice") -> Replica:
     (folder / "text.txt").write_text(" ".join(TEXT.split()[::-1]))  # the base knows it the other way round
-    return open_replica(sealed, peer, folder / "text.txt", folder / "cache", base=DataDir(folder / "node").base)
+    return open_replica(
+        sealed, peer, folder / "text.txt", folder / "cache", replace(ON_CPU, base=DataDir(folder / "node").base)
+    )
 
 
 def train(replica: Replica, steps: int = 10) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from nolocod.trainer import founding, offline
 from nolocod.trainer import model_hub as hub
 from nolocod.trainer.base_model import initial, open_base
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import read_config
+from nolocod.trainer.model import ON_CPU, read_config
 from nolocod.trainer.replica import open_replica
 from tests.support.architectures import CASES
 from tests.support.base_model import RUN_FILE, TEXT, publish
@@ -80,7 +81,7 @@ def test_every_node_starts_from_the_base_s_weights(tmp_path: Path, base: Path) -
     manifest, _ = founded(tmp_path, base)
     (tmp_path / "text.txt").write_text(TEXT)
     sealed = seal(manifest, Identity.generate())
-    replica = open_replica(sealed, "alice", tmp_path / "text.txt", tmp_path / "cache", base=base)
+    replica = open_replica(sealed, "alice", tmp_path / "text.txt", tmp_path / "cache", replace(ON_CPU, base=base))
     published = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     for name, one in replica.layout.split(replica.phi):
         assert torch.equal(one, published.get_parameter(name)), name
@@ -104,7 +105,7 @@ def test_an_export_has_what_belongs_to_the_weights_and_is_not_trained(tmp_path: 
     paths = DataDir(tmp_path / "node")
     link_base(sealed.manifest.base, folder, paths.base)
     (tmp_path / "text.txt").write_text(TEXT)
-    replica = open_replica(sealed, "alice", tmp_path / "text.txt", tmp_path / "cache", base=paths.base)
+    replica = open_replica(sealed, "alice", tmp_path / "text.txt", tmp_path / "cache", replace(ON_CPU, base=paths.base))
     save(replica, paths.checkpoints, "alice")
     offline.export(paths, sealed, tmp_path / "out")
     for loaded in (replica.model, AutoModelForCausalLM.from_pretrained(tmp_path / "out")):

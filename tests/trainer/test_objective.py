@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from nolocod.paths import DataDir
 from nolocod.run.manifest import Data, Evaluation, Inner, seal
 from nolocod.trainer import checkpoint, founding, offline
-from nolocod.trainer.model import bytes_on_device, layout_of, read_config
+from nolocod.trainer.model import ON_CPU, bytes_on_device, layout_of, read_config
 from nolocod.trainer.objective import Answers, Preferences, keeps_apart, objective_of
 from nolocod.trainer.replica import open_replica
 from nolocod.trainer.samples import BEGIN, ID, LEARNT, pack, unpacked
@@ -159,7 +160,7 @@ def founded(folder: Path, base: Path, kind: str) -> tuple[Sealed, Path]:
 
 
 def opened(sealed: Sealed, data: Path, base: Path) -> Replica:
-    return open_replica(sealed, "alice", data, data.parent / "cache", base=base)
+    return open_replica(sealed, "alice", data, data.parent / "cache", replace(ON_CPU, base=base))
 
 
 @pytest.mark.parametrize("kind", RECORDS)

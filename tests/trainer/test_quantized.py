@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from nolocod.errors import UnsupportedModelError
 from nolocod.run.manifest import seal
 from nolocod.trainer import founding
 from nolocod.trainer.base_model import initial
-from nolocod.trainer.model import bytes_on_device, layout_of, read_config
+from nolocod.trainer.model import ON_CPU, bytes_on_device, layout_of, read_config
 from nolocod.trainer.replica import open_replica
 from tests.support.architectures import exchange
 from tests.support.base_model import RUN_FILE, TEXT, publish
@@ -40,7 +41,7 @@ def sealed(tmp_path: Path, base: Path) -> Sealed:
 
 def replica_of(sealed: Sealed, base: Path, folder: Path, bits: int) -> Replica:
     (folder / "text.txt").write_text(" ".join(TEXT.split()[::-1]))
-    return open_replica(sealed, f"{bits}", folder / "text.txt", folder / "cache", base=base, base_bits=bits)
+    return open_replica(sealed, f"{bits}", folder / "text.txt", folder / "cache", replace(ON_CPU, base=base, bits=bits))
 
 
 @pytest.mark.parametrize(("bits", "kind", "error"), [(8, torch.int8, 0.02), (4, torch.uint8, 0.08)])

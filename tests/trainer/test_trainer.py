@@ -483,7 +483,7 @@ def test_messages_survive_any_cutting_of_the_stream() -> None:
         manifest=b"m",
         peer_id="p",
         data=None,
-        device="cpu",
+        devices="cpu",
         threads=0,
         checkpoints=Path("c"),
         cache=Path("k"),

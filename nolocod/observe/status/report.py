@@ -172,6 +172,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_age: float | None = None
     amended: tuple[str, ...] = ()
     """What the run's owners changed of it lately, in words."""
+    devices: tuple[str, ...] = ()
+    """That share its inner steps, as torch names them."""
     text_trouble: str = ""
     """Why no new text to train on comes, and the last is trained on again; empty while it comes."""
     peers: tuple[PeerRow, ...] = ()

@@ -84,6 +84,8 @@ class StatusState:
                 self._set(checkpoint_round=event.round)
             case events.Contributed():
                 self._set(given=event.own, contributors=event.others)
+            case events.DevicesChosen():
+                self._set(devices=event.devices)
             case events.TextSupply():
                 self._set(text_trouble=event.trouble)
             case events.Amended():

@@ -133,6 +133,7 @@ def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> Ren
         "training": f"round {report.round}, {report.inner_steps} inner steps, {_count(report.tokens)} tokens, "
         f"{_count(report.tokens_per_second)} tokens/s",
         "loss": f"{loss_text(report.loss)}, validation {loss_text(report.validation_loss)}{first}",
+        **({"devices": f"{len(report.devices)}: {', '.join(report.devices)}"} if report.devices[1:] else {}),
         **({"text": f"no new one: {report.text_trouble}"} if report.text_trouble else {}),
         **({"amended": report.amended[-1]} if report.amended else {}),
         **_course(report.curve),

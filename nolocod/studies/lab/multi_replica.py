@@ -19,6 +19,7 @@ from nolocod.identity import Identity
 from nolocod.outer import step
 from nolocod.run.manifest import seal
 from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.model import Place, pick_device
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.source import open_source
 
@@ -69,7 +70,7 @@ class MultiReplica:
         self.manifest = sealed.manifest
         self._replicas = []
         for index, source in enumerate(sources):
-            replica = Replica(sealed, tokenizer.vocabulary, source, device, base)
+            replica = Replica(sealed, tokenizer.vocabulary, source, Place(pick_device(device), base))
             replica.draw_as(f"replica {index}")
             self._replicas.append(replica)
         size = self._replicas[0].plan.box_size

@@ -121,7 +121,7 @@ class Trainer:
         self.replica.phi.copy_(self._kept)
         self.replica.theta.copy_(self._kept)
         sizes = self.replica.layout.size, self.replica.snapshot_size, 1
-        return Loaded(self.standing, *sizes, self.source, outbox_offset=0, phase=4, trouble=())
+        return Loaded(self.standing, *sizes, self.source, outbox_offset=0, phase=4, trouble=(), devices=("cpu",))
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         await trio.lowlevel.checkpoint()
@@ -154,7 +154,7 @@ async def load_as_newcomer(
         manifest=run.to_bytes(),
         peer_id=newcomer.identity.peer_id,
         data=None,
-        device="cpu",
+        devices="cpu",
         threads=1,
         checkpoints=paths.checkpoints,
         cache=paths.cache,

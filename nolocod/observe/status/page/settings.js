@@ -3,7 +3,7 @@ import { element, say } from "./words.js";
 
 const KEYS = [
   "pause", "duty", "max-temperature", "max-power", "hours", "pause-when-used", "pause-when-gpu-used", "pause-on-battery", "pause-on-metered",
-  "device", "threads", "nice",
+  "devices", "threads", "nice",
 ];
 
 export function settings(form, answer) {

@@ -1,0 +1,58 @@
+"""How a process that trains behaves on its owner's machine.
+
+The rule: threads and priority are the owner's, libraries keep their talk to themselves, and memory that runs out is an error of
+ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from nolocod.errors import ModelTooLargeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nolocod.trainer.pipe import Setup
+
+
+def quiet() -> None:
+    """Before torch is imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def settle_in(setup: Setup) -> None:
+    """Take the owner's threads and priority, for this thread and those that it will start."""
+    import torch
+
+    if setup.threads:
+        torch.set_num_threads(setup.threads)
+    if setup.nice:
+        os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def one_thread() -> None:
+    """What is done beside training takes one core, and leaves the others to it."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        first = str(error).splitlines()[0] if str(error) else "MemoryError"
+        raise ModelTooLargeError(f"memory ran out ({first}).") from error
