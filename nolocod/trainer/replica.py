@@ -33,6 +33,7 @@ from nolocod.trainer.inner import Inner, learning_rate, mean_loss, recent_rate
 from nolocod.trainer.model import Layout, check_length, check_memory, fast_kind, flatten, layout_of, pick_device, read_config
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.source import open_source
+from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,8 +111,7 @@ class Replica:
         """Begin with `theta`, of which the model's parameters are views, at round 0."""
         self.layout, self.plan, self.theta = layout, plan, theta
         self.phi = self.theta.to("cpu", copy=True)
-        self.delta = torch.zeros_like(self.phi)
-        self.built = built_of(sealed.manifest, layout, self.phi)
+        self.delta, self.built = torch.zeros_like(self.phi), built_of(sealed.manifest, layout, self.phi)
         self.weights = Weights.of(self.theta, self.phi, self.delta, plan.fragments)
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
@@ -241,6 +241,7 @@ class Replica:
         applied = self._stepped(capture.among, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
+    @one_thread()
     def solo(self, run_round: int = 0, subject: int | None = None) -> Applied:
         """Take the outer step about `subject` alone, on the weights as they are now; None: about the parts whose turn it is."""
         began = time.perf_counter()
@@ -256,6 +257,7 @@ class Replica:
             self.theta[block.span].copy_(phi)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
+    @one_thread()
     def _clip(self, among: range) -> None:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:

@@ -367,10 +367,9 @@ def _memory_errors() -> Iterator[None]:
 
 def _import_heavy() -> None:
     """Import what every run needs, while the parent still looks for a manifest."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    told = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    told |= {"TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}  # who waits takes no core from who works
+    os.environ.update(told | dict(os.environ))
     warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
     logging.getLogger("torch").setLevel(logging.ERROR)
     from nolocod.trainer import replica  # noqa: F401 - the import is the point
