@@ -27,6 +27,7 @@ from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap, toget
 from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
+from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,6 +159,7 @@ class Capture:
         """||theta_i - theta_j|| as `inspect` found it (proto.types.Inspection)."""
         return math.hypot(*(seen.distance for seen in self.norms)) / self._plan.settings.gamma
 
+    @one_thread()
     def keep(self) -> None:
         """Keep the change of theta. TrainerError if the weights are not finite."""
         for block in self.fragment.blocks:
@@ -169,6 +171,7 @@ class Capture:
                 self._noise.round(change, block, _CHANGE)
             self.kept[block.within].copy_(change)
 
+    @one_thread()
     def write(self, outbox: Tensor) -> Description:
         """Write the message at the start of `outbox` (uint8) and hash its chunks while they are in the caches."""
         content, offset = bytes_of(outbox), HEADER
@@ -195,6 +198,7 @@ class Capture:
             self._started = False
             self._add_own_part(-1)
 
+    @one_thread()
     def _add_own_part(self, sign: int) -> None:
         change, part = torch.empty(BLOCK), torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
         for block in self.fragment.blocks:
@@ -203,6 +207,7 @@ class Capture:
             theta.add_(own.to(theta.device), alpha=sign)
         self._weights.changed(self.fragment.span)
 
+    @one_thread()
     def inspect(self, inbox: Tensor) -> bytes:
         """Compare the partner's message in `inbox` (hostile bytes) with ours; returns Inspection.skipped.
 
@@ -230,6 +235,7 @@ class Capture:
         self.norms = [Norms(math.sqrt(distance), beta * math.sqrt(change)) for distance, change in squares]
         return to_bitmap(index for index, one in enumerate(apart) if one is None)
 
+    @one_thread()
     def step(self, inbox: Tensor, skipped: bytes) -> None:
         """Take the paired outer step on phi and delta, a solo step in blocks that either side could not decode.
 
@@ -256,6 +262,7 @@ class Capture:
             return torch.add(own, other, out=total)
         return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
 
+    @one_thread()
     def merge(self, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
         self._weights.changed(self.fragment.span)

@@ -33,6 +33,7 @@ from nolocod.trainer.model import ON_CPU, Layout, Place
 from nolocod.trainer.on_device import DevicePart, draws
 from nolocod.trainer.prefetch import Prefetched
 from nolocod.trainer.source import open_source
+from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,8 +81,7 @@ class Replica:
         """Begin with `theta`, of which the model's parameters are views, at round 0."""
         self.layout, self.plan, self.theta = layout, plan, theta
         self.phi = self.theta.to("cpu", copy=True)
-        self.delta = torch.zeros_like(self.phi)
-        self.built = built_of(sealed.manifest, layout, self.phi)
+        self.delta, self.built = torch.zeros_like(self.phi), built_of(sealed.manifest, layout, self.phi)
         self.weights = Weights.of(self.theta, self.phi, self.delta, plan.fragments)
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
@@ -228,6 +228,7 @@ class Replica:
         applied = self._stepped(capture.among, since, round_number, began)
         return replace(applied, spread=capture.spread, weight=capture.weight)
 
+    @one_thread()
     def solo(self, run_round: int = 0, subject: int | None = None) -> Applied:
         """Take the outer step about `subject` alone, on the weights as they are now; None: about the parts whose turn it is."""
         began = time.perf_counter()
@@ -244,6 +245,7 @@ class Replica:
             self.weights.changed(block.span)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
+    @one_thread()
     def _clip(self, among: range) -> None:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:

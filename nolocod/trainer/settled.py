@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 def quiet() -> None:
     """Before torch is imported."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    told = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    told |= {"TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}  # who waits takes no core from who works
+    os.environ.update(told | dict(os.environ))
     warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
     logging.getLogger("torch").setLevel(logging.ERROR)
 
@@ -40,7 +39,7 @@ def settle_in(setup: Setup) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def one_thread() -> None:
+def keep_to_one_thread() -> None:
     """What is done beside training takes one core, and leaves the others to it."""
     import torch
 

@@ -29,7 +29,7 @@ from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.duty import Duty
-from nolocod.trainer.settled import memory_errors, one_thread, quiet, settle_in
+from nolocod.trainer.settled import memory_errors, keep_to_one_thread, quiet, settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Worker:
         self._reported_steps = self._evaluated_round = self._at_once = 0  # at_once: windows of the micro-batch that was told
         self._computing = self._step_seconds = 0.0
         self._duty = Duty()
-        self._thread = ThreadPoolExecutor(1, initializer=one_thread)
+        self._thread = ThreadPoolExecutor(1, initializer=keep_to_one_thread)
         self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
         self._work: Future[object] | None = None  # the last that was given to the thread ...
         self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
