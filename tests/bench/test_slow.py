@@ -36,6 +36,8 @@ def test_what_went_well_is_counted(tmp_path: Path) -> None:
     assert found.wrong == []
     assert found.order == "spp"
     assert "2 paired, 1 solo" in str(found)
+    stopping = ("state_changed", {"state": "stopping"})
+    assert seen(tmp_path, PAIRED, stopping, ("exchange_ended", {"outcome": "aborted"})).wrong == [], "given up for a stop"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ class Seen:
                 continue
             fields: dict[str, Any] = told["fields"]
             match told["event"]:
+                case "state_changed" if fields["state"] == "stopping":
+                    break  # what is given up for a stop is not wrong
                 case "exchange_ended":
                     seen.outcomes[fields["outcome"]] += 1
                     if fields["outcome"] in _ENDED:
