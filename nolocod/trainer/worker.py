@@ -29,7 +29,7 @@ from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.duty import Duty
-from nolocod.trainer.settled import memory_errors, keep_to_one_thread, quiet, settle_in
+from nolocod.trainer.settled import keep_to_one_thread, memory_errors, quiet, settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -115,6 +115,18 @@ def forget_orders(daemon: Daemon) -> None:
         order.unlink(missing_ok=True)
 
 
+def one_that(met: Callable[[Daemon], bool], faulty: FaultySwarm, what: str, at: tuple[str, State]) -> tuple[Daemon, Daemon]:
+    """Order it of both, wait until one has `met` it, take the other's order back; that one first. Who offers is who is first
+    at its boundary, and that may be the same node for hundreds of rounds."""
+    pair, (side, state) = faulty.pair, at
+    for daemon in pair:
+        order(daemon, what, [(side, state.name)])
+    faulty.wait(f"one is {side} and {state.name}", lambda: any(map(met, pair)))
+    one, other = pair if met(pair[0]) else pair[::-1]
+    forget_orders(other)  # it has not met it: of an exchange one offers and one answers
+    return one, other
+
+
 def same_receipts(*daemons: Daemon) -> bool:
     """Whether what one has signed with the other is what the other has signed with it."""
     kept = [{receipt.session: receipt.content for receipt in ReceiptStore(one.paths.receipts).all()} for one in daemons]
@@ -138,12 +150,11 @@ def test_stopped_where_a_node_is_too_busy_for_an_offer(faulty: FaultySwarm) -> N
 
 def test_an_offer_that_a_stopped_node_answers_too_late_is_aborted_by_both(faulty: FaultySwarm) -> None:
     """Stopped for longer than an answer may take; both stop once more where they find that it came to nothing."""
-    first, second = faulty.pair
-    order(first, "SIGSTOP", [("answerer", "ACCEPTED")])  # before it says so; an offer may come too early to be accepted
-    faulty.wait("the first node stops", lambda: stands(first))
+    # before it says that it accepts; an offer may come too early to be accepted
+    first, second = one_that(stands, faulty, "SIGSTOP", ("answerer", State.ACCEPTED))
     order(first, "SIGSTOP", [("answerer", "ABORTED")])
     order(second, "SIGSTOP", [("offerer", "ABORTED")])
-    faulty.wait("the second node gives its offer up", lambda: stands(second))
+    faulty.wait("the other node gives its offer up", lambda: stands(second))
     faulty.outlive(lambda: not orders_left(first))
     faulty.wait_paired([first, second], 1)
 
@@ -155,13 +166,10 @@ OTHERS = [(side, state) for side, states in TABLE.items() for state in states if
 @pytest.mark.parametrize("cells", [DECISIVE, *([OTHERS] if WHOLE else [])], ids=["decisive", "others"][: 1 + WHOLE])
 def test_killed_in_a_state_and_started_again(faulty: FaultySwarm, cells: list[tuple[str, State]]) -> None:
     """Who lost a step, or left its partner without an acknowledgement, is told; and the two go on."""
-    pair = faulty.pair
-    for number, (side, state) in enumerate(cells):
+    for side, state in cells:
         if state in UNFORCED:
             continue
-        killed, other = pair if number % 2 else pair[::-1]  # never both: nobody would be left to come back to
-        order(killed, "SIGKILL", [(side, state.name)])
-        faulty.wait(f"it is {side} and {state.name}", lambda one=killed: has_ended(one))
+        killed, other = one_that(has_ended, faulty, "SIGKILL", (side, state))
         killed.run("join", "--bootstrap", other.address)
         faulty.wait("it trains again", lambda one=killed: bool((r := one.report) and r.state == "training"))
         if (side, state) == DECISIVE[0]:
@@ -170,19 +178,18 @@ def test_killed_in_a_state_and_started_again(faulty: FaultySwarm, cells: list[tu
         if (side, state) == DECISIVE[1]:
             assert other.report is not None
             assert UnacknowledgedError.entry.code in [row.error for row in other.report.exchanges]
-        faulty.wait_paired(pair, 1)
-    assert same_receipts(*pair)
+        faulty.wait_paired(faulty.pair, 1)
+    assert same_receipts(*faulty.pair)
 
 
 def test_stopped_in_every_state_and_thawed(faulty: FaultySwarm) -> None:
-    """Every state of both tables that comes about by itself, on either side, of whichever node comes to it: two that are due at
-    the same time always have the same one offer. Half a second each."""
+    """Every state of both tables that comes about by itself, on either side, by whichever node is on it; half a second each."""
     first, second = faulty.pair
     exchanging = [(side, state.name) for side, states in TABLE.items() for state in states if state not in UNFORCED]
-    for daemon in (first, second):
+    for daemon in faulty.pair:
         order(daemon, "SIGSTOP", exchanging)
     faulty.outlive(lambda: not {*orders_left(first)} & {*orders_left(second)})
-    for daemon in (first, second):
+    for daemon in faulty.pair:
         forget_orders(daemon)
     faulty.outlive(lambda: not orders_left(first) and not orders_left(second))
     faulty.wait_paired([first, second], 1)
