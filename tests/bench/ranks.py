@@ -15,9 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,12 +33,15 @@ from nolocod.trainer.opening import open_shared
 from nolocod.trainer.pipe import Setup
 from nolocod.trainer.source import open_source
 
+if TYPE_CHECKING:
+    from nolocod.run.manifest import Manifest
+
 WARM_UP = 5
 
 
 def ours(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
     """Inner steps of the leader's replica; its own process is one of the devices'."""
-    sealed = seal(read_run_file(options.run_file), Identity.generate())
+    sealed = seal(_manifest(options), Identity.generate())
     setup = Setup(
         manifest=sealed.to_bytes(), peer_id="bench", data=options.data, devices=f"cpu:{options.devices}",
         threads=options.devices, checkpoints=folder / "checkpoints", cache=folder,
@@ -55,7 +60,7 @@ def ours(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
 def bare(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
     """The same by torch alone, as process `options.rank`."""
     torch.set_num_threads(1)
-    manifest = read_run_file(options.run_file)
+    manifest = _manifest(options)
     tokenizer = make_tokenizer(manifest.data)
     source = open_source(manifest, tokenizer, "bench", options.data, folder / f"{options.rank}")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -79,6 +84,12 @@ def bare(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return _since(began)
+
+
+def _manifest(options: argparse.Namespace) -> Manifest:
+    """Of the run, by AdamW alone, which the bare loop has."""
+    manifest = read_run_file(options.run_file)
+    return replace(manifest, inner=replace(manifest.inner, optimizer="adamw"))
 
 
 def _now() -> tuple[float, float]:
@@ -117,7 +128,7 @@ def main() -> None:
         spent = (ours if options.who == "ours" else bare)(options, options.folder)
         sys.stdout.write(f"{spent[0]} {spent[1]}\n")
         return
-    tokens = options.steps * read_run_file(options.run_file).inner.tokens_per_step
+    tokens = options.steps * _manifest(options).inner.tokens_per_step
     ratios: list[tuple[float, float]] = []
     for turn in range(options.times):
         found = {}
