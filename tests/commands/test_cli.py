@@ -9,7 +9,7 @@ import pytest
 
 from nolocod import cli
 from nolocod.commands import node
-from nolocod.errors import NolocodError, TrainerError, UnstableError
+from nolocod.errors import NolocodError, TrainerError, UnstableError, UsageError
 from nolocod.identity import Identity, PeerId, load
 from nolocod.node.settings import AS_IT_IS, Settings
 from nolocod.observe.events import Started
@@ -270,6 +270,21 @@ def test_limits_of_the_machine_are_read_from_their_flags() -> None:
         threads=3,
         nice=19,
     )
+
+
+@pytest.mark.parametrize("flag", ["--device", "--devices"])
+def test_devices_are_read_before_anything_starts(flag: str) -> None:
+    def read(*line: str) -> str:
+        return node.node_config(cli._parser().parse_args(["join", *line])).settings.devices
+
+    assert read(flag, "0, 1") == "0,1"
+    assert read() == "auto"
+    with pytest.raises(UsageError, match="--devices '0,0' names cuda:0 twice"):
+        read(flag, "0,0")
+    assert read(flag, "cuda:1", "--loop", "3,4") == "cuda:1"
+    for several in ("cpu:2", "0,1", "all"):
+        with pytest.raises(UsageError, match="a loop of your own trains on the device of its parameters"):
+            read(flag, several, "--loop", "3,4")
 
 
 def test_pages_are_for_this_machine_alone_unless_told() -> None:

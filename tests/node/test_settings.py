@@ -62,6 +62,7 @@ def test_each_setting_is_read_and_shown() -> None:
             ("max-power", "0"),
             ("devices", "0,0"),
         ],
+        *[("max-power", "0"), ("devices", "0,0")],
         *[("max-temperature", "-5"), ("max-temperature", "inf"), ("max-temperature", "500"), ("max-temperature", "80F")],
         *[("threads", "-1"), ("threads", "1.5"), ("nice", "20"), ("pause-when-used", "10"), ("pause-when-gpu-used", "1")],
     ],
