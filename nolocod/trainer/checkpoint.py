@@ -158,13 +158,17 @@ def size_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def find(folder: Path, run_id: str) -> Found:
-    """Look for the newest whole checkpoint of the run, and remove what a crash left behind."""
-    trouble: list[str] = []
+def recover(folder: Path) -> None:
+    """Bring back and remove what a crash left behind: for the node that writes here alone, before it writes."""
     if folder.exists():
         restore_folders(folder)
         for left in folder.glob(f"*{PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def find(folder: Path, run_id: str) -> Found:
+    """Look for the newest whole checkpoint of the run. Nothing is changed: a node may be writing one."""
+    trouble: list[str] = []
     for path in _all(folder):
         try:
             return Found(path, check(path, run_id), tuple(trouble))

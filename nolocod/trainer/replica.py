@@ -338,6 +338,7 @@ class Replica:
 
     def resume(self, checkpoints: Path) -> checkpoint.Found:
         """Go on from the newest whole checkpoint, if there is one."""
+        checkpoint.recover(checkpoints)
         found = checkpoint.find(checkpoints, self._sealed.run_id)
         if found.path is not None and found.state is not None:
             self.restore(found.path, found.state)

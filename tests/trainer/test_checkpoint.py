@@ -170,6 +170,8 @@ def test_two_are_kept_and_left_overs_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["round-00000003", "round-00000004"]
     (tmp_path / "c" / "round-00000005.partial").mkdir()
     checkpoint.find(tmp_path / "c", sealed_run().run_id)
+    assert len(list((tmp_path / "c").iterdir())) == 3, "who only looks, beside a node that writes, changes nothing"
+    replica.resume(tmp_path / "c")
     assert len(list((tmp_path / "c").iterdir())) == 2
 
 
@@ -196,7 +198,9 @@ def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path, same_round: boo
             standing = Standing(state.standing.round + (not same_round), 0, 0.0)
             checkpoint.save(folder, msgspec.structs.replace(state, standing=standing), tensors)
             os._exit(0)
-        found = os.waitpid(child, 0)[1], checkpoint.find(folder, run_id)
+        status = os.waitpid(child, 0)[1]
+        checkpoint.recover(folder)
+        found = status, checkpoint.find(folder, run_id)
         assert found[1].state is not None
         assert found[1].trouble == ()
         if found[0] == 0:
