@@ -72,6 +72,6 @@ def test_outer_work_takes_one_thread_and_leaves_training_its_own(tmp_path: Path,
 def test_a_trainers_threads_wait_without_taking_a_core() -> None:
     """libgomp tells its settings as it is loaded."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "true"}
-    command = [sys.executable, "-c", "from nolocod.trainer import worker; worker._import_heavy()"]
+    command = [sys.executable, "-c", "from nolocod.trainer import worker; worker.quiet(); import torch"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=ENOUGH, check=True)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
