@@ -78,7 +78,7 @@ def make(engine: Engine, names: Names, folder: Path) -> None:
 
 
 def _lay_pip(root: Path) -> None:
-    """The machine's certificates and pip settings, and the wheels that lie in the folders which those name."""
+    """The machine's certificates and pip settings, and the files and the folders of wheels that those name."""
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
     if certificates.exists():
         shutil.copy(certificates, root / "etc/ssl/certs/ca-certificates.crt")
@@ -87,6 +87,9 @@ def _lay_pip(root: Path) -> None:
     settings.pop("extra-index-url", None)  # on this machine's disk, if anywhere
     lines = ["[global]", *(f"{key} = {value}" for key, value in settings.items())]
     (root / "etc/pip.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for file in map(Path, settings.get("constraint", "").split()):
+        (place := root / file.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
     for folder in map(Path, settings.get("find-links", "").split()):
         place = root / folder.relative_to("/") if folder.is_absolute() else root
         place.mkdir(parents=True, exist_ok=True)
