@@ -64,7 +64,8 @@ class AttackTrial:
             run.inner, optimizer="adamw", schedule="cosine", learning_rate=4e-3, sequence=32,
             warmup_rounds=0.06 * run.outer.rounds,
         )  # fmt: skip
-        return change(run, inner=inner, trust=self.trust, evaluation=change(run.evaluation, batches=64))
+        outer = change(run.outer, turns=1)  # as the simulated loop counts rounds
+        return change(run, inner=inner, outer=outer, trust=self.trust, evaluation=change(run.evaluation, batches=64))
 
     @property
     def attacks(self) -> list[str]:
