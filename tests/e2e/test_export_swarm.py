@@ -32,7 +32,7 @@ def done(node: Daemon) -> bool:
 
 
 def test_the_mean_of_three_nodes_is_exported_beside_them_and_for_somebody_who_has_none(swarm: Swarm, tmp_path: Path) -> None:
-    first = swarm.found("bfloat16", "rounds = 20", steps=5)
+    first = swarm.found("bfloat16", rounds=20, steps=5)
     nodes = swarm.joined_by(first, 2)
     swarm.wait("all have finished, and written their last checkpoints", lambda: all(map(done, nodes)))
     status, said = export(tmp_path / "mean", 3, first.paths.root, "--data", str(swarm.data))

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nolocod.paths import DataDir
-from nolocod.run.manifest import Data, Evaluation, Inner, seal
+from nolocod.run.manifest import Data, Evaluation, Inner, Outer, seal
 from nolocod.trainer import checkpoint, founding, offline
 from nolocod.trainer.inner import mean_loss
 from tests.support.trainer_parts import OWNER, make_replica, save
@@ -104,6 +104,7 @@ def live(folder: Path, model_type: str, model: dict[str, Any]) -> Life:
         founding.read(run_file(folder, model_type, model))[0],
         data=Data(source="text"),
         inner=Inner(steps=4, batch=2, sequence=32, learning_rate=3e-3),
+        outer=Outer(),
         evaluation=Evaluation(batches=2),
     )
     sealed = seal(manifest, OWNER)

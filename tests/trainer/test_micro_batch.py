@@ -36,7 +36,7 @@ def test_a_step_is_the_same_however_much_of_it_is_computed_at_once(tmp_path: Pat
     whole.inner.at_once, cut.inner.at_once = 12, at_once
     windows = torch.from_numpy(whole.source.held_out(12))
     for replica in (whole, cut):
-        replica.inner._differentiate(windows)
+        replica.inner._differentiate(windows, replica.objective.weight(windows))
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
         one.grad = other.grad = None
@@ -70,7 +70,8 @@ def test_a_step_that_runs_out_of_memory_is_taken_in_smaller_parts(tmp_path: Path
     second.inner.at_once = 1
     for replica in (first, second):
         replica.step()  # what the optimizer keeps is there now
-    first.inner._differentiate(torch.from_numpy(first.source.held_out(1)))  # as parts before the one that runs out leave it
+    held_out = torch.from_numpy(first.source.held_out(1))
+    first.inner._differentiate(held_out, first.objective.weight(held_out))  # as parts before the one that runs out leave it
     with memory_left(300 << 20):
         first.step()
     second.step()

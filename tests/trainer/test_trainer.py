@@ -206,10 +206,9 @@ def test_replicas_exchange_with_every_codec(tmp_path: Path) -> None:
     manifest = sealed_run(data=Data(), inner=Inner(steps=4, batch=2, sequence=32), outer=Outer(rounds=3)).manifest
     manifest = msgspec.structs.replace(manifest, owner="")
     (tmp_path / "cache").mkdir()
-    methods = {"plain": Method("plain", "pairs"), "late": Method("late", "pairs", codec="modulo8", late=1, fragments=2)}
-    plain, again, late = (
-        MultiReplica(manifest, methods[name], 2, tmp_path / "cache").run()[-1] for name in ("plain", "plain", "late")
-    )
+    halves = msgspec.structs.replace(manifest, outer=Outer(rounds=3, turns=2))
+    plain, again = (MultiReplica(manifest, Method("plain", "pairs"), 2, tmp_path / "cache").run()[-1] for _ in range(2))
+    late = MultiReplica(halves, Method("late", "pairs", codec="modulo8"), 2, tmp_path / "cache").run(late=1)[-1]
     assert plain == again
     assert late.averaged == pytest.approx(plain.averaged, rel=0.05)
     assert late.averaged != plain.averaged
