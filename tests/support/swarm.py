@@ -130,11 +130,13 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def found(self, codec: str = "modulo8", turns: int = 1, rounds: int = 0, steps: int = 20, hidden: int = 32) -> Daemon:
+    def found(
+        self, codec: str = "modulo8", turns: int = 1, rounds: int = 0, steps: int = 20, hidden: int = 32, rate: float = 1e-3
+    ) -> Daemon:
         """Found the run and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
-        text = RUN_FILE.replace("modulo8", codec).replace("steps = 20", f"steps = {steps}")
+        text = RUN_FILE.replace("modulo8", codec).replace("steps = 20", f"steps = {steps}\nlearning_rate = {rate}")
         text = text.replace("hidden_size = 32", f"hidden_size = {hidden}")
         text = text.replace("turns = 1", f"turns = {turns}\nrounds = {rounds}")
         run_file.write_text(text)

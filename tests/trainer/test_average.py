@@ -106,7 +106,10 @@ def test_who_is_near_and_much_worse_on_held_out_text_is_left_out(given: Given) -
     peers = [given.put(given.near()) for _ in range(3)]
     members = given.admitted()
     assert members.objections(given.files) == {}
-    members.losses[peers[1]] = min(members.losses.values()) + 0.3
+    usual = members.losses[peers[1]]
+    members.losses[peers[1]] = 1.15 * usual  # an honest one in a young run
+    assert members.objections(given.files) == {}
+    members.losses[peers[1]] = 1.4 * usual
     assert set(members.objections(given.files)) == {peers[1]}
 
 
