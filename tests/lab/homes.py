@@ -36,8 +36,6 @@ STOP_SECONDS = 10.0
 """After SIGTERM containers are killed."""
 _START, _PAIR, _FETCH = 600.0, 900.0, 3600.0
 """Seconds for a node to train, for an outer step, and for a newcomer's weights and its first pair."""
-_INTO = 15.0
-"""Seconds of an exchange before its line is cut: chunks flow."""
 _SILENT = 25.0
 """Seconds after a cut in which a member may still be dropped for its silence in it."""
 
@@ -48,12 +46,15 @@ class Large(Load):
 
     model: str = "10M"
     sequence: int = 16
+    turns: int = 0
+    """0: as a run file has that does not say."""
 
     def to_run_file(self) -> str:
         model = {"model_type": "llama", "num_attention_heads": 8, "max_position_embeddings": 1024, **MODELS[self.model]}
         inner = Inner(steps=self.steps, batch=1, sequence=self.sequence, optimizer="adamw")
         data, evaluation = Data(source="stdlib"), Evaluation(batches=1)
-        run = Manifest(name="homes", model=model, codec="modulo8", data=data, inner=inner, outer=Outer(), evaluation=evaluation)
+        outer = Outer(turns=self.turns or presets.usual_turns(self.steps))
+        run = Manifest(name="homes", model=model, codec="modulo8", data=data, inner=inner, outer=outer, evaluation=evaluation)
         return presets.to_toml(run)
 
 
@@ -77,6 +78,7 @@ class Lab:
 
     def __init__(self, net: Internet, nodes: Swarm, options: argparse.Namespace) -> None:
         self._net, self._nodes = net, nodes
+        self._into = options.into
         self._line = Line(options.rtt / 4, options.up, options.down, options.loss / 200)
         self.watched = Watched()
 
@@ -114,7 +116,7 @@ class Lab:
     def cut(self, seconds: float, first: Node, second: Node, home: Home) -> None:
         """Cut the second's line in the midst of an exchange."""
         self._nodes.wait("an exchange begins", lambda: self.begun(first, second), _PAIR)
-        time.sleep(_INTO)
+        time.sleep(self._into)
         reports = [first.report, second.report]
         before = max(report.outer_paired for report in reports if report is not None)
         home.cut()
@@ -186,6 +188,8 @@ def main() -> None:
     add("model", choices=MODELS)
     add("--paired", type=int, default=20, metavar="N", help="outer steps of the two (%(default)s)")
     add("--inner", type=int, default=25, metavar="N", help="inner steps between outer steps (%(default)s)")
+    add("--turns", type=int, default=0, metavar="N", help="of a phase (by its inner steps)")
+    add("--into", type=float, default=5.0, metavar="SECONDS", help="of an exchange before its line is cut (%(default)s)")
     add("--sequence", type=int, default=16, metavar="N")
     add("--cuts", type=float, nargs="*", default=[20.0, 120.0], metavar="SECONDS", help="of the second's line (20 and 120)")
     add("--up", type=float, default=20.0, metavar="MBIT", help="of each line (%(default)s)")
@@ -198,7 +202,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
     began = time.monotonic()
-    load = Large(steps=options.inner, model=options.model, sequence=options.sequence)
+    load = Large(steps=options.inner, model=options.model, sequence=options.sequence, turns=options.turns)
     with ExitStack() as stack:
         root = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nolocod-homes-")))
         net = stack.enter_context(internet())
