@@ -3,7 +3,7 @@
 The rule: all partners together may have a sixteenth of our time for nothing, and twenty seconds besides. While they had more we
 are wary: a partner has less time for its part (`Limits.paced`), and whoever took some of ours is set apart, until all is
 paid: partners are drawn, and their offers taken, as if it were not there, as long as there are others. Who takes a sixteenth
-and two minutes alone gets nothing more. Nobody is blamed for it: an honest partner on a bad line comes to the same.
+and four minutes alone gets nothing more. Nobody is blamed for it: an honest partner on a bad line comes to the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nolocod.identity import PeerId
 
-_SHARE, _FORGIVEN, _FORGIVEN_ONE = 15.0, 20.0, 120.0
+_SHARE, _FORGIVEN = 15.0, 20.0
+_FORGIVEN_ONE = 240.0
+"""One broken line is waited for as long (`Limits.longest_resume_seconds`), and some more was spent before."""
 _SLIGHT = 1.0
 """So many seconds set nobody apart."""
 _KEPT = 1024

@@ -31,9 +31,9 @@ def test_what_is_little_sets_nobody_apart_and_lasts_until_all_is_paid() -> None:
     assert not wasted.wary(500.0), "all began anew"
 
 
-def test_one_alone_is_left_after_two_minutes() -> None:
+def test_one_alone_is_left_after_four_minutes() -> None:
     wasted = WastedTime()
-    wasted.charge(ONE, 119.0, 0.0)
+    wasted.charge(ONE, 239.0, 0.0)
     assert not wasted.by(ONE, 0.0)
     wasted.charge(ONE, 2.0, 0.0)
     assert wasted.by(ONE, 0.0)

@@ -202,7 +202,8 @@ class ExchangeService:
         ours = self._outstanding.get(partner)
         if ours is not None and self._context.identity.peer_id < partner:
             return Busy(0.0, GLARE)
-        if any(peer == partner for peer, _ in self._running):
+        if (session := next((one for (peer, _), one in self._running.items() if peer == partner), None)) is not None:
+            session.partner_is_free()
             return Busy(_GLARE_SECONDS, "in an exchange with you")
         answer = self._answerer.decide(Offer(partner, machine.session, standing, machine.subject))
         if ours is not None and isinstance(answer, Accept):

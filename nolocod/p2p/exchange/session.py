@@ -58,10 +58,7 @@ class Session:
         self._up = True
         """The present stream is not known to be broken."""
         self._came = trio.Event()
-        self._prepared = trio.Event()
-        self._received = trio.Event()
-        self._inspected = trio.Event()
-        self._confirmed = trio.Event()
+        self._prepared, self._received, self._inspected, self._confirmed = (trio.Event() for _ in range(4))
         self._settled = trio.Event()  # the answerer has the decision, or the offerer its acknowledgement
         self._scope = trio.CancelScope()
         self._talk_scope = trio.CancelScope()
@@ -315,6 +312,11 @@ class Session:
         self._redial.set()
         self._talk_scope.cancel()  # the old stream may look alive from here
         await self._over.wait()
+
+    def partner_is_free(self) -> None:
+        """It wants another exchange: an offerer that we wait for here comes to this one no more."""
+        if not (self._up or self.machine.offerer):
+            self._redial.set()
 
     async def answer_doubt(self) -> bytes | None:
         """The answerer asks what the offerer decided: Commit, or Abort, and then it never commits.

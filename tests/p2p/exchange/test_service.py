@@ -982,6 +982,34 @@ async def test_a_cancelled_offer_releases_both_sides_within_a_moment(
     assert not net.caught
 
 
+@pytest.mark.parametrize("voted", [False, True])
+async def test_an_answerer_waits_no_more_for_a_partner_that_comes_with_another_offer(
+    tmp_path: Path, virtual_clock: object, voted: bool
+) -> None:
+    """It was killed, or gave the exchange up while its line was down, so that nobody was told."""
+    async with pair(tmp_path, Limits(chunk_bytes=CHUNK, resume_seconds=180.0, redial_seconds=180.0)) as (alice, bob, net):
+        alice.local_side.inspect_seconds = 5.0 if voted else 0.0
+        bob.local_side.inspect_seconds = 0.0 if voted else 5.0
+        with trio.CancelScope() as life:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(alice.offer, bob)
+                await trio.sleep(2)
+                net.down = lambda _: True
+                await net.lines[0].ends["out"].reset()
+                await trio.sleep(1)
+                life.cancel()
+        await trio.sleep(30)
+        assert not bob.reception.over
+        net.down, alice.local_side.inspect_seconds = lambda _: False, 0.0
+        started = trio.current_time()
+        second = await alice.offer(bob)
+        await bob.reception.told.wait()
+        third = await alice.offer(bob)
+    assert (second.outcome, bob.reception.over[0].outcome, third.outcome) == ("busy", "aborted", "committed")
+    assert trio.current_time() - started < 20
+    assert not net.caught
+
+
 async def test_a_cancelled_answerer_still_reports_the_end(tmp_path: Path, virtual_clock: object) -> None:
     async with pair(tmp_path) as (alice, bob, net):
         bob.local_side.inspect_seconds = 50.0
