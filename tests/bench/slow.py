@@ -83,7 +83,7 @@ def main() -> None:
 
 def _daemon(root: Path, options: argparse.Namespace) -> Daemon:
     daemon = Daemon(root, "--threads", "1", "--nice", "5", *IN_JSON)
-    daemon.program = [str(SLOWED), str(options.step), str(options.disk * 1e6)]
+    daemon.program = [str(SLOWED), str(options.step), str(options.disk * 1e6), "right"]
     return daemon
 
 

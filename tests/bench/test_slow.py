@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -92,3 +93,31 @@ def test_a_slow_disk_is_slow(tmp_path: Path) -> None:
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=SLOWED.parent)
     assert float(told.stdout) >= 0.2
     assert (tmp_path / "file").stat().st_size == 200_000
+
+
+CLOCK = """
+import sys, time
+from pathlib import Path
+import slowed
+right, file = time.time, Path(sys.argv[1])
+slowed.wrong_clock(file)
+print(round(time.time() - right()))
+file.write_text("-3600")
+print(round(time.time() - right()))
+"""
+
+
+def test_a_wrong_clock_is_wrong_by_what_the_file_says(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLOCK, str(tmp_path / "file")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=SLOWED.parent)
+    assert told.stdout.split() == ["0", "-3600"]
+
+
+def test_a_slow_trainer_lives_as_long_as_its_parent(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, (tmp_path / "memory").open("w+b") as memory:
+        inherited = (theirs.fileno(), memory.fileno())
+        command = [str(SLOWED), "0.1", "1e9", "right", "nolocod.trainer.worker", *map(str, inherited)]
+        trainer = subprocess.Popen([sys.executable, *command], pass_fds=inherited)
+    ours.close()
+    assert trainer.wait(60) == 0

@@ -1,5 +1,5 @@
-"""`python -m tests.soak`: real daemons for hours under kills, freezes and rate limits that a seed decides; what grew, what
-broke. Exit status 1 if anything broke.
+"""`python -m tests.soak`: real daemons for hours under kills, freezes, wrong clocks and rate limits that a seed decides; what
+grew, what broke. Exit status 1 if anything broke.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=1.0, metavar="H", help="after all have paired once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=45.0, metavar="SECONDS", help="between two faults on average")
+    parser.add_argument("--step", type=float, default=0.0, metavar="SECONDS", help="of an inner step, slept as a GPU computes")
+    parser.add_argument("--clocks", action="store_true", help="set clocks wrong too, by up to a day")
     parser.add_argument("--calm", action="store_true", help="without faults, for comparison")
     parser.add_argument("--halve", action="store_true", help="kill half at once instead, and start them after a minute")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
@@ -38,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no process stays behind
     try:
         with folder(given.keep) as root:
-            options = Options(given.nodes, given.hours * 3600, given.seed, given.every, given.calm, given.halve)
+            options = Options(
+                given.nodes, given.hours * 3600, given.seed, given.every, given.calm, given.halve, given.step, given.clocks
+            )
             result = Soak(options, root, _say).run()
     except NolocodError as error:
         sys.exit(str(error))

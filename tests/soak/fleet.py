@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import signal
 import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -19,18 +21,22 @@ from tests.soak.verdict import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _INNER_STEPS = 20
 _ENDLESS = 1_000_000
+_DISK = 1e9
+"""Bytes a second."""
+SLOWED = Path(__file__).resolve().parents[1] / "support" / "slowed.py"
 
 
 class Node(Daemon):
     """One node through all of its lives; `command` starts each."""
 
-    def __init__(self, root: Path, number: int, command: Sequence[str], port: int, limit: str) -> None:
+    def __init__(self, root: Path, number: int, command: Sequence[str], port: int, limit: str, step: float) -> None:
         limits = ("--max-upload", limit) if limit else ()
         super().__init__(root, "--no-upnp", "--threads", "1", *limits, listen=f"127.0.0.1:{port}")
+        self.clock = root.with_name(f"{root.name}.clock")
+        self.program = [str(SLOWED), str(step), str(_DISK), str(self.clock)]
         self.number = number
         self._command = command
         self.lives = 0
@@ -58,6 +64,10 @@ class Node(Daemon):
     def thaw(self) -> None:
         self.signal_group(signal.SIGCONT)
         self.away = False
+
+    def mistake(self, by: float) -> None:
+        """Its time of day is wrong by so many seconds from now on."""
+        self.clock.write_text(str(by))
 
     def sample(self, at: float) -> Sample | None:
         """What it says now, with what the system says of its network process; None while it is away, starts, or is too
@@ -90,19 +100,30 @@ class Node(Daemon):
             checkpoint=report.checkpoint_round,
             loss=report.validation_loss,
             training=report.state == "training",
+            disk=_bytes_in(self.paths.root),
+            log=self.log.stat().st_size,
         )
 
 
-def fleet(root: Path, limits: Sequence[str], seed: int) -> list[Node]:
-    """All nodes of a soak, of a tiny run that the first one founded; `limits` are their --max-upload."""
+def _bytes_in(folder: Path) -> int:
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # it went meanwhile
+            found += path.lstat().st_size
+    return found
+
+
+def fleet(root: Path, limits: Sequence[str], seed: int, step: float) -> list[Node]:
+    """All nodes of a soak, of a tiny run that the first one founded; `limits` are their --max-upload, and an inner step takes
+    `step` seconds at least."""
     run = presets.local_run(presets.MODELS["tiny"], rounds=_ENDLESS, inner_steps=_INNER_STEPS, seed=seed, own_text=False)
     daemons.found(run, root / "node-0")
     ports = _free_ports(len(limits))
-    nodes = [Node(root / "node-0", 0, ["start"], ports[0], limits[0])]
+    nodes = [Node(root / "node-0", 0, ["start"], ports[0], limits[0], step)]
     bootstrap = f"/ip4/127.0.0.1/tcp/{ports[0]}/p2p/{load_or_create(nodes[0].paths.identity).peer_id}"
     for number in range(1, len(limits)):
         command = ["join", "--bootstrap", bootstrap]
-        nodes.append(Node(root / f"node-{number}", number, command, ports[number], limits[number]))
+        nodes.append(Node(root / f"node-{number}", number, command, ports[number], limits[number], step))
     return nodes
 
 

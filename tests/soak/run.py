@@ -18,7 +18,7 @@ from nolocod.run.manifest import stored_manifest
 from nolocod.studies.daemons import DaemonError, end
 from tests.soak.faults import Fault, schedule, spared, upload_limits
 from tests.soak.fleet import fleet
-from tests.soak.verdict import Agreement, Sample, agree, growth, stood_still, unproved
+from tests.soak.verdict import Agreement, Sample, agree, bytes_an_hour, growth, stood_still, unproved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -33,6 +33,8 @@ _BACK = 60.0
 """Within so many seconds of their start half of the nodes pair again, and the others with them."""
 _GROWTH, _LONG = 0.02, 1800.0
 """What may grow after the warm-up, in a soak of so many seconds or more: in shorter ones tables still fill."""
+_BYTES_AN_HOUR = 10e6
+"""Of a node's files, and of its log: 1.7 GB a week."""
 _STILL = 30.0
 """A survivor that takes no inner step for so long has paused."""
 
@@ -47,6 +49,9 @@ class Options:
     every: float
     calm: bool
     halve: bool
+    step: float = 0.0
+    """Seconds of an inner step that are slept, as a GPU would compute."""
+    clocks: bool = False
 
 
 @dataclass
@@ -58,10 +63,14 @@ class Result:
     seconds: float
     kills: int = 0
     freezes: int = 0
+    clocks: int = 0
     memory_growth: float | None = None
     task_growth: float | None = None
     file_growth: float | None = None
     memory_mib: float | None = None
+    disk_growth: float = 0.0
+    """Bytes an hour, on the node where it is most; of its log too."""
+    log_growth: float = 0.0
     inner_steps: int = 0
     rounds: list[int] = field(default_factory=list)
     loss: float | None = None
@@ -76,9 +85,11 @@ class Result:
     def to_text(self) -> str:
         agreed = self.agreement
         lines = [
-            f"{self.nodes} nodes, {self.seconds:.0f} s, seed {self.seed}: {self.kills} killed, {self.freezes} frozen",
+            f"{self.nodes} nodes, {self.seconds:.0f} s, seed {self.seed}: {self.kills} killed, {self.freezes} frozen, "
+            f"{self.clocks} clocks set wrong",
             f"growth after a third of the time: memory {_share(self.memory_growth)}, tasks {_share(self.task_growth)}, "
-            f"files {_share(self.file_growth)}; most memory {self.memory_mib or 0:.0f} MiB",
+            f"files {_share(self.file_growth)}; most memory {self.memory_mib or 0:.0f} MiB; "
+            f"disk {self.disk_growth / 1e6:+.1f} MB an hour, log {self.log_growth / 1e6:+.2f}",
             f"rounds {min(self.rounds, default=0)} to {max(self.rounds, default=0)}, {self.inner_steps} inner steps, "
             f"validation loss {'not measured' if self.loss is None else f'{self.loss:.4f}'}",
             f"{agreed.exchanges} exchanges, {agreed.receipts} receipts verified, {agreed.one_sided} of one side only (the "
@@ -101,7 +112,7 @@ class Soak:
         self._say = say
         self._began = 0.0
         limits = [""] * options.nodes if options.calm or options.halve else upload_limits(options.seed, options.nodes)
-        self._nodes = fleet(root, limits, options.seed)
+        self._nodes = fleet(root, limits, options.seed, options.step)
         self._samples: list[Sample] = []
         self._last: dict[int, Sample] = {}
         self._result = Result(options.seed, options.nodes, options.seconds)
@@ -156,7 +167,11 @@ class Soak:
 
     def _disturb(self) -> None:
         options = self._options
-        planned = [] if options.calm else schedule(options.seed, options.nodes, 0.0, options.seconds * 0.95, options.every)
+        planned = (
+            []
+            if options.calm
+            else schedule(options.seed, options.nodes, 0.0, options.seconds * 0.95, options.every, clocks=options.clocks)
+        )
         due = sorted(
             [(fault.at, fault, True) for fault in planned] + [(fault.at + fault.seconds, fault, False) for fault in planned],
             key=lambda one: one[0],
@@ -173,8 +188,11 @@ class Soak:
         node = self._nodes[fault.node]
         if fault.kind == "kill":
             node.kill() if begins else node.live()
-        else:
+        elif fault.kind == "freeze":
             node.freeze() if begins else node.thaw()
+        else:
+            node.mistake(fault.by if begins else 0.0)
+        self._result.clocks += begins and fault.kind == "clock"
         self._result.kills += begins and fault.kind == "kill"
         self._result.freezes += begins and fault.kind == "freeze"
         self._say(f"{self._now:7.0f} s  node {fault.node}: {fault.kind if begins else 'back'}")
@@ -236,6 +254,9 @@ class Soak:
         for name, share in (("memory", result.memory_growth), ("tasks", result.task_growth)):
             if share is not None and share > _GROWTH and seconds >= _LONG:
                 result.broken.append(f"{name} grew by {share:.1%} after the warm-up")
+        result.disk_growth, result.log_growth = bytes_an_hour(samples, "disk"), bytes_an_hour(samples, "log")
+        if seconds >= _LONG and max(result.disk_growth, result.log_growth) > _BYTES_AN_HOUR:
+            result.broken.append("what a node writes grows without end")
         result.memory_mib = max((one.memory for one in samples), default=0) / (1 << 20)
         result.inner_steps = _steps(samples)
         result.rounds = [one.round for _, one in sorted(self._last.items())]

@@ -19,7 +19,7 @@ from nolocod.proto.receipt import Receipt, content_of, sign
 from tests.soak import run
 from tests.soak.__main__ import main
 from tests.soak.faults import schedule, spared, upload_limits
-from tests.soak.verdict import Agreement, Sample, agree, growth, stood_still, unproved
+from tests.soak.verdict import Agreement, Sample, agree, bytes_an_hour, growth, stood_still, unproved
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,21 @@ def test_a_seed_decides_all_faults_and_none_overlap_on_a_node(seed: int) -> None
     for node in range(8):
         its = [fault for fault in faults if fault.node == node]
         assert all(before.at + before.seconds < after.at for before, after in pairwise(its))
+
+
+def test_clocks_are_set_wrong_only_where_that_is_asked_for() -> None:
+    faults = schedule(1, 8, 0.0, 3600.0, 20.0, clocks=True)
+    assert {fault.kind for fault in faults} == {"kill", "freeze", "clock"}
+    assert {abs(fault.by) for fault in faults if fault.kind == "clock"} == {5.0, 90.0, 3600.0, 86_400.0}
+    assert not any(fault.by for fault in faults if fault.kind != "clock")
+
+
+def test_what_a_node_writes_is_told_by_the_hour_whatever_its_lives() -> None:
+    samples = [replace(ONE, at=at, node=node, life=1 + (at > 50), disk=disk) for at, node, disk in (
+        (0.0, 0, 1000), (40.0, 0, 9000), (100.0, 0, 1100), (0.0, 1, 500), (200.0, 1, 1500)
+    )]  # fmt: skip
+    assert bytes_an_hour(samples, "disk") == 18_000.0
+    assert bytes_an_hour(samples, "log") == 0.0
 
 
 @pytest.mark.parametrize(

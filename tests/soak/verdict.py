@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.proto.receipt import Receipt
 
-Figure = Literal["memory", "tasks", "files"]
+Figure = Literal["memory", "tasks", "files", "disk", "log"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Sample:
     checkpoint: int | None
     loss: float | None
     training: bool
+    disk: int = 0
+    """Bytes in its directory ..."""
+    log: int = 0
+    """... and in its log."""
 
 
 @dataclass
@@ -65,6 +69,17 @@ def growth(samples: Sequence[Sample], figure: Figure, warm: float, end: float) -
         if first and last and its[0].at <= warm:
             shares.append(statistics.median(last) / statistics.median(first) - 1)
     return statistics.median(shares) if shares else None
+
+
+def bytes_an_hour(samples: Sequence[Sample], figure: Figure) -> float:
+    """By how much `figure` grew in an hour, on the node where it grew most: from its first sample to its last, whatever its
+    lives."""
+    most = 0.0
+    for node in {sample.node for sample in samples}:
+        its = sorted((one.at, getattr(one, figure)) for one in samples if one.node == node)
+        (began, first), (ended, last) = its[0], its[-1]
+        most = max(most, 3600 * (last - first) / (ended - began) if ended > began else 0.0)
+    return most
 
 
 def agree(stores: Mapping[PeerId, Path], run_id: str, never_killed: Collection[PeerId]) -> tuple[Agreement, dict[PeerId, int]]:

@@ -1,5 +1,5 @@
-"""`python slowed.py STEP DISK NOLOCOD-ARGUMENTS`: a daemon on a slow machine, whose inner steps take at least STEP seconds, and
-whose disk writes and reads DISK bytes a second.
+"""`python slowed.py STEP DISK CLOCK NOLOCOD-ARGUMENTS`: a daemon on a slow machine: its inner steps take at least STEP seconds,
+its disk writes and reads DISK bytes a second, and its time of day is wrong by the seconds in the file CLOCK, if there is one.
 
 The rule: nothing of the product knows. What a slow machine would compute is slept, so that a test's other processes have the
 cores; a held-out batch takes a third of a step, as its forward pass does. The daemon's trainer is this file again.
@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -37,6 +37,19 @@ class _SlowFile:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._file, name)
+
+
+def wrong_clock(by: Path) -> None:
+    """The time of day, in this process, whenever it is asked for; not the clocks that no one sets."""
+    right = time.time
+
+    def told() -> float:
+        try:
+            return right() + float(by.read_text())
+        except (OSError, ValueError):  # it is right, or being changed
+            return right()
+
+    time.time = told
 
 
 def slow_disk(rate: float) -> None:
@@ -99,20 +112,21 @@ def _open_slow_trainers(orders: list[str]) -> None:
 
 
 def main() -> None:
-    step, rate = map(float, sys.argv[1:3])
+    step, rate, clock = float(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
+    wrong_clock(clock)
     slow_disk(rate)
-    if sys.argv[3] == _WORKER:
+    if sys.argv[4] == _WORKER:
         from nolocod.trainer import worker
 
-        del sys.argv[1:4]
-        worker._import_heavy()
+        del sys.argv[1:5]
+        worker.quiet()
         slow_trainer(step, rate)
         worker.main()
         return
-    _open_slow_trainers(sys.argv[1:3])
+    _open_slow_trainers(sys.argv[1:4])
     from nolocod import cli
 
-    cli.main(sys.argv[3:])
+    cli.main(sys.argv[4:])
 
 
 if __name__ == "__main__":
