@@ -22,6 +22,7 @@ from nolocod.run.base import BESIDE
 from nolocod.run.manifest import Sealed, unseal
 from nolocod.trainer import adapter, checkpoint
 from nolocod.trainer.base_model import initial
+from nolocod.trainer.built import check_kept
 from nolocod.trainer.data import Tokenizer, make_tokenizer, tokenizer_text
 from nolocod.trainer.inner import mean_loss
 from nolocod.trainer.model import Place, bare, flatten, layout_of, pick_device, read_config
@@ -62,11 +63,20 @@ def export(paths: DataDir, sealed: Sealed, out: Path, *, merged: bool = False) -
     """Write what was trained to the folder `out`: the model as transformers' `from_pretrained` reads it, an adapter as that of
     peft does. `merged`: the model in any case, the adapter added to it. Returns the state of the checkpoint that it is of.
 
-    Raises NothingToUseError, CheckpointError, DiskFullError, DataDirError.
+    Raises NothingToUseError, CheckpointError, OwnTensorsError, DiskFullError, DataDirError.
     """
-    phi, state = _last(paths.checkpoints, sealed, "phi")
+    phi, state = _trained(paths, sealed)
     write(paths, sealed, phi, out, merged=merged)
     return state
+
+
+def _trained(paths: DataDir, sealed: Sealed) -> tuple[Tensor, checkpoint.State]:
+    """The slow weights of the last checkpoint; OwnTensorsError if other libraries than these wrote it."""
+    phi, state = _last(paths.checkpoints, sealed, "phi")
+    manifest = sealed.manifest
+    config = read_config(manifest, make_tokenizer(manifest.data, base_of(paths, sealed)).vocabulary)
+    check_kept(state, manifest, layout_of(config, manifest.adapter))
+    return phi, state
 
 
 def write(paths: DataDir, sealed: Sealed, phi: Tensor, out: Path, *, merged: bool = False) -> None:
@@ -134,13 +144,13 @@ def _buffers(sealed: Sealed, config: Any, base: Path | None) -> dict[str, Tensor
 
 def evaluate(paths: DataDir, sealed: Sealed, data: Path | None = None) -> float:
     """Mean held-out loss of the last checkpoint, nats per token. `data` as for the daemon's --data."""
-    phi = last_tensor(paths.checkpoints, sealed, "phi")
+    phi, _ = _trained(paths, sealed)
     return loss_of(sealed, phi, data, paths.cache, base_of(paths, sealed))
 
 
 def generate(paths: DataDir, sealed: Sealed, prompt: str, tokens: int, temperature: float, seed: int) -> str:
     """Continue `prompt` by `tokens` tokens; temperature 0 takes the likeliest each time. Returns the continuation."""
-    phi = last_tensor(paths.checkpoints, sealed, "phi")
+    phi, _ = _trained(paths, sealed)
     model, tokenizer, _ = _model(sealed, phi, base_of(paths, sealed))
     generator = torch.Generator().manual_seed(seed)
     ids = tokenizer.encode(prompt).tolist() or [0]

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.errors import CheckpointError, OwnTensorsError, RejectedTensorError, TrainerError
+from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec.blocks import BLOCK, together
-from nolocod.proto.built import differences
-from nolocod.proto.types import Applied, Built, Description, Inspection, Standing, parts_in, whose_turn
+from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
 from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
-from nolocod.trainer.built import built_of
+from nolocod.trainer.built import built_of, check_kept
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
@@ -346,8 +345,7 @@ class Replica:
 
     def restore(self, path: Path, state: checkpoint.State) -> None:
         """Go on exactly where the checkpoint at `path` was written (on the same kind of device)."""
-        if state.layout not in (b"", self.built.layout):
-            raise OwnTensorsError(differences(self.built, Built(state.layout, libraries=state.libraries)))
+        check_kept(state, self.manifest, self.layout)
         tensors = checkpoint.tensors_of(path)
         try:
             own = {"phi": self.phi, "delta": self.delta, "theta": self.theta} | self.weights.codec_state()

@@ -74,6 +74,15 @@ def test_a_checkpoint_of_tensors_that_were_split_otherwise_is_not_read(tmp_path:
     with pytest.raises(OwnTensorsError, match=r"than with torch 1, transformers 2\."):
         second.restore(found.path, found.state)
     second.restore(found.path, msgspec.structs.replace(found.state, layout=b""))  # one of the release before
+    save(first, DataDir(tmp_path).checkpoints, "alice")
+    for use in (
+        lambda: offline.export(DataDir(tmp_path), sealed, tmp_path / "out"),
+        lambda: offline.evaluate(DataDir(tmp_path), sealed, tmp_path / "text"),
+        lambda: offline.generate(DataDir(tmp_path), sealed, "", 1, 0.0, 0),
+    ):
+        with pytest.raises(OwnTensorsError, match=r"than with torch 1, transformers 2\."):
+            use()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
