@@ -66,14 +66,16 @@ def test_home_lines_are_judged_by_what_cuts_excuse(tmp_path: Path) -> None:
     well, newcomer = seen(tmp_path, SOLO, PAIRED, PAIRED), seen(tmp_path, FETCHED, PAIRED)
     at = seen(tmp_path, SILENT).lost[0][0]
     watched = Watched(stops={"node-0": (9.0, 0, "")})
-    assert wrong({"first": well, "newcomer": newcomer}, watched, apart=False) == []
-    assert len(wrong({"first": seen(tmp_path, PAIRED, SILENT), "newcomer": newcomer}, watched, apart=False)) == 1
+    assert wrong({"first": well, "newcomer": newcomer}, watched) == []
+    assert len(wrong({"first": seen(tmp_path, PAIRED, SILENT), "newcomer": newcomer}, watched)) == 1
     cut = Watched(cuts=[(20.0, 1.0, at + 5)])
-    assert wrong({"first": seen(tmp_path, PAIRED, SILENT), "newcomer": newcomer}, cut, apart=False) == []
-    assert len(wrong({"first": seen(tmp_path, PAIRED, SOLO, PAIRED), "newcomer": newcomer}, watched, apart=True)) == 1
-    assert len(wrong({"first": well, "newcomer": seen(tmp_path, PAIRED)}, watched, apart=False)) == 1
+    assert wrong({"first": seen(tmp_path, PAIRED, SILENT), "newcomer": newcomer}, cut) == []
+    stopped = Watched(first_stop=at - 1)
+    assert wrong({"first": seen(tmp_path, PAIRED, SILENT), "newcomer": newcomer}, stopped) == []
+    assert wrong({"first": well, "newcomer": newcomer}, Watched(alone=1)) == ["1 steps alone after the first pair"]
+    assert len(wrong({"first": well, "newcomer": seen(tmp_path, PAIRED)}, watched)) == 1
     for stop in ((10.5, 0, ""), (1.0, 1, ""), (1.0, 0, "there is none")):
-        assert len(wrong({"first": well, "newcomer": newcomer}, Watched(stops={"node-0": stop}), apart=False)) == 1
+        assert len(wrong({"first": well, "newcomer": newcomer}, Watched(stops={"node-0": stop}))) == 1
 
 
 WRITES = """

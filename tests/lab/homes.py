@@ -8,6 +8,7 @@ step was taken alone beside a partner, the newcomer's weights came twice, or a s
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import subprocess
 import sys
@@ -66,11 +67,15 @@ class Watched:
     """The oldest news of the partner in seconds, in an exchange on a line that worked."""
     cuts: list[tuple[float, float, float]] = field(default_factory=list)
     """Of each: seconds without a line, those until the exchange was applied by both, and the time of day of its end."""
+    alone: int = 0
+    """Outer steps that the two took alone, from their first pair to the newcomer's coming: of three one is left at times."""
+    first_stop: float = math.inf
+    """Time of day: who was stopped is silent with reason."""
     stops: dict[str, tuple[float, int, str]] = field(default_factory=dict)
     """By node: seconds, exit status, and what is wrong with its last checkpoint, or its size."""
 
     def excused(self, at: float) -> bool:
-        return any(end - seconds <= at <= end + _SILENT for seconds, _, end in self.cuts)
+        return at > self.first_stop or any(end - seconds <= at <= end + _SILENT for seconds, _, end in self.cuts)
 
 
 class Lab:
@@ -109,6 +114,10 @@ class Lab:
         ages = [row.age for row in report.peers if row.peer_id == report.exchanging_with and row.state]
         self.watched.silence = max(self.watched.silence, *ages, 0.0)
 
+    def alone(self, *nodes: Node) -> int:
+        """Outer steps that these took alone so far."""
+        return sum(report.outer_solo for node in nodes if (report := node.report) is not None)
+
     def begun(self, node: Node, partner: Node) -> bool:
         report = node.report
         return report is not None and report.exchanging_with == partner.peer_id
@@ -131,6 +140,7 @@ class Lab:
         """SIGTERM, as a container gets it."""
         assert node.process is not None
         began = time.monotonic()
+        self.watched.first_stop = min(self.watched.first_stop, time.time())
         node.process.send_signal(signal.SIGTERM)
         try:
             status = node.process.wait(120)
@@ -152,28 +162,28 @@ def watch(lab: Lab, nodes: Swarm, options: argparse.Namespace) -> dict[str, Node
     home = lab.home()
     second = nodes.join(home.hosts[0], [first], *IN_JSON)
     lab.wait("the first exchange", _START + _PAIR, first, second, paired=1)
+    alone = lab.alone(first, second)
     for seconds in options.cuts:
         lab.cut(seconds, first, second, home)
     lab.wait("their exchanges", options.paired * _PAIR, first, second, paired=options.paired)
+    lab.watched.alone = lab.alone(first, second) - alone
     third_home = lab.home()
     if options.apart:
         nodes.wait("an exchange begins", lambda: lab.begun(second, first), _PAIR)
         lab.stop(second)
     third = nodes.join(third_home.hosts[0], [first], *IN_JSON)
     lab.wait("the newcomer's first exchange", _FETCH, third, paired=1)
+    nodes.wait("its checkpoint", lambda: third.report is not None and third.report.checkpoint_round is not None, _PAIR)
     for node in (third, first) if options.apart else (third, second, first):
         lab.stop(node)
     return {"first": first, "second": second, "newcomer": third}
 
 
-def wrong(seen: dict[str, Seen], watched: Watched, apart: bool) -> list[str]:
-    found = []
+def wrong(seen: dict[str, Seen], watched: Watched) -> list[str]:
+    found = [f"{watched.alone} steps alone after the first pair"] if watched.alone else []
     for name, one in seen.items():
         found += [f"{name}: {text}" for text in one.wrong]
         found += [f"{name}: {text}" for at, text in one.lost if "silen" in text and not watched.excused(at)]
-        after = one.order.partition("p")[2].rstrip("s") if apart else one.order.partition("p")[2]
-        if "s" in after:
-            found.append(f"{name}: a step alone after its first pair ({one.order})")
     if len(seen["newcomer"].fetched) != 1:
         found.append(f"the newcomer fetched weights {len(seen['newcomer'].fetched)} times")
     for name, (took, status, trouble) in watched.stops.items():
@@ -218,7 +228,7 @@ def main() -> None:
     _say(f"oldest news of a partner in an exchange: {lab.watched.silence:.1f} s")
     for name, (took, status, trouble) in lab.watched.stops.items():
         _say(f"{name} stopped within {took:.1f} s, exit status {status}; its last checkpoint: {trouble or 'whole'}")
-    found = wrong(seen, lab.watched, options.apart)
+    found = wrong(seen, lab.watched)
     sys.exit("\n".join(found) if found else 0)
 
 
