@@ -15,12 +15,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil
-
 from nolocod.disk import check_room
 from nolocod.errors import LocalError
 from nolocod.observe.events import Checkpointed
-from nolocod.trainer import checkpoint, pipe
+from nolocod.trainer import checkpoint, memory, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,7 +116,7 @@ class Files:
             same, standing = [], replica.standing
             tensors, metadata = replica.snapshot()
         size = checkpoint.size_of(tensors)
-        room = psutil.virtual_memory().available > _ROOM * size
+        room = memory.free() > _ROOM * size
         aside = aside and room
         leaves = isinstance(command, pipe.Checkpoint) and command.last and replica.device.type != "cpu"
         leaves = leaves and room and _fits(self._setup.checkpoints, size)  # a full disk must not cost what is there alone
