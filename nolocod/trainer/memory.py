@@ -27,6 +27,11 @@ def total() -> int:
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
 
 
+def held() -> int:
+    """Bytes that this process has."""
+    return psutil.Process().memory_info().rss
+
+
 def _limits() -> Iterator[tuple[int, int]]:
     """Of the control group of this process, and of those around it: the limit, if there is one, and what is held of it."""
     try:
