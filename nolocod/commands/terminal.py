@@ -144,7 +144,7 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "an exchange": f"{amount(run.turn_message)} each way ({manifest.codec}), {_short(needs.exchange)} at {down}/{up} Mbit/s"
         f"; {amount(run.message)} at most",
         "the line is busy": _share(needs),
-        "a merge comes": f"{needs.late} inner step{'s' * (needs.late > 1)} after what was sent",
+        "a merge comes": f"{needs.late:.1f} inner steps late",
         "inner steps": f"{needs.fewest_steps} or more leave the line free half of the time; fewer learn better",
         "a newcomer": f"fetches {amount(run.weights)}, {_short(needs.fetch)} from a member with such a line",
         "network process": f"{amount(needs.network_memory)} of memory",
@@ -155,7 +155,7 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s, "
         f"every {duration(needs.saved_every)}: {amount(needs.written)} written a day",
         "disk": f"{amount(needs.disk)}: three checkpoints at the peak, two files of weights; and tokenised text",
-        "a stop takes": f"{about}{_short(needs.stop)} after SIGTERM, which waits {within:.0f} s{enough}",
+        "a stop takes": f"up to {about}{_short(needs.stop)} after SIGTERM, which waits {within:.0f} s{enough}",
         "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
     grid = Table.grid(padding=(0, 2))

@@ -23,7 +23,7 @@ from nolocod.trainer.adapter import attach
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.checkpoint import KEPT
-from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
 from nolocod.trainer.inner import autocast
 from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, from_config, layout_of, read_config
 from nolocod.trainer.objective import NextToken
@@ -75,7 +75,7 @@ class Estimate:
     weights: int
     """For a newcomer."""
     text: int
-    """Read ahead, where it is a stream's."""
+    """Read ahead, or mapped; what a node's own text adds is not known."""
     operations: float
     """Of one inner step."""
 
@@ -108,13 +108,13 @@ class Needs:
     phase: float
     """From one exchange about the whole model to the next."""
     exchange: float
-    """One turn's, on the line."""
+    """From the offer to the merge."""
     busy: float
     """The share of the time in which the line is; above 1 it cannot carry all."""
     hidden: float
     """The share of exchanges that fits behind inner steps."""
-    late: int
-    """Inner steps that are taken between a capture and the merge of what the partner sent."""
+    late: float
+    """Inner steps that are taken meanwhile, by which what the partner sent is merged late."""
     fewest_steps: int
     """Inner steps in a phase that leave the line free half of the time."""
     fetch: float
@@ -125,7 +125,7 @@ class Needs:
     written: float
     """A day."""
     stop: float
-    """From SIGTERM to the end."""
+    """From SIGTERM to the end, at most."""
     network_memory: int
     trainer_memory: int
     """Of all its processes; on the CPU with all that a device would hold."""
@@ -140,8 +140,11 @@ class Needs:
 def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
     """What a node of the `run` needs on this `machine`; a stop waits at most `grace` seconds for an exchange."""
     rate, step = min(machine.down, machine.up), machine.step  # both directions at once
-    phase, exchange = run.inner_steps * step, run.turn_message / rate
-    busy = run.turns * exchange / phase
+    phase, line = run.inner_steps * step, run.turns * run.turn_message / rate
+    busy = line / phase
+    # What is due goes together: on a line that cannot keep up, the whole model. And one waits for the end of an inner step
+    # twice, before the capture and before the merge: half of one each.
+    exchange = (line if busy > 1 else line / run.turns) + step
     saving = run.checkpoint / machine.disk
     every = rest_after(run.checkpoint, saving)
     each = run.on_device + run.activations
@@ -153,8 +156,8 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
         exchange=exchange,
         busy=busy,
         hidden=min(1.0, 1 / busy),
-        late=math.ceil(exchange / step),
-        fewest_steps=math.ceil(2 * run.turns * exchange / step),
+        late=exchange / step,
+        fewest_steps=math.ceil(2 * line / step),
         fetch=run.weights / rate,
         saving=saving,
         saved_every=every,
@@ -199,7 +202,7 @@ def estimate(
         turn_message=turn_message,
         checkpoint=4 * (3 * layout.size + moments),  # phi, delta, theta
         weights=4 * layout.size,
-        text=ahead if manifest.data.source == "hub" else 0,
+        text={"hub": ahead, "stdlib": STDLIB_BYTES}.get(manifest.data.source, 0),
         # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B); what
         # is frozen has no gradient
         operations=forward
