@@ -28,6 +28,8 @@ _LEAST, _RESTS = 60.0, 50
 percent."""
 _DAILY = 300e9
 """Bytes of it per day: a solid-state disk of 1 TB, made for 600 TB, is worn in five years."""
+USUAL_RATE = 200e6
+"""Bytes per second that a disk is taken to write where nothing was measured: an old solid-state disk, or a good hard disk."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from nolocod.identity import short
 from nolocod.node import data_directory
-from nolocod.node.config import NodeConfig
+from nolocod.node.config import FAREWELL, NodeConfig
 from nolocod.observe.status import client
 from nolocod.observe.status.terminal_table import Watched, loss_text, node_table, swarm_lines, swarm_table, table
 from nolocod.observe.words import amount, duration
@@ -133,8 +133,8 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         f"{tokens:,} tokens per node ({tokens / run.trained:.1f} per trained parameter), {duration(rounds * needs.phase)}"
     )
     down, up = (f"{rate * 8 / 1e6:g}" for rate in (machine.down, machine.up))
-    within = NodeConfig.stop_within
-    enough = "" if needs.stop < within else f"; --stop-within {math.ceil(2 * needs.stop)}, or SIGTERM leaves the one before"
+    within, wanted = NodeConfig.stop_within, math.ceil(needs.stop + FAREWELL)
+    enough = "" if wanted <= within else f": the checkpoint needs --stop-within {wanted}"
     rows = {
         "model": f"{run.parameters:,} parameters",
         "adapter": f"{run.trained:,} parameters, which alone are trained and exchanged" if manifest.adapter else "",
@@ -155,7 +155,7 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s, "
         f"every {duration(needs.saved_every)}: {amount(needs.written)} written a day",
         "disk": f"{amount(needs.disk)}: three checkpoints at the peak, two files of weights; and tokenised text",
-        "a stop takes": f"up to {about}{_short(needs.stop)} after SIGTERM, which waits {within:.0f} s{enough}",
+        "a stop takes": f"up to {about}{_short(needs.stop)} and {FAREWELL:.0f} s for the farewell; SIGTERM leaves {within:.0f} s{enough}",
         "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
     grid = Table.grid(padding=(0, 2))

@@ -133,8 +133,8 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size + layout.frozen:,} parameters already.")
     check_memory(layout, config.vocab_size, manifest, plan.exchange_size, places[0])
-    free = free_memory()
-    return ok("D04", f"{layout.size + layout.frozen:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
+    told = f"{layout.size + layout.frozen:,} parameters fit; {free_memory() / 1e9:.1f} GB of main memory are free."
+    return ok("D04", f"{told} None of it is locked.")
 
 
 def training_data(manifest: Manifest, job: Job) -> Finding:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nolocod.disk import rest_after
+from nolocod.disk import USUAL_RATE, rest_after
 from nolocod.outer.codec import box_size
 from nolocod.run.manifest import CODEC_BYTES
 from nolocod.trainer import muon
@@ -24,6 +24,7 @@ from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.checkpoint import KEPT
 from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
+from nolocod.trainer.files import REST
 from nolocod.trainer.inner import autocast
 from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, from_config, layout_of, read_config
 from nolocod.trainer.objective import NextToken
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 EFFICIENCY = 0.4
 """Share of a bare matrix product's speed that an inner step reaches, by habit of transformers of some size; small ones
 reach less."""
-DISK = 200e6
-"""Bytes per second that a disk is taken to write where nothing was measured."""
 _HOLES, _MAPPED = 1.6, 32 << 20
 """glibc's heap is so many times as large as what lies in it, where a step's tensors come and go; those of so many bytes have
 memory of their own, which goes back at once (mallopt(3), M_MMAP_THRESHOLD). `python -m tests.bench plan` holds it."""
@@ -91,7 +90,7 @@ class Machine:
     step: float
     down: float
     up: float
-    disk: float = DISK
+    disk: float = USUAL_RATE
     network: int = 0
     """Bytes of memory that the libraries of the network process take, ..."""
     trainer: int = 0
@@ -158,7 +157,8 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
         hidden=min(1.0, 1 / busy),
         late=exchange / step,
         fewest_steps=math.ceil(2 * line / step),
-        fetch=run.weights / rate,
+        # a member ends a step and writes them beside training, at its leisure
+        fetch=step + (1 + REST) * run.weights / machine.disk + run.weights / rate,
         saving=saving,
         saved_every=every,
         written=run.checkpoint * 86_400 / every,

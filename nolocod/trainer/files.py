@@ -33,7 +33,7 @@ _ROOM = 1.25
 """Free memory must be so many times a copy's size."""
 
 
-_REST, _LONGEST_REST = 3.0, 1.0
+REST, _LONGEST_REST = 3.0, 1.0
 """Times as long as it wrote a piece the thread rests, this many seconds at most: the memory's bus and the caches are training's
 too."""
 
@@ -52,7 +52,7 @@ class _Pace:
 
     def __call__(self) -> None:
         began = time.perf_counter()
-        if self._give_up.wait(min(_REST * (began - self._since), _LONGEST_REST)):
+        if self._give_up.wait(min(REST * (began - self._since), _LONGEST_REST)):
             raise _GivenUpError
         self._since = time.perf_counter()
         self.rested += self._since - began

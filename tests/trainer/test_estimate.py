@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from nolocod import cli
+from nolocod.disk import USUAL_RATE
 from nolocod.run import presets
 from nolocod.run.manifest import Inner, Outer
 from nolocod.run.run_file import read_run_file
 from nolocod.trainer import checkpoint
 from nolocod.trainer import estimate as module
-from nolocod.trainer.estimate import DISK, EFFICIENCY, Estimate, Machine, estimate, needs_on
+from nolocod.trainer.estimate import EFFICIENCY, Estimate, Machine, estimate, needs_on
 from nolocod.trainer.model import from_config, read_config
 from nolocod.trainer.objective import cross_entropy
 from tests.support.trainer_parts import make_replica, save, sealed_run
@@ -109,7 +110,7 @@ def test_times_follow_from_operations_and_rates() -> None:
     assert needs.exchange == 2.0 + 2.0, "by the slower direction, and a step that it waits for"
     assert needs.late == 2.0
     assert (needs.busy, needs.hidden) == (0.1, 1.0)
-    assert needs.fetch == 4.0
+    assert needs.fetch == 4.0 + 2.0 + 4 * 0.4, "the line, the donor's step, and its file beside training"
     assert (needs.fewest_steps - 1) * 2.0 < 2 * 10.0 <= needs.fewest_steps * 2.0, "busy for half of them"
 
 
@@ -125,9 +126,9 @@ def test_files_wear_and_stop() -> None:
     assert (needs.saving, needs.saved_every) == (2.0, 100.0), "fifty times as long as it took"
     assert needs.written == 864 * 20 * MB
     assert needs.stop == 2.0 + 3.0 + 2.0, "the step, the grace for an exchange, the checkpoint"
-    quick = needs_on(RUN, replace(MACHINE, disk=DISK, up=4e6), 3.0)
+    quick = needs_on(RUN, replace(MACHINE, disk=USUAL_RATE, up=4e6), 3.0)
     assert quick.saved_every == 60.0
-    assert quick.stop == 2.0 + 2.5 + 20 * MB / DISK
+    assert quick.stop == 2.0 + 2.5 + 20 * MB / USUAL_RATE
 
 
 def test_memory_by_process_and_device() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod import cli
+from nolocod.disk import USUAL_RATE
 from nolocod.run import presets
-from nolocod.trainer import estimate as module
 from tests.support.trainer_parts import sealed_run, write_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def test_a_machine_is_measured_and_nothing_stays(tmp_path: Path, capsys: pytest.
     told = json.loads(capsys.readouterr().out)
     measured, run = told["measured"], told["run"]
     assert told["machine"]["step"] == measured["step"] > 0
-    assert told["machine"]["disk"] == measured["checkpoint"] / measured["saving"] != module.DISK
+    assert told["machine"]["disk"] == measured["checkpoint"] / measured["saving"] != USUAL_RATE
     assert run["checkpoint"] < measured["checkpoint"] < run["checkpoint"] + 50_000, "with its head and the random state"
     assert 0.7 < told["needs"]["trainer_memory"] / measured["memory"] < 1.3, "libraries, as good as alone"
     assert sorted(tmp_path.rglob("*")) == before
