@@ -155,7 +155,8 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s, "
         f"every {duration(needs.saved_every)}: {amount(needs.written)} written a day",
         "disk": f"{amount(needs.disk)}: three checkpoints at the peak, two files of weights; and tokenised text",
-        "a stop takes": f"up to {about}{_short(needs.stop)} and {FAREWELL:.0f} s for the farewell; SIGTERM leaves {within:.0f} s{enough}",
+        "a stop takes": f"up to {about}{_short(needs.stop)} and {FAREWELL:.0f} s for the farewell; "
+        f"SIGTERM leaves {within:.0f} s{enough}",
         "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
     grid = Table.grid(padding=(0, 2))
