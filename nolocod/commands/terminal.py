@@ -127,7 +127,9 @@ def summary_table(summary: Summary) -> RenderableType:
 
 def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs, measured: Measured | None) -> Table:
     """What a node of the run needs on this machine: `measured`, or else estimated."""
-    rounds, batch, about = manifest.outer.rounds, manifest.inner.tokens_per_step, "" if measured else "about "
+    rounds, batch = manifest.outer.rounds, manifest.inner.tokens_per_step
+    about, here = ("", ", measured here") if measured else ("about ", "")
+    trainer = (measured.memory, measured.saving_memory) if measured else (needs.trainer_memory, needs.saving_memory)
     tokens = rounds * run.inner_steps * batch
     per_node = (
         f"{tokens:,} tokens per node ({tokens / run.trained:.1f} per trained parameter), {duration(rounds * needs.phase)}"
@@ -138,7 +140,7 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
     rows = {
         "model": f"{run.parameters:,} parameters",
         "adapter": f"{run.trained:,} parameters, which alone are trained and exchanged" if manifest.adapter else "",
-        "inner step": f"{batch:,} tokens, {about}{_short(machine.step)}",
+        "inner step": f"{batch:,} tokens, {about}{_short(machine.step)}{here}",
         "outer step": f"every {run.inner_steps} inner steps of the median machine, {about}{_short(needs.phase)} on this one, "
         f"in {run.turns} turns",
         "an exchange": f"{amount(run.turn_message)} each way ({manifest.codec}), {_short(needs.exchange)} at {down}/{up} Mbit/s"
@@ -148,11 +150,10 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "inner steps": f"{needs.fewest_steps} or more leave the line free half of the time; fewer learn better",
         "a newcomer": f"fetches {amount(run.weights)}, {_short(needs.fetch)} from a member with such a line",
         "network process": f"{amount(needs.network_memory)} of memory",
-        "trainer": _memory(needs.trainer_memory, needs.saving_memory),
-        "measured": _memory(measured.memory, measured.saving_memory) if measured else "",
+        "trainer": f"{amount(trainer[0])} of memory, {amount(trainer[1])} while a checkpoint is written{here}",
         "each device": f"{amount(needs.device_memory)} of memory" if needs.device_memory else "",
         "of that shared": f"{amount(run.boxes)} with the network process; no memory is locked",
-        "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s, "
+        "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s{here}; "
         f"every {duration(needs.saved_every)}: {amount(needs.written)} written a day",
         "disk": f"{amount(needs.disk)}: three checkpoints at the peak, two files of weights; and tokenised text",
         "a stop takes": f"up to {about}{_short(needs.stop)} and {FAREWELL:.0f} s for the farewell; "
@@ -164,10 +165,6 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         if value:
             grid.add_row(name, value)
     return grid
-
-
-def _memory(training: int, saving: int) -> str:
-    return f"{amount(training)} of memory, {amount(saving)} while a checkpoint is written"
 
 
 def _share(needs: Needs) -> str:
