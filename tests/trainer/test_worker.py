@@ -395,8 +395,8 @@ def test_the_last_checkpoint_waits_for_no_other(parent: Parent, disk: threading.
 def test_without_room_for_a_copy_the_weights_themselves_are_written(
     parent: Parent, disk: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory, "free", lambda: 0)
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    monkeypatch.setattr(memory, "free", lambda: 0)
     parent.ask(pipe.Train(), NoneType)
     parent.ask(pipe.Checkpoint(1), NoneType)
     saved = msgspec.msgpack.decode(written(parent).result, type=Checkpointed)
