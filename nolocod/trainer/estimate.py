@@ -50,7 +50,8 @@ _SIDE = 1024
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes and floating-point operations of a run. `activations` is what one micro-batch keeps for its backward pass."""
+    """Bytes and floating-point operations of a run. `activations` is what a step takes beside its state: what one micro-batch
+    keeps for its backward pass, or Muon's scratch after that, whichever is more."""
 
     parameters: int
     trained: int
@@ -194,7 +195,10 @@ def estimate(
         inner_steps=inner.steps,
         turns=turns,
         on_device=bytes_on_device(layout, manifest, frozen),
-        activations=_activations(config, manifest, frozen, at_once, devices[0] if devices else torch.device("cpu")),
+        activations=max(
+            _activations(config, manifest, frozen, at_once, devices[0] if devices else torch.device("cpu")),
+            muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
+        ),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         boxes=largest + min(largest, outbox_offset(largest)),
         kept=plan.kept.itemsize * plan.fragments[0].size,
