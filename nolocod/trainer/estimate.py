@@ -51,7 +51,7 @@ _SIDE = 1024
 @dataclass(frozen=True)
 class Estimate:
     """Bytes and floating-point operations of a run. `activations` is what a step takes beside its state: what one micro-batch
-    keeps for its backward pass, or Muon's scratch after that, whichever is more."""
+    keeps for its backward pass, or Muon's scratch after that, whichever is more; and the holes that gradients leave."""
 
     parameters: int
     trained: int
@@ -183,6 +183,7 @@ def estimate(
     # by the names that transformers maps them to; 0 where an architecture has none
     layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
     forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
+    device = devices[0] if devices else torch.device("cpu")
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(turns))
     at_once = min(inner.batch, math.ceil(inner.batch * inner.accumulation / max(1, len(devices))))
     ahead = 2 * min(AHEAD, MOST * 8 * inner.batch * inner.accumulation * (inner.sequence + 1))
@@ -196,9 +197,10 @@ def estimate(
         turns=turns,
         on_device=bytes_on_device(layout, manifest, frozen),
         activations=max(
-            _activations(config, manifest, frozen, at_once, devices[0] if devices else torch.device("cpu")),
+            _activations(config, manifest, frozen, at_once, device),
             muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
-        ),
+        )
+        + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         boxes=largest + min(largest, outbox_offset(largest)),
         kept=plan.kept.itemsize * plan.fragments[0].size,
@@ -242,7 +244,11 @@ def _activations(config: Any, manifest: Manifest, frozen: torch.dtype, windows: 
         layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
         sizes = [windows * sequence * 34 * hidden] * 2 * layers + [windows * sequence * 4 * vocabulary] * 2
     sizes.append(windows * sequence * 4 * vocabulary)
-    return round(sum(_HOLES * size if device.type == "cpu" and size < _MAPPED else size for size in sizes))
+    return sum(sizes) + _holes(sizes, device)
+
+
+def _holes(sizes: Sequence[int], device: torch.device) -> int:
+    return round(sum((_HOLES - 1) * size for size in sizes if device.type == "cpu" and size < _MAPPED))
 
 
 def speed(device: torch.device) -> float:
