@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,13 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_machine_is_measured_and_nothing_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_is_measured_and_nothing_stays(tmp_path: Path) -> None:
+    """In a process of its own: what libraries take is seen as they are imported."""
     (tmp_path / "run.toml").write_text(presets.to_toml(sealed_run().manifest))
     home, data = tmp_path / "none" / "home", write_text(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     asked = ["--plan", "--measure", "--json", "--device", "cpu", "--data", str(data), "--data-dir", str(home)]
-    cli.main(["create", str(tmp_path / "run.toml"), *asked])
-    told = json.loads(capsys.readouterr().out)
+    command = [sys.executable, "-m", "nolocod", "create", str(tmp_path / "run.toml"), *asked]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
     measured, run = told["measured"], told["run"]
     assert told["machine"]["step"] == measured["step"] > 0
     assert told["machine"]["disk"] == measured["checkpoint"] / measured["saving"] != USUAL_RATE
