@@ -23,10 +23,13 @@ PARTIAL = ".partial"
 _REPLACED = ".old" + PARTIAL
 """A folder that is about to be replaced."""
 
-_RESTS = 50
-"""Times as long as the state took to write it is not written again: what writing costs is at most two percent."""
+_LEAST, _RESTS = 60.0, 50
+"""Seconds, and times as long as the state took to write, for which it is not written again: what writing costs is at most two
+percent."""
 _DAILY = 300e9
 """Bytes of it per day: a solid-state disk of 1 TB, made for 600 TB, is worn in five years."""
+USUAL_RATE = 200e6
+"""Bytes per second that a disk is taken to write where nothing was measured: an old solid-state disk, or a good hard disk."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -52,7 +55,7 @@ def check_room(folder: Path, size: int) -> None:
 
 def rest_after(size: int, seconds: float) -> float:
     """How many seconds to write nothing like it after `size` bytes that took so many `seconds`."""
-    return max(_RESTS * seconds, size / _DAILY * 86_400)
+    return max(_LEAST, _RESTS * seconds, size / _DAILY * 86_400)
 
 
 def sync_folder(folder: Path) -> None:

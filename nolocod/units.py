@@ -51,6 +51,15 @@ def parse_rate(text: str, flag: str) -> int:
     return rate
 
 
+def parse_line(text: str, flag: str) -> tuple[int, int]:
+    """Read "100/20Mbit" (down and up, as lines are sold) or "20Mbit" (both) as bytes per second; UsageError names the flag."""
+    down, slash, up = text.strip().removesuffix("/s").partition("/")
+    if not slash:
+        return (rate := parse_rate(text, flag)), rate
+    unit = up.lstrip("0123456789. ")
+    return parse_rate(down if down[-1:].isalpha() else down + unit, flag), parse_rate(up, flag)
+
+
 def parse_size(text: str, flag: str) -> int:
     """Read "200GB" or "1.5TiB" as bytes; UsageError names the flag."""
     size = _amount(text.strip(), flag, bits=False)

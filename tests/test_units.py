@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nolocod.errors import UsageError
-from nolocod.units import SLOWEST_RATE, Address, Hours, parse_name, parse_rate, parse_size, parse_span
+from nolocod.units import SLOWEST_RATE, Address, Hours, parse_line, parse_name, parse_rate, parse_size, parse_span
 
 
 def test_a_name_is_up_to_32_signs_that_are_safe_to_show() -> None:
@@ -62,6 +62,26 @@ def test_a_rate_that_is_none_names_its_flag_and_shows_how(text: str) -> None:
     with pytest.raises(UsageError, match="--max-upload") as caught:
         parse_rate(text, "--max-upload")
     assert "20Mbit or 2.5MB" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("100/20Mbit", (12_500_000, 2_500_000)),
+        ("1Gbit/20Mbit", (125_000_000, 2_500_000)),
+        ("100 / 20 Mbit/s", (12_500_000, 2_500_000)),
+        ("2.5MB", (2_500_000, 2_500_000)),
+        ("20Mbit/s", (2_500_000, 2_500_000)),
+    ],
+)
+def test_lines_have_two_rates_or_one(text: str, line: tuple[int, int]) -> None:
+    assert parse_line(text, "--line") == line
+
+
+@pytest.mark.parametrize("text", ["", "/", "100/20", "100/", "/20Mbit", "100Mbit/20", "100/20/5Mbit", "100/fast"])
+def test_a_line_that_is_none_names_its_flag(text: str) -> None:
+    with pytest.raises(UsageError, match="--line"):
+        parse_line(text, "--line")
 
 
 @pytest.mark.parametrize("text", ["0MB", "255kbit", "1bit"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from nolocod.node import data_directory
 from nolocod.node.base import link_base
 from nolocod.paths import DataDir
 from nolocod.run.manifest import stored_manifest
-from nolocod.units import parse_rate, parse_span
+from nolocod.units import parse_line, parse_span
 
 if TYPE_CHECKING:
     import argparse
@@ -27,10 +28,17 @@ def add_to(commands: Commands) -> None:
     """create, network-key, invite, revoke."""
     create = commands.add_here("create", _create, "Check a run file, sign it, and print the run id.", "nolocod create run.toml")
     create.add_argument("run_file", type=Path, metavar="RUN.toml", help="every key is in docs/run-file.md")
-    create.add_argument("--plan", action="store_true", help="only print what a node needs: memory, bytes, time")
-    create.add_argument("--device", default="auto", help="with --plan: the device to time: auto, cpu, cuda, mps (%(default)s)")
+    create.add_argument("--plan", action="store_true", help="only print what a node needs: memory, disk, bytes, time")
     create.add_argument(
-        "--line", default="100Mbit", metavar="RATE", help="with --plan: the speed of the line, each way (%(default)s)"
+        "--devices", "--device", default="auto", metavar="NAMES", help="with --plan: as `start` takes them (%(default)s)"
+    )
+    about = "with --plan: the speed of the line, down and up, or one for both (%(default)s)"
+    create.add_argument("--line", default="100Mbit", metavar="DOWN/UP", help=about)
+    create.add_argument(
+        "--measure", action="store_true", help="with --plan: train the model here for a moment, and tell what it took"
+    )
+    create.add_argument(
+        "--data", type=Path, metavar="PATH", help="with --measure: the text, where the run leaves it to each node"
     )
     create.add_argument("--json", action="store_true", help="print one JSON object")
     about = "Make the key of a private network. All its nodes need the same file."
@@ -81,18 +89,42 @@ def _checked(options: argparse.Namespace) -> tuple[Manifest, Path | None]:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    rate = parse_rate(options.line, "--line")
+    """What libraries take of memory is seen by importing first what the network process has, and then what the trainer has."""
+    down, up = parse_line(options.line, "--line")
+    from nolocod.trainer import memory
+
+    bare = memory.held()
+    from nolocod.node.config import NodeConfig
+    from nolocod.node.daemon import Node  # noqa: F401 - what the network process has in memory
+
+    network = memory.held()
     manifest, base = _checked(options)
     from nolocod.commands import terminal
-    from nolocod.trainer.estimate import estimate, speed
-    from nolocod.trainer.model import fast_kind, pick_device
+    from nolocod.trainer.devices import find_devices
+    from nolocod.trainer.estimate import Machine, estimate, needs_on, speed
+    from nolocod.trainer.model import fast_kind
+    from nolocod.trainer.opening import open_shared  # noqa: F401 - and the trainer
 
-    device = pick_device(options.device)
-    needs, fast = estimate(manifest, base, fast_kind(device)), speed(device)
+    devices = find_devices(options.devices)
+    trainer = bare + memory.held() - network
+    run, on_cpu = estimate(manifest, base, fast_kind(devices[0]), devices), devices[0].type == "cpu"
+    machine = Machine(0.0, down, up, network=network, trainer=trainer, processes=len(devices), on_cpu=on_cpu)
+    measured = None
+    if options.measure:
+        import trio
+
+        from nolocod.trainer.measure import measure
+
+        measured = trio.run(measure, manifest, options.devices, options.data, base, options.data_dir)
+        machine = replace(machine, step=measured.step, disk=measured.disk)
+    else:  # processes on the CPU share its cores
+        machine = replace(machine, step=run.step_seconds(speed(devices[0])) / (1 if on_cpu else len(devices)))
+    needs = needs_on(run, machine, NodeConfig.grace)
     if options.json:
-        print(json.dumps(vars(needs) | {"device": str(device), "flops": fast, "step_seconds": needs.step_seconds(fast)}))
+        told = {"run": asdict(run), "machine": asdict(machine), "needs": asdict(needs), "devices": [*map(str, devices)]}
+        print(json.dumps(told | {"measured": asdict(measured) if measured else None}))
         return
-    terminal.show(terminal.plan_table(manifest, needs, fast, str(device), rate))
+    terminal.show(terminal.plan_table(manifest, run, machine, needs, measured))
 
 
 def _network_key(options: argparse.Namespace) -> None:
@@ -103,7 +135,7 @@ def _network_key(options: argparse.Namespace) -> None:
 
 
 def _invite(options: argparse.Namespace) -> None:
-    from msgspec.structs import asdict
+    import msgspec
 
     from nolocod.observe.status import client
     from nolocod.p2p.transport.multiaddrs import split
@@ -113,7 +145,7 @@ def _invite(options: argparse.Namespace) -> None:
     if options.list:
         for note in credentials.issued(paths):
             told = f"{note.id}  until {_day(note.expires)}  {note.peer or 'anybody'}"
-            print(json.dumps(asdict(note)) if options.json else told)
+            print(json.dumps(msgspec.structs.asdict(note)) if options.json else told)
         return
     bootstrap = options.bootstrap
     for address in bootstrap:
@@ -127,7 +159,7 @@ def _invite(options: argparse.Namespace) -> None:
     grant = credentials.Grant(time.time(), parse_span(options.expires, "--expires"), options.peer, tuple(bootstrap))
     note, token = credentials.issue(paths, sealed, owner, grant)
     if options.json:
-        print(json.dumps(asdict(note) | {"token": token}))
+        print(json.dumps(msgspec.structs.asdict(note) | {"token": token}))
         return
     print(f"invitation {note.id}, until {_day(note.expires)}, for {note.peer or 'whoever holds the token'}", file=sys.stderr)
     if sealed.manifest.access == "open":

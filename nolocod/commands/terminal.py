@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from nolocod.identity import short
 from nolocod.node import data_directory
+from nolocod.node.config import FAREWELL, NodeConfig
 from nolocod.observe.status import client
 from nolocod.observe.status.terminal_table import Watched, loss_text, node_table, swarm_lines, swarm_table, table
 from nolocod.observe.words import amount, duration
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from nolocod.paths import DataDir
     from nolocod.run.manifest import Manifest
     from nolocod.studies.testnet import Summary
-    from nolocod.trainer.estimate import Estimate
+    from nolocod.trainer.estimate import Estimate, Machine, Needs
+    from nolocod.trainer.measure import Measured
 
 _LINES_EVERY = 5.0
 """Seconds between two blocks of lines where the output is no terminal."""
@@ -122,26 +125,39 @@ def summary_table(summary: Summary) -> RenderableType:
     return Group("", nodes, "", facts)
 
 
-def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, rate: int) -> Table:
-    """A run's needs, beside what this machine does.
-
-    `speed`: floating-point operations per second of `device`; `rate`: bytes per second of the line, each way.
-    """
-    step, phase, exchange = needs.step_seconds(speed), needs.round_seconds(speed), needs.exchange_seconds(rate)
+def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs, measured: Measured | None) -> Table:
+    """What a node of the run needs on this machine: `measured`, or else estimated."""
     rounds, batch = manifest.outer.rounds, manifest.inner.tokens_per_step
-    tokens = rounds * manifest.inner.steps * batch
-    per_node = f"{tokens:,} tokens per node ({tokens / needs.trained:.1f} per trained parameter), {duration(rounds * phase)}"
+    about, here = ("", ", measured here") if measured else ("about ", "")
+    trainer = (measured.memory, measured.saving_memory) if measured else (needs.trainer_memory, needs.saving_memory)
+    tokens = rounds * run.inner_steps * batch
+    per_node = (
+        f"{tokens:,} tokens per node ({tokens / run.trained:.1f} per trained parameter), {duration(rounds * needs.phase)}"
+    )
+    down, up = (f"{rate * 8 / 1e6:g}" for rate in (machine.down, machine.up))
+    within, wanted = NodeConfig.stop_within, math.ceil(needs.stop + FAREWELL)
+    enough = "" if wanted <= within else f": the checkpoint needs --stop-within {wanted}"
     rows = {
-        "model": f"{needs.parameters:,} parameters",
-        "adapter": f"{needs.trained:,} parameters, which alone are trained and exchanged" if manifest.adapter else "",
-        "inner step": f"{batch:,} tokens, about {_short(step)} on this {device} ({speed / 1e12:.2f} TFLOP/s)",
-        "outer step": f"every {manifest.inner.steps} inner steps of the median machine, about {_short(phase)} on this one",
-        "an exchange": f"{amount(needs.message)} each way at most ({manifest.codec}), {_short(exchange)} at {amount(rate)}/s",
-        "the line is busy": _share(exchange, phase),
-        "inner steps": f"{needs.fewest_steps(speed, rate)} or more leave the line free half of the time; fewer learn better",
-        f"memory on {device}": f"{amount(needs.on_device)}, and about {amount(needs.activations)} for activations",
-        "main memory": f"{amount(needs.on_host)}, and about 0.5 GB for the two processes",
-        "checkpoint": f"{amount(20 * needs.trained)} on disk, two are kept",
+        "model": f"{run.parameters:,} parameters",
+        "adapter": f"{run.trained:,} parameters, which alone are trained and exchanged" if manifest.adapter else "",
+        "inner step": f"{batch:,} tokens, {about}{_short(machine.step)}{here}",
+        "outer step": f"every {run.inner_steps} inner steps of the median machine, {about}{_short(needs.phase)} on this one, "
+        f"in {run.turns} turns",
+        "an exchange": f"{amount(run.turn_message)} each way ({manifest.codec}), {_short(needs.exchange)} at {down}/{up} Mbit/s"
+        f"; {amount(run.message)} at most",
+        "the line is busy": _share(needs),
+        "a merge comes": f"{needs.late:.1f} inner steps late",
+        "inner steps": f"{needs.fewest_steps} or more leave the line free half of the time; fewer learn better",
+        "a newcomer": f"fetches {amount(run.weights)}, {_short(needs.fetch)} from a member with such a line",
+        "network process": f"{amount(needs.network_memory)} of memory",
+        "trainer": f"{amount(trainer[0])} of memory, {amount(trainer[1])} while a checkpoint is written{here}",
+        "each device": f"{amount(needs.device_memory)} of memory" if needs.device_memory else "",
+        "of that shared": f"{amount(run.boxes)} with the network process; no memory is locked",
+        "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s{here}; "
+        f"every {duration(needs.saved_every)}: {amount(needs.written)} written a day",
+        "disk": f"{amount(needs.disk)}: three checkpoints at the peak, two files of weights; and tokenised text",
+        "a stop takes": f"up to {about}{_short(needs.stop)} and {FAREWELL:.0f} s for the farewell; "
+        f"SIGTERM leaves {within:.0f} s{enough}",
         "the whole run": f"{rounds} outer steps, {per_node}" if rounds else "",
     }
     grid = Table.grid(padding=(0, 2))
@@ -151,13 +167,13 @@ def plan_table(manifest: Manifest, needs: Estimate, speed: float, device: str, r
     return grid
 
 
-def _share(exchange: float, phase: float) -> str:
-    """Training goes on during an exchange, unless it takes longer than a phase."""
-    if exchange <= phase:
-        return f"{exchange / phase:.0%} of the time; training goes on meanwhile"
+def _share(needs: Needs) -> str:
+    """Training goes on during an exchange; what does not fit behind inner steps is left for later."""
+    if needs.busy <= 1:
+        return f"{needs.busy:.0%} of the time; inner steps hide all of it"
     return (
-        f"all the time: an exchange takes {exchange / phase:.1f} times as long as the inner steps before it. More inner steps, "
-        "a smaller codec or fragments help"
+        f"all the time: it would take {needs.busy:.1f} times as long as the inner steps, which hide {needs.hidden:.0%} of it. "
+        "More inner steps or a smaller codec help"
     )
 
 

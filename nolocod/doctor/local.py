@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nolocod import identity
+from nolocod.disk import USUAL_RATE
 from nolocod.doctor.findings import Finding, fail, failed, ok, warn
 from nolocod.errors import (
     InvitationError,
@@ -26,10 +27,11 @@ from nolocod.errors import (
     UsageError,
     VersionError,
 )
+from nolocod.node.config import NodeConfig
 from nolocod.node.data_directory import find_running
 from nolocod.observe.status import client
 from nolocod.observe.status.access import is_loopback
-from nolocod.observe.words import amount
+from nolocod.observe.words import amount, duration
 from nolocod.p2p.limits.connection_gater import ConnectionGater
 from nolocod.p2p.transport.listen_addresses import announced, claim, is_bridge
 from nolocod.p2p.transport.multiaddrs import dialable, endpoint
@@ -96,6 +98,9 @@ def disk(paths: DataDir, parameters: int | None) -> Finding:
         return ok("D05", text) if free >= _LITTLE else warn("D05", text)
     needed = room_for(parameters, there)
     text = f"{amount(free)} free, {amount(needed)} needed for the checkpoints of {parameters:,} parameters."
+    last = CHECKPOINT_BYTES * parameters / USUAL_RATE
+    text += f" The last one takes a disk of {amount(USUAL_RATE)}/s {duration(last)}: "
+    text += f"SIGTERM leaves it {NodeConfig.stop_within:.0f} s, or as long as --stop-within says."
     if free < needed:
         return fail("D05", text)
     return ok("D05", text) if free - needed >= _LITTLE else warn("D05", text)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
 from nolocod.doctor.findings import CHECKS, Finding, failed, ok, skipped, warn
 from nolocod.errors import DataError, NolocodError, TrainerError
@@ -117,6 +116,7 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     from nolocod.trainer.capture import Plan
     from nolocod.trainer.data import make_tokenizer
     from nolocod.trainer.devices import check_count, find_devices
+    from nolocod.trainer.memory import free as free_memory
     from nolocod.trainer.model import Place, check_memory, layout_of, read_config
 
     config = read_config(manifest, make_tokenizer(manifest.data, Path(job.base)).vocabulary)
@@ -133,8 +133,8 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size + layout.frozen:,} parameters already.")
     check_memory(layout, config.vocab_size, manifest, plan.exchange_size, places[0])
-    free = psutil.virtual_memory().available
-    return ok("D04", f"{layout.size + layout.frozen:,} parameters fit; {free / 1e9:.1f} GB of main memory are free.")
+    told = f"{layout.size + layout.frozen:,} parameters fit; {free_memory() / 1e9:.1f} GB of main memory are free."
+    return ok("D04", f"{told} None of it is locked.")
 
 
 def training_data(manifest: Manifest, job: Job) -> Finding:

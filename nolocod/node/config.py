@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LOOPBACK = Address("127.0.0.1", 0)
 _NO_LIMIT = Allowance()
+FAREWELL = 3.0
+"""Seconds of a stop for the farewell to peers and the month's bytes, at once, and for the end of the process."""
 
 
 @dataclass(frozen=True)

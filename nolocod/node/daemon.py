@@ -33,6 +33,7 @@ from nolocod.errors import (
 )
 from nolocod.node import data_directory
 from nolocod.node.base import BaseFiles
+from nolocod.node.config import FAREWELL
 from nolocod.node.gossips import keep_count, keep_registry
 from nolocod.node.guest import Guest
 from nolocod.node.host_checks import check_host, watch_loop
@@ -71,8 +72,6 @@ if TYPE_CHECKING:
     from nolocod.p2p.membership.amended import AmendedRun
     from nolocod.run.manifest import Sealed
 
-_FAREWELL = 3.0
-"""Seconds of a stop for the farewell to peers and the month's bytes, at once, and for the end of the process."""
 _ROOM_SECONDS = 60.0
 """Between two looks whether a model that fitted before fits again: others may have taken the memory in a pause."""
 _TRAINER_FAILURES = 3
@@ -158,7 +157,7 @@ class Node:
                     everything.cancel()
                 self._stop_in_order(everything)
                 if number == signal.SIGTERM:
-                    everything.deadline = trio.current_time() + self._config.stop_within - _FAREWELL
+                    everything.deadline = trio.current_time() + self._config.stop_within - FAREWELL
 
     def _stop_in_order(self, everything: trio.CancelScope) -> None:
         if self._loaded_trainer() is None:  # there is nothing to put in order
@@ -177,7 +176,7 @@ class Node:
                 nursery.start_soon(self._pause_policy.run)
                 nursery.start_soon(self._budget.run)
         finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL - 1):
+            with trio.CancelScope(shield=True), trio.move_on_after(FAREWELL - 1):
                 await self._budget.save()
 
     def _wants_another_trainer(self) -> Paused | None:
@@ -209,7 +208,7 @@ class Node:
                     pass
                 nursery.cancel_scope.cancel()
             finally:
-                with trio.CancelScope(shield=True), trio.move_on_after(_FAREWELL - 1):
+                with trio.CancelScope(shield=True), trio.move_on_after(FAREWELL - 1):
                     await mesh.leave()
                 self._config.paths.daemon.unlink(missing_ok=True)
         if self._cloned:

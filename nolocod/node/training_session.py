@@ -30,8 +30,6 @@ _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
 _GIVE_UP_SECONDS = 1.0
 """For an exchange that is given up to let go of the trainer."""
-_CHECKPOINT_SECONDS = 60.0
-"""Between two checkpoints at least, where the node's owner has no other wish."""
 
 Reason = Literal["stopped", "finished", "behind", "paused"]
 
@@ -54,7 +52,7 @@ class TrainingSession:
         self._emit = emit
         self.trainer_may_end = False
         """This pause has left all in a checkpoint, from which another trainer goes on."""
-        self._saved_at, self._rest = trio.current_time(), 0.0
+        self._saved_at, self._rest = trio.current_time(), rest_after(0, 0.0)
         self._stepped = trio.Event()
         self._began = trio.Event()
 
@@ -168,7 +166,7 @@ class TrainingSession:
             await self._stepped.wait()
             self._stepped = trio.Event()
             every = self._settings.checkpoint_every
-            if trio.current_time() - self._saved_at >= (max(_CHECKPOINT_SECONDS, self._rest) if every is None else every):
+            if trio.current_time() - self._saved_at >= (self._rest if every is None else every):
                 await self._checkpoint()
 
     async def _checkpoint(self, *, last: bool = False) -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nolocod.run.manifest import Data
     from nolocod.trainer.chat_template import ChatTemplate
 
-_STDLIB_BYTES = 20 << 20
+STDLIB_BYTES = 20 << 20
 """The most of the standard library that is read: enough for a small model, quick to tokenise."""
 _STDLIB_SKIP = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 _SUFFIXES = {"jsonl": {".jsonl", ".ndjson", ".json"}, "parquet": {".parquet"}}
@@ -355,7 +355,7 @@ def _stdlib_files() -> list[Path]:
             if name.endswith(".py"):
                 file = Path(folder, name)
                 total += file.stat().st_size
-                if total > _STDLIB_BYTES:
+                if total > STDLIB_BYTES:
                     return found
                 found.append(file)
     if not found:

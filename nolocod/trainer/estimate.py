@@ -1,7 +1,8 @@
-"""What a run would need of a node: memory, bytes, computing, before anything is allocated.
+"""What a run needs of a node: memory by process and device, bytes, disk, times, before anything is allocated.
 
-The rule: exact where it can be (parameters, weights, boxes, messages), and a formula with its source where not
-(floating-point operations, activations). Nothing is trained; `speed` alone computes, for half a second.
+The rule: exact where it can be (parameters, weights, boxes, messages, files, what a backward pass needs), a formula with its
+source where not, and the libraries' memory as this very process has it. Nothing is trained; `speed` alone computes, for half a
+second. What was measured (measure.py) takes the place of what was estimated, and no other formula is anywhere.
 """
 
 from __future__ import annotations
@@ -9,40 +10,72 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from nolocod.disk import USUAL_RATE, rest_after
+from nolocod.outer.codec import box_size
+from nolocod.run.manifest import CODEC_BYTES
 from nolocod.trainer import muon
+from nolocod.trainer.adapter import attach
+from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.capture import Plan
-from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, read_config
+from nolocod.trainer.checkpoint import KEPT
+from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
+from nolocod.trainer.files import REST
+from nolocod.trainer.inner import autocast
+from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, from_config, layout_of, read_config
+from nolocod.trainer.objective import NextToken
+from nolocod.trainer.prefetch import AHEAD, MOST
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from torch import Tensor
 
     from nolocod.run.manifest import Manifest
 
 EFFICIENCY = 0.4
 """Share of a bare matrix product's speed that an inner step reaches, by habit of transformers of some size; small ones
 reach less."""
+_HOLES, _MAPPED = 1.6, 32 << 20
+"""glibc's heap is so many times as large as what lies in it, where a step's tensors come and go; those of so many bytes have
+memory of their own, which goes back at once (mallopt(3), M_MMAP_THRESHOLD). `python -m tests.bench plan` holds it."""
 _SECONDS = 0.5
 _SIDE = 1024
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes and floating-point operations. `activations` is what one micro-batch keeps for its backward pass."""
+    """Bytes and floating-point operations of a run. `activations` is what a step takes beside its state: what one micro-batch
+    keeps for its backward pass, or Muon's scratch after that, whichever is more; and the holes that gradients leave."""
 
     parameters: int
     trained: int
     """As many of them; the others are frozen beside an adapter."""
     inner_steps: int
+    turns: int
     on_device: int
     activations: int
     on_host: int
+    """With what the largest exchange takes; the usual one ..."""
+    boxes: int
+    """... takes so much shared memory for both messages, ..."""
+    kept: int
+    """... and for the kept change."""
     message: int
-    """The largest message of an exchange, each way."""
+    """The largest message of an exchange, each way: about the whole model, and the first one about it."""
+    turn_message: int
+    """The usual one, about the part of one turn."""
+    checkpoint: int
+    """Of each that is kept, and of the copy that is written beside training."""
+    weights: int
+    """For a newcomer."""
+    text: int
+    """Read ahead, or mapped; what a node's own text adds is not known."""
     operations: float
     """Of one inner step."""
 
@@ -50,39 +83,132 @@ class Estimate:
         """How long an inner step takes on a device of `speed` operations per second in matrix products."""
         return self.operations / (EFFICIENCY * speed)
 
-    def round_seconds(self, speed: float) -> float:
-        """Inner steps from one outer step to the next."""
-        return self.inner_steps * self.step_seconds(speed)
 
-    def fewest_steps(self, speed: float, rate: int) -> int:
-        """Inner steps from one outer step to the next that leave the line free half of the time."""
-        return math.ceil(2 * self.exchange_seconds(rate) / self.step_seconds(speed))
+@dataclass(frozen=True)
+class Machine:
+    """Where a node runs: bytes per second of its line and its disk, and the seconds that an inner step takes it."""
 
-    def exchange_seconds(self, rate: int) -> float:
-        """How long an exchange takes on a line of `rate` bytes per second each way; latency is nothing beside it."""
-        return self.message / rate
+    step: float
+    down: float
+    up: float
+    disk: float = USUAL_RATE
+    network: int = 0
+    """Bytes of memory that the libraries of the network process take, ..."""
+    trainer: int = 0
+    """... and those of the trainer."""
+    processes: int = 1
+    """That share an inner step, each on a device of its own, or on the CPU."""
+    on_cpu: bool = True
 
 
-def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype = torch.bfloat16) -> Estimate:
+@dataclass(frozen=True)
+class Needs:
+    """What a node needs. Seconds, and bytes."""
+
+    phase: float
+    """From one exchange about the whole model to the next."""
+    exchange: float
+    """From the offer to the merge."""
+    busy: float
+    """The share of the time in which the line is; above 1 it cannot carry all."""
+    hidden: float
+    """The share of exchanges that fits behind inner steps."""
+    late: float
+    """Inner steps that are taken meanwhile, by which what the partner sent is merged late."""
+    fewest_steps: int
+    """Inner steps in a phase that leave the line free half of the time."""
+    fetch: float
+    """A newcomer's weights, from a member with a line like this one."""
+    saving: float
+    """A checkpoint, on the disk alone: beside training it rests between its pieces."""
+    saved_every: float
+    written: float
+    """A day."""
+    stop: float
+    """From SIGTERM to the end, at most."""
+    network_memory: int
+    trainer_memory: int
+    """Of all its processes; on the CPU with all that a device would hold."""
+    saving_memory: int
+    """While a checkpoint is written."""
+    device_memory: int
+    """Of each device."""
+    disk: int
+    """Checkpoints with the one that is written, and two files of weights for newcomers."""
+
+
+def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
+    """What a node of the `run` needs on this `machine`; a stop waits at most `grace` seconds for an exchange."""
+    rate, step = min(machine.down, machine.up), machine.step  # both directions at once
+    phase, line = run.inner_steps * step, run.turns * run.turn_message / rate
+    busy = line / phase
+    # What is due goes together: on a line that cannot keep up, the whole model. And one waits for the end of an inner step
+    # twice, before the capture and before the merge: half of one each.
+    exchange = (line if busy > 1 else line / run.turns) + step
+    saving = run.checkpoint / machine.disk
+    every = rest_after(run.checkpoint, saving)
+    each = run.on_device + run.activations
+    host = machine.trainer + BYTES_ON_HOST * run.trained + run.boxes + run.kept + run.text
+    others = machine.processes - 1
+    trainer = host + others * machine.trainer + (machine.processes * each if machine.on_cpu else 0)
+    return Needs(
+        phase=phase,
+        exchange=exchange,
+        busy=busy,
+        hidden=min(1.0, 1 / busy),
+        late=exchange / step,
+        fewest_steps=math.ceil(2 * line / step),
+        # a member ends a step and writes them beside training, at its leisure
+        fetch=step + (1 + REST) * run.weights / machine.disk + run.weights / rate,
+        saving=saving,
+        saved_every=every,
+        written=run.checkpoint * 86_400 / every,
+        stop=step + min(grace, exchange) + saving,
+        network_memory=machine.network,
+        trainer_memory=trainer,
+        saving_memory=trainer + run.checkpoint,
+        device_memory=0 if machine.on_cpu else each,
+        disk=(KEPT + 1) * run.checkpoint + 2 * run.weights,
+    )
+
+
+def estimate(
+    manifest: Manifest, base: Path | None = None, frozen: torch.dtype = torch.bfloat16, devices: Sequence[torch.device] = ()
+) -> Estimate:
     """Work it out; `base` is the folder of the model that the run starts from, and `frozen` the type in which the device holds
     it beside an adapter. RunFileError if the model is not possible."""
     config = read_config(manifest, make_tokenizer(manifest.data, base).vocabulary)
     layout = layout_of(config, manifest.adapter)
-    inner = manifest.inner
+    inner, turns = manifest.inner, manifest.outer.turns
     # by the names that transformers maps them to; 0 where an architecture has none
     layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
     forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
-    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
+    device = devices[0] if devices else torch.device("cpu")
+    plan = Plan(manifest.codec, manifest.outer, layout.fragments(turns))
+    at_once = min(inner.batch, math.ceil(inner.batch * inner.accumulation / max(1, len(devices))))
+    ahead = 2 * min(AHEAD, MOST * 8 * inner.batch * inner.accumulation * (inner.sequence + 1))
+    moments = 2 * layout.size - (sum(map(math.prod, layout.matrices)) if inner.optimizer == "muon" else 0)
+    largest = box_size(manifest.codec, plan.fragments[:1])
+    turn_message = math.ceil(CODEC_BYTES[manifest.codec] * layout.size / turns)
     return Estimate(
         parameters=layout.size + layout.frozen,
         trained=layout.size,
         inner_steps=inner.steps,
+        turns=turns,
         on_device=bytes_on_device(layout, manifest, frozen),
-        # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198,
-        # Eq. 1, twice as many for float32), and the logits three times over.
-        activations=inner.batch * inner.sequence * (68 * layers * hidden + 12 * int(config.vocab_size)),
+        activations=max(
+            _activations(config, manifest, frozen, at_once, device),
+            muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
+        )
+        + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
+        boxes=largest + min(largest, outbox_offset(largest)),
+        kept=plan.kept.itemsize * plan.fragments[0].size,
         message=plan.box_size,
+        turn_message=turn_message,
+        checkpoint=4 * (3 * layout.size + moments),  # phi, delta, theta
+        weights=4 * layout.size,
+        text={"hub": ahead, "stdlib": STDLIB_BYTES}.get(manifest.data.source, 0),
         # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B); what
         # is frozen has no gradient
         operations=forward
@@ -90,6 +216,39 @@ def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype =
         * (6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layers * hidden * inner.sequence)
         + (sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0),
     )
+
+
+def _activations(config: Any, manifest: Manifest, frozen: torch.dtype, windows: int, device: torch.device) -> int:  # noqa: ANN401 - transformers has no common typed base
+    """Bytes that `windows` keep for their backward pass, and the gradient of their logits, with which it begins: as a forward
+    pass on tensors without values tells."""
+    sequence, vocabulary = manifest.inner.sequence, int(config.vocab_size)
+    kept: dict[int, Tensor] = {}
+
+    def keep(one: Tensor) -> Tensor:
+        kept.setdefault(one.untyped_storage()._cdata, one)
+        return one
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), device:
+            model = from_config(config)
+            if manifest.adapter is not None:
+                attach(model.to(frozen), manifest.adapter)
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one), autocast(device):
+                NextToken().loss(model, torch.zeros(windows, sequence + 1, dtype=torch.int64), device)
+            for own in (*model.parameters(), *model.buffers()):
+                kept.pop(own.untyped_storage()._cdata, None)
+            sizes = [one.untyped_storage().nbytes() for one in kept.values()]
+    except Exception:  # noqa: BLE001 - what does without values is said in many ways; a mixture chooses experts by them
+        # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198, Eq. 1,
+        # twice as many for float32), and the logits twice.
+        layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
+        sizes = [windows * sequence * 34 * hidden] * 2 * layers + [windows * sequence * 4 * vocabulary] * 2
+    sizes.append(windows * sequence * 4 * vocabulary)
+    return sum(sizes) + _holes(sizes, device)
+
+
+def _holes(sizes: Sequence[int], device: torch.device) -> int:
+    return round(sum((_HOLES - 1) * size for size in sizes if device.type == "cpu" and size < _MAPPED))
 
 
 def speed(device: torch.device) -> float:

@@ -15,12 +15,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil
-
 from nolocod.disk import check_room
 from nolocod.errors import LocalError
 from nolocod.observe.events import Checkpointed
-from nolocod.trainer import checkpoint, pipe
+from nolocod.trainer import checkpoint, memory, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +33,7 @@ _ROOM = 1.25
 """Free memory must be so many times a copy's size."""
 
 
-_REST, _LONGEST_REST = 3.0, 1.0
+REST, _LONGEST_REST = 3.0, 1.0
 """Times as long as it wrote a piece the thread rests, this many seconds at most: the memory's bus and the caches are training's
 too."""
 
@@ -54,7 +52,7 @@ class _Pace:
 
     def __call__(self) -> None:
         began = time.perf_counter()
-        if self._give_up.wait(min(_REST * (began - self._since), _LONGEST_REST)):
+        if self._give_up.wait(min(REST * (began - self._since), _LONGEST_REST)):
             raise _GivenUpError
         self._since = time.perf_counter()
         self.rested += self._since - began
@@ -118,7 +116,7 @@ class Files:
             same, standing = [], replica.standing
             tensors, metadata = replica.snapshot()
         size = checkpoint.size_of(tensors)
-        room = psutil.virtual_memory().available > _ROOM * size
+        room = memory.free() > _ROOM * size
         aside = aside and room
         leaves = isinstance(command, pipe.Checkpoint) and command.last and replica.device.type != "cpu"
         leaves = leaves and room and _fits(self._setup.checkpoints, size)  # a full disk must not cost what is there alone

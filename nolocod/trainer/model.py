@@ -17,13 +17,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLongError, UnsupportedModelError, on_one_line
 from nolocod.outer.codec.blocks import Fragment, fragments_of
+from nolocod.trainer import memory
 from nolocod.trainer.adapter import attach, frozen_matrices, linear_layers, trained
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     parameters = layout.size + layout.frozen
     on_device = place.processes * bytes_on_device(layout, manifest, fast_kind(device), place.bits)
     on_host = BYTES_ON_HOST * layout.size + boxes
-    free = psutil.virtual_memory().available
+    free = memory.free()
     if device.type == "cuda":
         _require(on_host, free, parameters, "of main memory")
         on_host, free = 0, torch.cuda.mem_get_info(device)[0]

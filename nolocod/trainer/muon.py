@@ -8,6 +8,7 @@ leave a step out without asking the device; here equal shapes go together, in th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,6 +68,13 @@ def orthogonal(stack: Tensor, kind: torch.dtype) -> Tensor:
         gram = found @ found.mT
         found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
     return found if wide is stack else found.mT
+
+
+def scratch(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Bytes that a step takes beside gradients and momentum, in float32: of the matrices that go together their directions, the
+    stack of these, and two more in the iteration."""
+    together = (min(count, max(1, _MOST // math.prod(shape))) * math.prod(shape) for shape, count in Counter(shapes).items())
+    return 4 * 4 * max(together, default=0)
 
 
 def operations(shape: tuple[int, ...]) -> float:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AHEAD = 32 << 20
+AHEAD = 32 << 20
 """Bytes that are read ahead, and as many that are kept to be trained on again."""
-_MOST = 256
+MOST = 256
 """Inner steps' windows that are, where they are small."""
 _PATIENCE = 10.0
 """Seconds for which training waits for a source that is not known to be broken."""
@@ -82,7 +82,7 @@ class Prefetched:
         self._held_out = held_out
         self._supply = supply
         self._position = stream.position
-        kept = max(1, min(_AHEAD // (held_out.itemsize * held_out.shape[1] * count), _MOST))
+        kept = max(1, min(AHEAD // (held_out.itemsize * held_out.shape[1] * count), MOST))
         self._ahead: Queue[tuple[NDArray[np.int64], Position] | NolocodError] = Queue(kept)
         self._recent: deque[NDArray[np.int64]] = deque(maxlen=kept)
         self._trouble = ""

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-import psutil
 import trio
 
 from nolocod.errors import NoBootstrapError, NolocodError, RemoteError
@@ -21,6 +20,7 @@ from nolocod.p2p.transport.multiaddrs import split
 from nolocod.p2p.transport.requests import Terms, ask
 from nolocod.p2p.transport.stream import GOSSIP
 from nolocod.proto import nolocod_pb2 as pb
+from nolocod.trainer import memory
 from nolocod.watch.observer import TIMING, open_seeker
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ async def tell(seeker: Seeker, said: Announcement) -> dict[PeerId, RemoteError]:
 
 def fits(said: Announcement) -> bool:
     """Whether this machine has the memory that a node of the run needs, on its device or without one."""
-    return said.memory <= psutil.virtual_memory().total
+    return said.memory <= memory.total()
 
 
 def _swarm(seeker: Seeker) -> Swarm:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import NolocodError
-from tests.bench import contest, exchange_run, messages, report, transport, utilisation, wan
-from tests.bench.base import Options
+from tests.bench import contest, exchange_run, messages, plan, report, transport, utilisation, wan
+from tests.bench.base import BenchError, Options
 from tests.bench.node import node
 from tests.bench.training import training
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-_PARTS = ("exchange", "transport", "relay", "training", "node", "wan", "utilisation", "messages")
+_PARTS = ("exchange", "transport", "relay", "training", "node", "wan", "utilisation", "messages", "plan")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,6 +59,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> None:
         options.into.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
         (options.into / "benchmarks.md").write_text(report.to_markdown(table), encoding="utf-8")
+        if wrong := table[part].get("wrong"):
+            raise BenchError("; ".join(wrong))
 
 
 def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
@@ -82,6 +84,8 @@ def _measure(part: str, options: argparse.Namespace, say: Callable[[str], None])
         case "messages":
             worst = messages.measure(rounds, say)
             return {"text": worst.to_text(), "figures": worst.to_figures()}
+        case "plan":
+            return plan.measure(say)
         case _:
             return utilisation.measure(Options(model="10m", codec="bfloat16", pairs=min(3, rounds)), say).to_table()
 

@@ -84,6 +84,7 @@ def to_markdown(table: Table) -> str:
         ("wan", "A long way", "python -m tests.bench wan"),
         ("utilisation", "Utilisation over a long way", "python -m tests.bench utilisation"),
         ("messages", "The worst message of each kind", "python -m tests.bench messages"),
+        ("plan", "What `create --plan --measure` says, beside what two daemons do", "python -m tests.bench plan"),
     ):
         if name in table:
             parts.append(f"## {title}\n\nAs `{command}` prints it:\n\n```\n{table[name]['text']}\n```\n")

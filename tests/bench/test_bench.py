@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.bench import contest, probe, report, venvs, wan
+from tests.bench import contest, plan, probe, report, venvs, wan
 from tests.bench.__main__ import main, size
 from tests.bench.base import BenchError, spread
 from tests.bench.exchange_run import model_of
@@ -313,3 +313,20 @@ def test_what_is_started_in_the_block_is_bound_to_its_cores() -> None:
 
 def test_a_spread_is_median_least_and_greatest() -> None:
     assert spread([3.0, 1.0, 2.0], digits=1) == "2.0 (1.0-3.0)"
+
+
+# --- what is planned ------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_is_off_is_wrong_either_way_and_a_bound_only_where_it_is_passed() -> None:
+    found = plan.Compared("a model", 1.0)
+    for name, planned in (
+        ("much", 116.0),
+        ("enough", 114.0),
+        ("little", 84.0),
+        ("much, at most", 900.0),
+        ("little, at most", 80.0),
+    ):
+        found.add(name, planned, 100.0)
+    assert [text.split(": ")[1] for text in found.wrong] == ["much +16%", "little -16%", "little, at most -20%"]
+    assert "84" in found.to_text()

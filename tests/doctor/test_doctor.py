@@ -143,6 +143,7 @@ def test_the_disk_against_the_models_checkpoints(paths: DataDir) -> None:
     too_large = local.disk(paths, 10**12)
     assert too_large.status == "fail"
     assert "68 TB needed" in too_large.found
+    assert "takes a disk of 200 MB/s 27.8 h: SIGTERM leaves it 10 s" in too_large.found
     paths.checkpoints.mkdir(parents=True)
     with (paths.checkpoints / "one").open("wb") as file:
         file.truncate(40_000_000)

@@ -100,3 +100,11 @@ def test_layers_matrices_are_muon_s_and_nothing_else_is(model: dict[str, object]
     saved = bytes_on_device(layout, adamw, torch.float32) - bytes_on_device(layout, manifest, torch.float32)
     assert bytes_on_device(layout, adamw, torch.float32) == 16 * layout.size
     assert saved == 4 * sum(parameter.numel() for parameter in chosen.values())
+
+
+def test_the_scratch_of_a_step_is_four_stacks_of_the_matrices_that_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(8, 8)] * 3 + [(8, 16)] * 2
+    assert muon.scratch(shapes) == 4 * 4 * 2 * 8 * 16
+    monkeypatch.setattr(muon, "_MOST", 150)
+    assert muon.scratch(shapes) == 4 * 4 * 2 * 8 * 8, "as many as are computed at once, one at least"
+    assert muon.scratch([]) == 0

@@ -16,7 +16,7 @@ import torch
 from nolocod.errors import DiskFullError, TrainerError
 from nolocod.observe.events import Checkpointed, MicroBatch
 from nolocod.proto.types import Applied, Description, Inspection, describe
-from nolocod.trainer import checkpoint, files, pipe, worker
+from nolocod.trainer import checkpoint, files, memory, pipe, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.replica import Replica
@@ -395,8 +395,8 @@ def test_the_last_checkpoint_waits_for_no_other(parent: Parent, disk: threading.
 def test_without_room_for_a_copy_the_weights_themselves_are_written(
     parent: Parent, disk: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(files, "_ROOM", 1e9)
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    monkeypatch.setattr(memory, "free", lambda: 0)
     parent.ask(pipe.Train(), NoneType)
     parent.ask(pipe.Checkpoint(1), NoneType)
     saved = msgspec.msgpack.decode(written(parent).result, type=Checkpointed)
