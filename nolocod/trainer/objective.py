@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
 if TYPE_CHECKING:
@@ -41,18 +42,22 @@ class Objective(Protocol):
 
 
 def cross_entropy(model: torch.nn.Module, windows: Tensor) -> Tensor:
-    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1))."""
-    return _loss_of(model(input_ids=windows[:, :-1]).logits, windows)
+    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1)), by whole logits."""
+    return functional.cross_entropy(model(input_ids=windows[:, :-1]).logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
-def _loss_of(logits: Tensor, windows: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
-
-
-def balance(model: torch.nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of `windows` alone, and with what a mixture of experts adds so that all get tokens."""
-    logits, added = _run(model, input_ids=windows[:, :-1])
-    loss = _loss_of(logits, windows)
+def _mean(
+    model: torch.nn.Module, head: torch.nn.Linear | None, rows: Tensor | None, ids: Tensor, **given: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of `ids`, which the logits at `rows` say (None: all), and with what a mixture of experts adds to it so that
+    all get tokens. `head`: the model's, if it is a plain one."""
+    if head is not None:
+        with losing(head, rows, ids):
+            loss, added = _run(model, **given)
+    else:
+        logits, added = _run(model, **given)
+        logits = logits.flatten(0, 1)
+        loss = functional.cross_entropy((logits if rows is None else logits[rows]).float(), ids)
     return loss, loss if added is None else loss + added
 
 
@@ -69,11 +74,16 @@ def _run(model: torch.nn.Module, **given: Tensor) -> tuple[Tensor, Tensor | None
 class NextToken:
     """Every token of a text, with all before it in its window."""
 
+    def __init__(self, head: torch.nn.Linear | None = None) -> None:
+        """`head`: the model's, if it is a plain one (head.py)."""
+        self._head = head
+
     def weight(self, windows: Tensor) -> int:
         return len(windows)
 
     def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        return balance(model, windows.to(device))
+        windows = windows.to(device)
+        return _mean(model, self._head, None, windows[:, 1:].flatten(), input_ids=windows[:, :-1])
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,8 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
 class Answers:
     """The tokens that the assistant said, each with those before it in its document."""
 
-    def __init__(self, *, packed: bool) -> None:
+    def __init__(self, head: torch.nn.Linear | None = None, *, packed: bool) -> None:
+        self._head = head
         self._packed = packed
 
     def weight(self, windows: Tensor) -> int:
@@ -117,9 +128,7 @@ class Answers:
 
     def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         batch = _batch(windows, device, packed=self._packed)
-        logits, added = _run(model, **batch.given)
-        loss = functional.cross_entropy(logits.flatten(0, 1)[batch.places].float(), batch.ids)
-        return loss, loss if added is None else loss + added
+        return _mean(model, self._head, batch.places, batch.ids, **batch.given)
 
 
 class Preferences:
@@ -155,13 +164,13 @@ class Preferences:
 def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
     """What the run makes small. `model` has its first weights, which are the reference of preferences: a copy is kept."""
     if manifest.data.kind == "text":
-        return NextToken()
+        return NextToken(plain_head(model))
     packed = keeps_apart(model)
     if manifest.data.kind == "preference":
         frozen = {id(one): one for one in model.parameters() if not one.requires_grad}  # beside an adapter: no second base
         reference = copy.deepcopy(model, frozen).eval().requires_grad_(False)
         return Preferences(reference, manifest.data.beta, packed=packed)
-    return Answers(packed=packed)
+    return Answers(plain_head(model), packed=packed)
 
 
 @torch.no_grad()
