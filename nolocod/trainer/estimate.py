@@ -16,7 +16,7 @@ import torch
 from nolocod.trainer import muon
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, activations, bytes_on_device, fast_kind, layout_of, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,9 +78,7 @@ def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype =
         trained=layout.size,
         inner_steps=inner.steps,
         on_device=bytes_on_device(layout, manifest, frozen),
-        # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198,
-        # Eq. 1, twice as many for float32), and the logits three times over.
-        activations=inner.batch * inner.sequence * (68 * layers * hidden + 12 * int(config.vocab_size)),
+        activations=activations(layout, int(config.vocab_size), manifest, inner.batch),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         message=plan.box_size,
         # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B); what
@@ -93,8 +91,8 @@ def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype =
 
 
 def speed(device: torch.device) -> float:
-    """Floating-point operations per second of a matrix product on `device`, in bfloat16 where training computes in it."""
-    kind = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    """Floating-point operations per second of a matrix product on `device`, in the type that training computes in there."""
+    kind = fast_kind(device) if device.type == "cuda" else torch.float32
     one = torch.randn(_SIDE, _SIDE, dtype=kind, device=device)
     one @ one  # the first one loads what computes
     done, began = 0, time.perf_counter()
