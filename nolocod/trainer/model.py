@@ -101,6 +101,8 @@ class Place:
     """In which the base beside an adapter lies."""
     processes: int = 1
     """That train on the same device: those of a node on the CPU share its memory."""
+    spares_memory: bool = False
+    """Whether layers are computed twice from the first step on."""
 
 
 ON_CPU = Place(torch.device("cpu"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from transformers import masking_utils
 
 from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from nolocod.run.manifest import Manifest
@@ -61,13 +65,40 @@ def _mean(
     return loss, loss if added is None else loss + added
 
 
+def _is_taken(name: str, model: torch.nn.Module) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def _there(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor`, which is in main memory, on `device`: a GPU gets it while we go on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _parted(positions: Tensor) -> Tensor:
+    """By number, in which document of its row each token is."""
+    return (positions.diff(prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+
+
+@contextmanager
+def _knowing(*, packed: bool) -> Iterator[None]:
+    """transformers asks the device, and waits for it, whether rows hold several documents: we know."""
+    asks = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _parted if packed else lambda _: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asks
+
+
 def _run(model: torch.nn.Module, **given: Tensor) -> tuple[Tensor, Tensor | None]:
     """The logits, and what a mixture of experts adds to the loss (arXiv 2101.03961, Eq. 4), times the configuration's
     `router_aux_loss_coef`; None of models without that."""
     share = getattr(model.config, "router_aux_loss_coef", None)
-    if not share or "output_router_logits" not in inspect.signature(model.forward).parameters:
-        return model(**given).logits, None
-    output = model(**given, output_router_logits=True)
+    asked = {"output_router_logits": True} if share and _is_taken("output_router_logits", model) else {}
+    with _knowing(packed="position_ids" in given):
+        output = model(**given, **asked)
+    if not asked:
+        return output.logits, None
     return output.logits, None if output.aux_loss is None else share * output.aux_loss
 
 
@@ -82,7 +113,7 @@ class NextToken:
         return len(windows)
 
     def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        windows = windows.to(device)
+        windows = _there(windows, device)
         return _mean(model, self._head, None, windows[:, 1:].flatten(), input_ids=windows[:, :-1])
 
 
@@ -97,7 +128,9 @@ class _Batch:
     ids: Tensor
     """... and which it is ..."""
     documents: Tensor
-    """... and in which document, of those with such tokens."""
+    """... and in which document, of those with such tokens ..."""
+    answers: int
+    """... which are so many."""
 
 
 def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
@@ -113,7 +146,8 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
     _, documents = torch.unique(begins.flatten().cumsum(0).view_as(windows)[:, 1:].flatten()[learnt], return_inverse=True)
     given = {"input_ids": ids[:, :-1]} | ({"position_ids": positions[:, :-1]} if packed else {})
     found = learnt.nonzero().flatten(), ids[:, 1:].flatten()[learnt], documents
-    return _Batch({name: one.to(device) for name, one in given.items()}, *(one.to(device) for one in found))
+    there = (_there(one, device) for one in found)
+    return _Batch({name: _there(one, device) for name, one in given.items()}, *there, answers=len(documents.unique()))
 
 
 class Answers:
@@ -157,7 +191,7 @@ class Preferences:
         """The logarithm of each answer's probability."""
         logits, added = _run(model, **batch.given)
         each = -functional.cross_entropy(logits.flatten(0, 1)[batch.places].float(), batch.ids, reduction="none")
-        answers = each.new_zeros(int(batch.documents.max()) + 1)
+        answers = each.new_zeros(batch.answers)
         return answers.index_add(0, batch.documents, each), added
 
 
@@ -176,7 +210,7 @@ def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
 @torch.no_grad()
 def keeps_apart(model: Any) -> bool:  # noqa: ANN401 - transformers has no common typed base
     """Whether positions that begin anew keep a document from those before it in its row: tried on eight tokens."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if not _is_taken("position_ids", model):
         return False
     device, was_training = next(model.parameters()).device, model.training
     ids = torch.arange(8, device=device)[None] % model.config.vocab_size

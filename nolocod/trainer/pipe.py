@@ -45,6 +45,10 @@ class Setup(Message, frozen=True, kw_only=True):
     """The folder of the model that the run starts from; None where it starts from a seed."""
     base_bits: int = 16
     """In which the base beside an adapter lies: 16, 8 or 4."""
+    spare_memory: bool = False
+    """Whether layers are computed twice, so that less is kept of them."""
+    tf32: bool = False
+    """Whether a GPU may multiply float32 in TF32."""
     clip_change: float | None = None
     """The longest |theta - phi| that one outer step takes along; None for any."""
     amendments: bytes = b""
