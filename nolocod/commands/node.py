@@ -128,7 +128,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         default=16,
         help="in which the base beside an adapter lies here (%(default)s)",
     )
-    add("--spare-memory", action="store_true", help="compute layers twice, a third slower, and keep less of them meanwhile")
+    add("--spare-memory", action="store_true", help="compute layers twice, and keep less of them meanwhile")
     add("--tf32", action="store_true", help="let an NVIDIA GPU round what it multiplies in float32 (TF32)")
     add(
         "--clip-change",

@@ -28,7 +28,9 @@ class Duty:
 
     def __init__(self) -> None:
         self._ended, self._took = 0.0, 0.0  # the last inner step
-        self._asked: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # where the one that may be under way begins and ends
+        self._asked: tuple[torch.cuda.Event, torch.cuda.Event] | None = (
+            None  # where the one that may be under way begins and ends
+        )
 
     def step(self, replica: Replica) -> float:
         """Take an inner step; returns its seconds, or those of the one before."""
@@ -43,12 +45,12 @@ class Duty:
         return self._took
 
     def _ahead(self, replica: Replica) -> float | None:
-        """Ask the card for an inner step, and wait for the one before; returns the seconds of that, None if there is none. With a
-        rest, wait for this one: else the card would compute then what was only asked of it."""
+        """Ask the card for an inner step, and wait for the one before; returns the seconds of that, None if there is none.
+        With a rest, wait for this one: else the card would compute then what was only asked of it."""
         import torch
 
         with torch.cuda.device(replica.device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             replica.step()
             end.record()

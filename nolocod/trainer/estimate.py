@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nolocod.run.manifest import Manifest
+    from nolocod.trainer.model import Layout
 
 EFFICIENCY = 0.4
 """Share of a bare matrix product's speed that an inner step reaches, by habit of transformers of some size; small ones
@@ -69,9 +70,6 @@ def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype =
     config = read_config(manifest, make_tokenizer(manifest.data, base).vocabulary)
     layout = layout_of(config, manifest.adapter)
     inner = manifest.inner
-    # by the names that transformers maps them to; 0 where an architecture has none
-    layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
-    forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     return Estimate(
         parameters=layout.size + layout.frozen,
@@ -81,13 +79,18 @@ def estimate(manifest: Manifest, base: Path | None = None, frozen: torch.dtype =
         activations=activations(layout, int(config.vocab_size), manifest, inner.batch),
         on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
         message=plan.box_size,
-        # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B); what
-        # is frozen has no gradient
-        operations=forward
-        * inner.tokens_per_step
-        * (6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layers * hidden * inner.sequence)
-        + (sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0),
+        operations=operations(layout, manifest),
     )
+
+
+def operations(layout: Layout, manifest: Manifest) -> float:
+    """Of one inner step: 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311,
+    appendix B); what is frozen has no gradient."""
+    inner = manifest.inner
+    forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
+    each = 6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layout.states * inner.sequence
+    optimizer = sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0
+    return forward * inner.tokens_per_step * each + optimizer
 
 
 def speed(device: torch.device) -> float:

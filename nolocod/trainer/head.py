@@ -38,7 +38,7 @@ class _Output:
 
 @contextmanager
 def _replaced(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    module.forward = forward  # type: ignore[method-assign] # of this object alone
+    module.forward = forward  # of this object alone
     try:
         yield
     finally:
@@ -85,7 +85,7 @@ class _Loss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         ids: Tensor,
-        learns: bool,  # noqa: FBT001 - torch calls by position
+        learns: bool,
     ) -> Tensor:
         device = hidden.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -123,7 +123,11 @@ class _Loss(torch.autograd.Function):
         return total / len(ids)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override] # noqa: ANN401 - as above
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - as above
         found, ctx.found = ctx.found, ()  # else autograd would copy them
         scale = upstream / ctx.count
-        return (*(None if one is None else one.mul_(scale).to(kind) for one, kind in zip(found, ctx.kinds, strict=True)), None, None)
+        return (
+            *(None if one is None else one.mul_(scale).to(kind) for one, kind in zip(found, ctx.kinds, strict=True)),
+            None,
+            None,
+        )

@@ -126,8 +126,8 @@ class Inner:
     def __init__(
         self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int, objective: Objective
     ) -> None:
-        """`at_once`: windows that are computed together at first, and halved for good where memory does not take them. 0 is one,
-        whose layers are computed twice, as they are in the end where memory does not take one otherwise."""
+        """`at_once`: windows that are computed together at first, and halved for good where memory does not take them. 0 is
+        one, whose layers are computed twice, as they are in the end where memory does not take one otherwise."""
         self.at_once = max(1, at_once)
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
         rest = [parameter for name, parameter in sorted(trained(model).items()) if name not in by_muon]
@@ -162,8 +162,8 @@ class Inner:
             parameter.grad = part.view_as(parameter)
 
     def spare_memory(self) -> bool:
-        """Compute layers twice from now on, so that no more is kept of them than what they are given. False if it is so already,
-        or transformers cannot do it with this model."""
+        """Compute layers twice from now on, so that no more is kept of them than what they are given. False if it is so
+        already, or transformers cannot do it with this model."""
         if self.spares_memory or not getattr(self._model, "supports_gradient_checkpointing", False):
             return False
         enable = getattr(self._model, "activation_checkpointing_enable", None) or self._model.gradient_checkpointing_enable

@@ -253,8 +253,8 @@ def _by_number(name: str) -> list[str | int]:
 
 def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, place: Place) -> int:
     """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits; 0 where one does
-    if its layers are computed twice, and keep no more than what they are given. Raises ModelTooLargeError if training cannot fit,
-    before anything large is allocated.
+    if its layers are computed twice, and keep no more than what they are given. Raises ModelTooLargeError if training cannot
+    fit, before anything large is allocated.
 
     Weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes: outbox, inbox and the kept
     change), and activations.

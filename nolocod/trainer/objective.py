@@ -146,8 +146,9 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
     _, documents = torch.unique(begins.flatten().cumsum(0).view_as(windows)[:, 1:].flatten()[learnt], return_inverse=True)
     given = {"input_ids": ids[:, :-1]} | ({"position_ids": positions[:, :-1]} if packed else {})
     found = learnt.nonzero().flatten(), ids[:, 1:].flatten()[learnt], documents
-    there = (_there(one, device) for one in found)
-    return _Batch({name: _there(one, device) for name, one in given.items()}, *there, answers=len(documents.unique()))
+    places, learnt_ids, among = (_there(one, device) for one in found)
+    there = {name: _there(one, device) for name, one in given.items()}
+    return _Batch(there, places, learnt_ids, among, len(documents.unique()))
 
 
 class Answers:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nolocod.errors import NolocodError  # noqa: TC001 - as below
-from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead, TextSupply  # noqa: TC001 - as below
+from nolocod.observe.events import Evaluated, InnerSteps, MemoryTaken, MicroBatch, SamplesRead, TextSupply  # noqa: TC001 - as below
 from nolocod.proto.types import Built, Description, SnapshotParts, Standing
 
 MAX_MESSAGE = 64 << 20
@@ -249,6 +249,10 @@ class Fitted(Message, frozen=True):
     event: MicroBatch
 
 
+class Taken(Message, frozen=True):
+    event: MemoryTaken
+
+
 class Written(Message, frozen=True):
     """What became of file `number`, as in Answer."""
 
@@ -267,7 +271,7 @@ def failed(error: NolocodError) -> Failed:
     return Failed(error.code, error.cause, error.remedy)
 
 
-Reply = Answer | Trained | EvaluatedReport | Supplied | Read | Fitted | Written
+Reply = Answer | Trained | EvaluatedReport | Supplied | Read | Fitted | Taken | Written
 
 
 def encode(message: Request | Reply) -> bytes:

@@ -26,7 +26,9 @@ ROWS = 6
 def model_of(kind: str, **more: object) -> torch.nn.Module:
     torch.manual_seed(0)
     keys = CASES.get(kind, {}) | more
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=256, use_cache=False, **keys))
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, vocab_size=256, use_cache=False, **keys)
+    )
     return model.eval()
 
 

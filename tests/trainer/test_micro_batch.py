@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import resource
+import socket
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -15,11 +16,14 @@ import torch
 from nolocod.errors import ModelTooLargeError
 from nolocod.run.manifest import Inner
 from nolocod.trainer import on_device
+from nolocod.trainer.boxes import anonymous_file
+from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.head import CHUNK
 from nolocod.trainer.inner import halved
 from nolocod.trainer.model import BYTES_ON_HOST, ON_CPU, Layout, bytes_on_device, check_memory, layout_of, read_config
+from nolocod.trainer.worker import Worker
 from tests.support.architectures import CASES
-from tests.support.trainer_parts import MODEL, make_replica, sealed_run
+from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,6 +154,16 @@ def test_how_much_is_computed_at_once_follows_from_what_fits(monkeypatch: pytest
     whole = dataclasses.replace(layout, plain_head=False)
     assert fitting(3 * logits + 256 * 17 * token, whole) == 1
     assert fitting(3 * logits + 256 * 17 * token - 1, whole) == 0
+
+
+def test_the_trainer_is_told_to_spare_memory_and_may_use_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    for spares in (False, True):
+        worker = Worker(ChildEnd(socket.socketpair()[0].detach()), anonymous_file("boxes"))
+        worker._load(setup_for(sealed_run(), tmp_path, spare_memory=spares, tf32=spares))
+        assert worker._replica is not None
+        assert worker._replica._inner.spares_memory == spares
+        assert torch.backends.cuda.matmul.allow_tf32 == spares
 
 
 def test_a_replica_for_which_one_window_hardly_fits_computes_layers_twice(

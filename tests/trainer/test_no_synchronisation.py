@@ -1,4 +1,4 @@
-"""An inner step reads nothing back from the device. On a processor what would is found by its operations; on a GPU torch says so."""
+"""An inner step reads nothing back from the device. On a processor what would is found by its operations; on a GPU by torch."""
 
 from __future__ import annotations
 
