@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +24,7 @@ from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 _APART = 1e-5
 """Of the largest logit: how far the logits of a document may be from those that it has alone."""
+
+
+_packed: ContextVar[bool | None] = ContextVar("packed", default=None)
+_asks: Callable[[Tensor], Tensor | None] = masking_utils.find_packed_sequence_indices
 
 
 class Objective(Protocol):
@@ -79,15 +84,22 @@ def _parted(positions: Tensor) -> Tensor:
     return (positions.diff(prepend=positions[:, :1] - 1) != 1).cumsum(-1)
 
 
+def _documents(positions: Tensor) -> Tensor | None:
+    """In place of what transformers asks the device, and waits for: whether rows hold several documents. We know."""
+    packed = _packed.get()
+    if packed is None:
+        return _asks(positions)
+    return _parted(positions) if packed else None
+
+
 @contextmanager
 def _knowing(*, packed: bool) -> Iterator[None]:
-    """transformers asks the device, and waits for it, whether rows hold several documents: we know."""
-    asks = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = _parted if packed else lambda _: None
+    """That rows of what is computed hold several documents, or do not."""
+    known = _packed.set(packed)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = asks
+        _packed.reset(known)
 
 
 def _run(model: torch.nn.Module, **given: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -198,6 +210,7 @@ class Preferences:
 
 def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
     """What the run makes small. `model` has its first weights, which are the reference of preferences: a copy is kept."""
+    masking_utils.find_packed_sequence_indices = _documents
     if manifest.data.kind == "text":
         return NextToken(plain_head(model))
     packed = keeps_apart(model)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import masking_utils
 
 from nolocod.run.manifest import Data, Inner
 from nolocod.trainer import objective
@@ -65,11 +67,22 @@ def test_an_inner_step_asks_the_device_for_nothing(
 
 
 def test_transformers_would_ask_whether_rows_hold_several_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "_knowing", lambda **_: contextlib.nullcontext())
     replica = make_replica(sealed_run(), tmp_path)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", objective._asks)
     with watched(monkeypatch) as found:
         replica.step()
     assert found.asked
+
+
+def test_what_is_known_is_known_of_one_thread_s_rows_alone() -> None:
+    model, ids, positions = model_of("llama"), torch.arange(8)[None], torch.arange(8)[None] % 4
+    objective.objective_of(sealed_run().manifest, model)
+    with torch.no_grad(), objective._knowing(packed=False), ThreadPoolExecutor(1) as other:
+        joined = model(input_ids=ids, position_ids=positions).logits
+        apart = other.submit(torch.no_grad()(model), input_ids=ids, position_ids=positions).result().logits
+    assert (joined - apart).abs().max() > 1e-3
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids, position_ids=positions).logits, apart)
 
 
 @pytest.mark.parametrize("kind", ["instruction", "preference"])
