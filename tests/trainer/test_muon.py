@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from nolocod.run.manifest import Inner, Manifest
 from nolocod.trainer import muon
+from nolocod.trainer.inner import autocast
 from nolocod.trainer.model import build as build_model
-from nolocod.trainer.model import bytes_on_device, layout_of, matrices_of, read_config
+from nolocod.trainer.model import bytes_on_device, fast_kind, layout_of, matrices_of, read_config
 from tests.support.trainer_parts import MODEL
 
 SHAPES = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]
@@ -100,3 +102,9 @@ def test_layers_matrices_are_muon_s_and_nothing_else_is(model: dict[str, object]
     saved = bytes_on_device(layout, adamw, torch.float32) - bytes_on_device(layout, manifest, torch.float32)
     assert bytes_on_device(layout, adamw, torch.float32) == 16 * layout.size
     assert saved == 4 * sum(parameter.numel() for parameter in chosen.values())
+
+
+def test_a_card_that_only_emulates_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert fast_kind(torch.device("cuda")) == torch.float32
+    assert isinstance(autocast(torch.device("cuda")), contextlib.nullcontext)
