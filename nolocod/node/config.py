@@ -39,6 +39,10 @@ class NodeConfig:
     """As flags give them."""
     base_bits: int = 16
     """In which the base beside an adapter lies: 16, 8 or 4 (trainer/quantized.py)."""
+    spare_memory: bool = False
+    """Whether the trainer computes layers twice, so that less is kept of them."""
+    tf32: bool = False
+    """Whether a GPU may multiply float32 in TF32."""
     clip_change: float | None = None
     """The longest change of the weights that one exchange tells a partner (replica.py); None for any."""
     max_uploads: int = 2

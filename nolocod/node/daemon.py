@@ -365,6 +365,8 @@ class Node:
             cache=config.paths.cache,
             base=config.paths.base if sealed.manifest.base else None,
             base_bits=config.base_bits,
+            spare_memory=config.spare_memory,
+            tf32=config.tf32,
             clip_change=config.clip_change,
             amendments=self._joined[0].raw if self._joined else b"",
             number=self._own_state()[0].round,

@@ -64,6 +64,10 @@ class InnerSteps(Event, frozen=True):
     loss: float
     learning_rate: float
     seconds: float
+    waited: float = 0.0
+    """Of these, for text."""
+    mfu: float | None = None
+    """Floating-point operations of the model over those that the devices could do meanwhile; None where that is not known."""
 
 
 class Evaluated(Event, frozen=True):
@@ -306,6 +310,20 @@ class MicroBatch(Event, frozen=True):
 
     at_once: int
     windows: int
+
+
+class MemoryTaken(Event, frozen=True):
+    """Bytes that training takes here, by part: what lies there now, and the most that ever did on the leader's device, with
+    activations (of a node on the CPU, in its process)."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    outer: int
+    """The slow weights and the outer momentum."""
+    exchange: int
+    """Messages, and what is kept while they are on the line."""
+    peak: int
 
 
 class DevicesChosen(Event, frozen=True):

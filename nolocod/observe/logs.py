@@ -204,6 +204,9 @@ class LogFollower:
                     event.at_once,
                     event.windows,
                 )
+            case events.MemoryTaken():
+                parts = sorted(msgspec.structs.asdict(event).items(), key=lambda part: -part[1])
+                _say(event, DEBUG, "memory: %s", ", ".join(f"{name} {amount(size)}" for name, size in parts))
             case events.DevicesChosen(devices):
                 _say(
                     event,

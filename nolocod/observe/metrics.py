@@ -38,6 +38,7 @@ _ACTIVITIES: dict[type[events.Event], str] = {
     events.WeightsServed: "serving",
 }
 """Whose `seconds` are counted as what."""
+_PARTS = events.MemoryTaken.__struct_fields__
 _DIRECTIONS = ("sent", "received")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """From a toy model in one room to gigabytes over a home line."""
@@ -93,6 +94,12 @@ class _Training:
         self._tokens = Counter("nolocod_tokens", "Tokens trained on by this process.", registry=to)
         self._loss = Gauge("nolocod_training_loss_nats", "Mean training loss per token at the last report.", registry=to)
         self._validation = Gauge("nolocod_validation_loss_nats", "Held-out loss per token at the last evaluation.", registry=to)
+        waited = "Seconds for which inner steps waited for text."
+        self._waited = Counter("nolocod_text_wait_seconds", waited, registry=to)
+        mfu = "Operations of the model over those that the GPUs could do; 0 on processors."
+        self._mfu = Gauge("nolocod_model_flops_utilisation_ratio", mfu, registry=to)
+        memory = "Bytes that training takes, by part; the peak is that of the GPU, or of the process."
+        self._memory = _labelled(Gauge, "nolocod_trainer_memory_bytes", memory, "part", _PARTS, to)
         self._rate = Gauge("nolocod_learning_rate", "Learning rate of the inner optimizer.", registry=to)
         self._round = Gauge("nolocod_round", "Outer steps that this replica has done.", registry=to)
         outer = "Outer steps done by this process."
@@ -116,6 +123,11 @@ class _Training:
                 self._tokens.inc(event.tokens)
                 self._loss.set(event.loss)
                 self._rate.set(event.learning_rate)
+                self._waited.inc(event.waited)
+                self._mfu.set(event.mfu or 0.0)
+            case events.MemoryTaken():
+                for part in _PARTS:
+                    self._memory.labels(part).set(getattr(event, part))
             case events.Evaluated():
                 self._validation.set(event.loss)
             case events.OuterStep():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nolocod.disk import USUAL_RATE, rest_after
@@ -25,8 +26,9 @@ from nolocod.trainer.capture import Plan
 from nolocod.trainer.checkpoint import KEPT
 from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
 from nolocod.trainer.files import REST
+from nolocod.trainer.head import CHUNK, plain_head
 from nolocod.trainer.inner import autocast
-from nolocod.trainer.model import BYTES_ON_HOST, bytes_on_device, from_config, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, activations, bytes_on_device, fast_kind, from_config, layout_of, read_config
 from nolocod.trainer.objective import NextToken
 from nolocod.trainer.prefetch import AHEAD, MOST
 
@@ -34,9 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
     from nolocod.run.manifest import Manifest
+    from nolocod.trainer.model import Layout
 
 EFFICIENCY = 0.4
 """Share of a bare matrix product's speed that an inner step reaches, by habit of transformers of some size; small ones
@@ -180,9 +181,6 @@ def estimate(
     config = read_config(manifest, make_tokenizer(manifest.data, base).vocabulary)
     layout = layout_of(config, manifest.adapter)
     inner, turns = manifest.inner, manifest.outer.turns
-    # by the names that transformers maps them to; 0 where an architecture has none
-    layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
-    forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
     device = devices[0] if devices else torch.device("cpu")
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(turns))
     at_once = min(inner.batch, math.ceil(inner.batch * inner.accumulation / max(1, len(devices))))
@@ -197,7 +195,7 @@ def estimate(
         turns=turns,
         on_device=bytes_on_device(layout, manifest, frozen),
         activations=max(
-            _activations(config, manifest, frozen, at_once, device),
+            _activations(config, layout, manifest, frozen, at_once, device),
             muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
         )
         + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
@@ -209,20 +207,22 @@ def estimate(
         checkpoint=4 * (3 * layout.size + moments),  # phi, delta, theta
         weights=4 * layout.size,
         text={"hub": ahead, "stdlib": STDLIB_BYTES}.get(manifest.data.source, 0),
-        # 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311, appendix B); what
-        # is frozen has no gradient
-        operations=forward
-        * inner.tokens_per_step
-        * (6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layers * hidden * inner.sequence)
-        + (sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0),
+        operations=operations(layout, manifest),
     )
 
 
-def _activations(config: Any, manifest: Manifest, frozen: torch.dtype, windows: int, device: torch.device) -> int:  # noqa: ANN401 - transformers has no common typed base
-    """Bytes that `windows` keep for their backward pass, and the gradient of their logits, with which it begins: as a forward
-    pass on tensors without values tells."""
-    sequence, vocabulary = manifest.inner.sequence, int(config.vocab_size)
-    kept: dict[int, Tensor] = {}
+def _activations(
+    config: Any,  # noqa: ANN401 - transformers has no common typed base
+    layout: Layout,
+    manifest: Manifest,
+    frozen: torch.dtype,
+    windows: int,
+    device: torch.device,
+) -> int:
+    """Bytes that `windows` keep for their backward pass, and the logits with whose gradient it begins: as a forward pass on
+    tensors without values tells, or else by a formula."""
+    vocabulary, kept = int(config.vocab_size), dict[int, Tensor]()
+    logits = 4 * windows * manifest.inner.sequence * vocabulary
 
     def keep(one: Tensor) -> Tensor:
         kept.setdefault(one.untyped_storage()._cdata, one)
@@ -233,17 +233,15 @@ def _activations(config: Any, manifest: Manifest, frozen: torch.dtype, windows: 
             model = from_config(config)
             if manifest.adapter is not None:
                 attach(model.to(frozen), manifest.adapter)
+            head = plain_head(model)
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one), autocast(device):
-                NextToken().loss(model, torch.zeros(windows, sequence + 1, dtype=torch.int64), device)
+                NextToken(head).loss(model, torch.zeros(windows, manifest.inner.sequence + 1, dtype=torch.int64), device)
             for own in (*model.parameters(), *model.buffers()):
                 kept.pop(own.untyped_storage()._cdata, None)
             sizes = [one.untyped_storage().nbytes() for one in kept.values()]
     except Exception:  # noqa: BLE001 - what does without values is said in many ways; a mixture chooses experts by them
-        # In float32, with attention that keeps no scores: 68 bytes per layer, token and hidden unit (arXiv 2205.05198, Eq. 1,
-        # twice as many for float32), and the logits twice.
-        layers, hidden = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
-        sizes = [windows * sequence * 34 * hidden] * 2 * layers + [windows * sequence * 4 * vocabulary] * 2
-    sizes.append(windows * sequence * 4 * vocabulary)
+        return activations(layout, vocabulary, manifest, windows)
+    sizes.append(logits if head is None else min(logits, CHUNK))
     return sum(sizes) + _holes(sizes, device)
 
 
@@ -251,9 +249,19 @@ def _holes(sizes: Sequence[int], device: torch.device) -> int:
     return round(sum((_HOLES - 1) * size for size in sizes if device.type == "cpu" and size < _MAPPED))
 
 
+def operations(layout: Layout, manifest: Manifest) -> float:
+    """Of one inner step: 6 per parameter and token, and 12 layers hidden sequence per token for attention (arXiv 2204.02311,
+    appendix B); what is frozen has no gradient."""
+    inner = manifest.inner
+    forward = 4 / 3 if manifest.data.kind == "preference" else 1.0  # one more of the three passes' worth, by the reference
+    each = 6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layout.states * inner.sequence
+    optimizer = sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0
+    return forward * inner.tokens_per_step * each + optimizer
+
+
 def speed(device: torch.device) -> float:
-    """Floating-point operations per second of a matrix product on `device`, in bfloat16 where training computes in it."""
-    kind = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    """Floating-point operations per second of a matrix product on `device`, in the type that training computes in there."""
+    kind = fast_kind(device) if device.type == "cuda" else torch.float32
     one = torch.randn(_SIDE, _SIDE, dtype=kind, device=device)
     one @ one  # the first one loads what computes
     done, began = 0, time.perf_counter()

@@ -14,7 +14,7 @@ import torch
 
 from nolocod.errors import ModelTooLargeError, TrainerError
 from nolocod.trainer.adapter import trained
-from nolocod.trainer.model import matrices_of
+from nolocod.trainer.model import fast_kind, matrices_of
 from nolocod.trainer.muon import Muon
 from nolocod.trainer.objective import NextToken
 
@@ -77,8 +77,8 @@ def make_adamw(parameters: Sequence[Tensor], manifest: Manifest, device: torch.d
 
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Compute in bfloat16 where the hardware has it; weights and optimizer stay float32."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+    """Compute in bfloat16 where a card has it; weights and optimizer stay float32."""
+    if device.type == "cuda" and fast_kind(device) == torch.bfloat16:
         return torch.autocast("cuda", torch.bfloat16)
     return contextlib.nullcontext()
 
@@ -126,8 +126,9 @@ class Inner:
     def __init__(
         self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int, objective: Objective
     ) -> None:
-        """`at_once`: windows that are computed together at first, and halved for good where memory does not take them."""
-        self.at_once = at_once
+        """`at_once`: windows that are computed together at first, and halved for good where memory does not take them. 0 is
+        one, whose layers are computed twice, as they are in the end where memory does not take one otherwise."""
+        self.at_once = max(1, at_once)
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
         rest = [parameter for name, parameter in sorted(trained(model).items()) if name not in by_muon]
         self.optimizer = make_adamw(rest, manifest, device)
@@ -145,6 +146,9 @@ class Inner:
         self._loss = torch.zeros((), device=device)
         self._finite = torch.zeros((), device=device)
         self._skipped = torch.zeros((), device=device)  # in a row, up to now
+        self.spares_memory = False
+        if not at_once:
+            self.spare_memory()
 
     def share(self, add: Callable[[Tensor], None]) -> None:
         """Take a part of each step from now on: `add` gives all who take it the sum of their tensors.
@@ -157,6 +161,16 @@ class Inner:
         for parameter, part in zip(self._all, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
+    def spare_memory(self) -> bool:
+        """Compute layers twice from now on, so that no more is kept of them than what they are given. False if it is so
+        already, or transformers cannot do it with this model."""
+        if self.spares_memory or not getattr(self._model, "supports_gradient_checkpointing", False):
+            return False
+        enable = getattr(self._model, "activation_checkpointing_enable", None) or self._model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})  # type: ignore[operator] # by its old name in older releases of transformers
+        self.spares_memory = True
+        return True
+
     def step(self, windows: Tensor, rate: float, weight: int | None = None) -> None:
         """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them.
 
@@ -164,9 +178,10 @@ class Inner:
         """
         while (total := self._differentiate(windows, weight or self._objective.weight(windows))) is None:
             self._clear()
-            if self.at_once == 1:
+            if self.at_once > 1:
+                self.at_once = halved(self.at_once)
+            elif not self.spare_memory():
                 raise ModelTooLargeError("memory ran out with one window at a time.")
-            self.at_once = halved(self.at_once)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
         if self._shared is not None and self._add is not None:

@@ -25,6 +25,7 @@ from nolocod.errors import DeviceError, ModelTooLargeError, RunFileError, TooLon
 from nolocod.outer.codec.blocks import Fragment, fragments_of
 from nolocod.trainer import memory
 from nolocod.trainer.adapter import attach, frozen_matrices, linear_layers, trained
+from nolocod.trainer.head import CHUNK, plain_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,7 +49,10 @@ _NOT_SAID = ("model_type", "dtype", "torch_dtype")
 _OLD_NAMES = {"rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"}
 """Of what newer releases of transformers hold in `rope_parameters`."""
 _LOGIT_COPIES = 3
-"""The logits, their log-softmax and their gradient: the largest activations of a small model."""
+"""The logits, their log-softmax and their gradient, where they are whole: the largest activations of a small model."""
+_KEPT = 17
+"""Elements that a layer keeps for its backward pass, for each of the hidden states that it is given (arXiv 2205.05198, Eq. 1,
+with attention that keeps no scores)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class Layout:
     """Elements of all that an adapter stands beside; 0 without one. ..."""
     frozen_matrices: int = 0
     """... Of these, those in layers that are one matrix: they may lie in fewer bits (quantized.py)."""
+    states: int = 0
+    """Elements of the hidden states of a token that all layers are given."""
+    plain_head: bool = False
+    """Whether the loss needs no logits of all tokens at once (head.py)."""
 
     @property
     def size(self) -> int:
@@ -93,6 +101,8 @@ class Place:
     """In which the base beside an adapter lies."""
     processes: int = 1
     """That train on the same device: those of a node on the CPU share its memory."""
+    spares_memory: bool = False
+    """Whether layers are computed twice from the first step on."""
 
 
 ON_CPU = Place(torch.device("cpu"))
@@ -197,7 +207,9 @@ def layout_of(config: Any, adapter: Adapter | None = None) -> Layout:  # noqa: A
     frozen = sum(one.numel() for one in model.parameters()) - sum(map(math.prod, shapes.values()))
     names = tuple(sorted(shapes, key=_by_number))
     matrices = tuple(tuple(matrix.shape) for matrix in matrices_of(model).values())
-    return Layout(names, tuple(shapes[name] for name in names), matrices, frozen, frozen_matrices(model))
+    states = int(getattr(config, "num_hidden_layers", 0)) * int(getattr(config, "hidden_size", 0))  # as transformers maps them
+    alone, plain = frozen_matrices(model), plain_head(model) is not None
+    return Layout(names, tuple(shapes[name] for name in names), matrices, frozen, alone, states, plain)
 
 
 def matrices_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -216,10 +228,19 @@ def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype, bits:
     return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - spared - saved + reference
 
 
+def activations(layout: Layout, vocabulary: int, manifest: Manifest, windows: int, kept: int = _KEPT) -> int:
+    """Bytes, in float32, that so many windows keep for their backward pass, where a layer keeps `kept` times its hidden states;
+    and of their logits."""
+    tokens = windows * manifest.inner.sequence
+    logits = 4 * tokens * vocabulary
+    cut = layout.plain_head and manifest.data.kind != "preference"
+    return 4 * kept * tokens * layout.states + (min(logits, CHUNK) if cut else _LOGIT_COPIES * logits)
+
+
 def fast_kind(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies in it: a CPU that does not takes twenty times as long as in float32."""
+    """bfloat16 where the hardware multiplies in it: one that does not takes twenty times as long as in float32."""
     if device.type == "cuda":
-        has = torch.cuda.is_bf16_supported()
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
     else:  # a name without promise, newer than some torch that is allowed
         has = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.bfloat16 if has else torch.float32
@@ -231,14 +252,14 @@ def _by_number(name: str) -> list[str | int]:
 
 
 def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, place: Place) -> int:
-    """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits. Raises
-    ModelTooLargeError if training cannot fit, before anything large is allocated.
+    """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits; 0 where one does
+    if its layers are computed twice, and keep no more than what they are given. Raises ModelTooLargeError if training cannot
+    fit, before anything large is allocated.
 
-    An estimate from below: weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes:
-    outbox, inbox and the kept change), and the logits; not the other activations.
+    Weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes: outbox, inbox and the kept
+    change), and activations.
     """
-    inner, device = manifest.inner, place.device
-    window = place.processes * _LOGIT_COPIES * 4 * inner.sequence * vocabulary
+    batch, device = manifest.inner.batch, place.device
     parameters = layout.size + layout.frozen
     on_device = place.processes * bytes_on_device(layout, manifest, fast_kind(device), place.bits)
     on_host = BYTES_ON_HOST * layout.size + boxes
@@ -247,9 +268,13 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
         _require(on_host, free, parameters, "of main memory")
         on_host, free = 0, torch.cuda.mem_get_info(device)[0]
     where = f"on {device}" if device.type == "cuda" else "of main memory"
-    _require(on_device + on_host + window, free, parameters, where)
-    fitting = (free - on_device - on_host) // window
-    return inner.batch if fitting >= inner.batch else 1 << fitting.bit_length() - 1
+
+    def needed(windows: int, kept: int = _KEPT) -> int:
+        return on_device + on_host + place.processes * activations(layout, vocabulary, manifest, windows, kept)
+
+    _require(needed(1, kept=1), free, parameters, where)
+    tried = [batch, *(1 << power for power in reversed(range((batch - 1).bit_length()))), 0]
+    return next(windows for windows in tried if not windows or needed(windows) <= free)
 
 
 def _require(needed: int, available: int, parameters: int, where: str) -> None:

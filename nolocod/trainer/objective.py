@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,16 +18,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from transformers import masking_utils
 
+from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch import Tensor
 
     from nolocod.run.manifest import Manifest
 
 _APART = 1e-5
 """Of the largest logit: how far the logits of a document may be from those that it has alone."""
+
+
+_packed: ContextVar[bool | None] = ContextVar("packed", default=None)
+_asks: Callable[[Tensor], Tensor | None] = masking_utils.find_packed_sequence_indices
 
 
 class Objective(Protocol):
@@ -41,39 +51,82 @@ class Objective(Protocol):
 
 
 def cross_entropy(model: torch.nn.Module, windows: Tensor) -> Tensor:
-    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1))."""
-    return _loss_of(model(input_ids=windows[:, :-1]).logits, windows)
+    """Mean next-token loss in nats of `windows` (int64, batch x (sequence + 1)), by whole logits."""
+    return functional.cross_entropy(model(input_ids=windows[:, :-1]).logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
-def _loss_of(logits: Tensor, windows: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
-
-
-def balance(model: torch.nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of `windows` alone, and with what a mixture of experts adds so that all get tokens."""
-    logits, added = _run(model, input_ids=windows[:, :-1])
-    loss = _loss_of(logits, windows)
+def _mean(
+    model: torch.nn.Module, head: torch.nn.Linear | None, rows: Tensor | None, ids: Tensor, **given: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of `ids`, which the logits at `rows` say (None: all), and with what a mixture of experts adds to it so that
+    all get tokens. `head`: the model's, if it is a plain one."""
+    if head is not None:
+        with losing(head, rows, ids):
+            loss, added = _run(model, **given)
+    else:
+        logits, added = _run(model, **given)
+        logits = logits.flatten(0, 1)
+        loss = functional.cross_entropy((logits if rows is None else logits[rows]).float(), ids)
     return loss, loss if added is None else loss + added
+
+
+def _is_taken(name: str, model: torch.nn.Module) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def _there(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor`, which is in main memory, on `device`: a GPU gets it while we go on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _parted(positions: Tensor) -> Tensor:
+    """By number, in which document of its row each token is."""
+    return (positions.diff(prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+
+
+def _documents(positions: Tensor) -> Tensor | None:
+    """In place of what transformers asks the device, and waits for: whether rows hold several documents. We know."""
+    packed = _packed.get()
+    if packed is None:
+        return _asks(positions)
+    return _parted(positions) if packed else None
+
+
+@contextmanager
+def _knowing(*, packed: bool) -> Iterator[None]:
+    """That rows of what is computed hold several documents, or do not."""
+    known = _packed.set(packed)
+    try:
+        yield
+    finally:
+        _packed.reset(known)
 
 
 def _run(model: torch.nn.Module, **given: Tensor) -> tuple[Tensor, Tensor | None]:
     """The logits, and what a mixture of experts adds to the loss (arXiv 2101.03961, Eq. 4), times the configuration's
     `router_aux_loss_coef`; None of models without that."""
     share = getattr(model.config, "router_aux_loss_coef", None)
-    if not share or "output_router_logits" not in inspect.signature(model.forward).parameters:
-        return model(**given).logits, None
-    output = model(**given, output_router_logits=True)
+    asked = {"output_router_logits": True} if share and _is_taken("output_router_logits", model) else {}
+    with _knowing(packed="position_ids" in given):
+        output = model(**given, **asked)
+    if not asked:
+        return output.logits, None
     return output.logits, None if output.aux_loss is None else share * output.aux_loss
 
 
 class NextToken:
     """Every token of a text, with all before it in its window."""
 
+    def __init__(self, head: torch.nn.Linear | None = None) -> None:
+        """`head`: the model's, if it is a plain one (head.py)."""
+        self._head = head
+
     def weight(self, windows: Tensor) -> int:
         return len(windows)
 
     def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        return balance(model, windows.to(device))
+        windows = _there(windows, device)
+        return _mean(model, self._head, None, windows[:, 1:].flatten(), input_ids=windows[:, :-1])
 
 
 @dataclass(frozen=True)
@@ -87,7 +140,9 @@ class _Batch:
     ids: Tensor
     """... and which it is ..."""
     documents: Tensor
-    """... and in which document, of those with such tokens."""
+    """... and in which document, of those with such tokens ..."""
+    answers: int
+    """... which are so many."""
 
 
 def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
@@ -103,13 +158,16 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
     _, documents = torch.unique(begins.flatten().cumsum(0).view_as(windows)[:, 1:].flatten()[learnt], return_inverse=True)
     given = {"input_ids": ids[:, :-1]} | ({"position_ids": positions[:, :-1]} if packed else {})
     found = learnt.nonzero().flatten(), ids[:, 1:].flatten()[learnt], documents
-    return _Batch({name: one.to(device) for name, one in given.items()}, *(one.to(device) for one in found))
+    places, learnt_ids, among = (_there(one, device) for one in found)
+    there = {name: _there(one, device) for name, one in given.items()}
+    return _Batch(there, places, learnt_ids, among, len(documents.unique()))
 
 
 class Answers:
     """The tokens that the assistant said, each with those before it in its document."""
 
-    def __init__(self, *, packed: bool) -> None:
+    def __init__(self, head: torch.nn.Linear | None = None, *, packed: bool) -> None:
+        self._head = head
         self._packed = packed
 
     def weight(self, windows: Tensor) -> int:
@@ -117,9 +175,7 @@ class Answers:
 
     def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         batch = _batch(windows, device, packed=self._packed)
-        logits, added = _run(model, **batch.given)
-        loss = functional.cross_entropy(logits.flatten(0, 1)[batch.places].float(), batch.ids)
-        return loss, loss if added is None else loss + added
+        return _mean(model, self._head, batch.places, batch.ids, **batch.given)
 
 
 class Preferences:
@@ -148,26 +204,27 @@ class Preferences:
         """The logarithm of each answer's probability."""
         logits, added = _run(model, **batch.given)
         each = -functional.cross_entropy(logits.flatten(0, 1)[batch.places].float(), batch.ids, reduction="none")
-        answers = each.new_zeros(int(batch.documents.max()) + 1)
+        answers = each.new_zeros(batch.answers)
         return answers.index_add(0, batch.documents, each), added
 
 
 def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
     """What the run makes small. `model` has its first weights, which are the reference of preferences: a copy is kept."""
+    masking_utils.find_packed_sequence_indices = _documents
     if manifest.data.kind == "text":
-        return NextToken()
+        return NextToken(plain_head(model))
     packed = keeps_apart(model)
     if manifest.data.kind == "preference":
         frozen = {id(one): one for one in model.parameters() if not one.requires_grad}  # beside an adapter: no second base
         reference = copy.deepcopy(model, frozen).eval().requires_grad_(False)
         return Preferences(reference, manifest.data.beta, packed=packed)
-    return Answers(packed=packed)
+    return Answers(plain_head(model), packed=packed)
 
 
 @torch.no_grad()
 def keeps_apart(model: Any) -> bool:  # noqa: ANN401 - transformers has no common typed base
     """Whether positions that begin anew keep a document from those before it in its row: tried on eight tokens."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if not _is_taken("position_ids", model):
         return False
     device, was_training = next(model.parameters()).device, model.training
     ids = torch.arange(8, device=device)[None] % model.config.vocab_size

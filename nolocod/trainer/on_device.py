@@ -43,6 +43,8 @@ class DevicePart:
         self.model.to(self.device)  # the buffers, and what is frozen; the others are there already
         self.objective = objective_of(manifest, self.model)
         self.inner = Inner(self.model, manifest, self.device, at_once, self.objective)
+        if place.spares_memory:
+            self.inner.spare_memory()
         self.model.train()
 
 

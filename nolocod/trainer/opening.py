@@ -30,7 +30,7 @@ def open_shared(
     devices = find_devices(setup.devices)
     ranks = open_ranks(setup, sealed.manifest, devices, fallen)
     try:
-        place = Place(devices[0], setup.base, setup.base_bits, devices.count(devices[0]))
+        place = Place(devices[0], setup.base, setup.base_bits, devices.count(devices[0]), setup.spare_memory)
         replica = open_replica(sealed, setup.peer_id, setup.data, setup.cache, place, tell)
         replica.draw_as(setup.peer_id)
         found = replica.resume(setup.checkpoints)

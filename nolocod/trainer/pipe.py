@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nolocod.errors import NolocodError  # noqa: TC001 - as below
-from nolocod.observe.events import Evaluated, InnerSteps, MicroBatch, SamplesRead, TextSupply  # noqa: TC001 - as below
+from nolocod.observe.events import Evaluated, InnerSteps, MemoryTaken, MicroBatch, SamplesRead, TextSupply  # noqa: TC001 - as below
 from nolocod.proto.types import Built, Description, SnapshotParts, Standing
 
 MAX_MESSAGE = 64 << 20
@@ -45,6 +45,10 @@ class Setup(Message, frozen=True, kw_only=True):
     """The folder of the model that the run starts from; None where it starts from a seed."""
     base_bits: int = 16
     """In which the base beside an adapter lies: 16, 8 or 4."""
+    spare_memory: bool = False
+    """Whether layers are computed twice, so that less is kept of them."""
+    tf32: bool = False
+    """Whether a GPU may multiply float32 in TF32."""
     clip_change: float | None = None
     """The longest |theta - phi| that one outer step takes along; None for any."""
     amendments: bytes = b""
@@ -245,6 +249,10 @@ class Fitted(Message, frozen=True):
     event: MicroBatch
 
 
+class Taken(Message, frozen=True):
+    event: MemoryTaken
+
+
 class Written(Message, frozen=True):
     """What became of file `number`, as in Answer."""
 
@@ -263,7 +271,7 @@ def failed(error: NolocodError) -> Failed:
     return Failed(error.code, error.cause, error.remedy)
 
 
-Reply = Answer | Trained | EvaluatedReport | Supplied | Read | Fitted | Written
+Reply = Answer | Trained | EvaluatedReport | Supplied | Read | Fitted | Taken | Written
 
 
 def encode(message: Request | Reply) -> bytes:

@@ -85,6 +85,8 @@ class Prefetched:
         kept = max(1, min(AHEAD // (held_out.itemsize * held_out.shape[1] * count), MOST))
         self._ahead: Queue[tuple[NDArray[np.int64], Position] | NolocodError] = Queue(kept)
         self._recent: deque[NDArray[np.int64]] = deque(maxlen=kept)
+        self.waited = 0.0
+        """Seconds for which training waited for text."""
         self._trouble = ""
         """What the last try to read failed of."""
         self._closed = threading.Event()
@@ -121,8 +123,11 @@ class Prefetched:
         if self._thread is None:
             self.begin()
         try:
-            can_wait = not (self._supply.is_out or self._trouble)
-            found = self._ahead.get(timeout=_PATIENCE) if can_wait or not self._recent else self._ahead.get_nowait()
+            can_wait, began = not (self._supply.is_out or self._trouble), time.perf_counter()
+            try:
+                found = self._ahead.get(timeout=_PATIENCE) if can_wait or not self._recent else self._ahead.get_nowait()
+            finally:
+                self.waited += time.perf_counter() - began
         except Empty:
             self._supply.out(self._trouble or f"nothing new came for {_PATIENCE:.0f} s")
             if self._recent:

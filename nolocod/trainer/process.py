@@ -272,7 +272,7 @@ class TrainerProcess:
                 self._progress = message.progress
                 if message.event is not None:
                     self._emit(message.event)
-            case pipe.EvaluatedReport() | pipe.Supplied() | pipe.Read() | pipe.Fitted():
+            case pipe.EvaluatedReport() | pipe.Supplied() | pipe.Read() | pipe.Fitted() | pipe.Taken():
                 self._emit(message.event)
             case pipe.Written():
                 self._unwritten.discard(message.number)

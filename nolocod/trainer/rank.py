@@ -30,7 +30,7 @@ def build(join: Join) -> DevicePart:
     setup = join.setup
     settle_in(setup)
     manifest = unseal_amended(setup.manifest, setup.amendments, setup.number).manifest
-    place = Place(pick_device(setup.devices), setup.base, setup.base_bits)
+    place = Place(pick_device(setup.devices), setup.base, setup.base_bits, spares_memory=setup.spare_memory)
     part = DevicePart(manifest, make_tokenizer(manifest.data, setup.base).vocabulary, place, leads=False)
     torch.manual_seed(draws(manifest, f"{setup.peer_id} {join.rank}"))
     return part

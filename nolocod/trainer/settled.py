@@ -24,6 +24,7 @@ def quiet() -> None:
     """Before torch is imported."""
     told = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     told |= {"TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}  # who waits takes no core from who works
+    told |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # freed parts of unlike sizes are one again
     os.environ.update(told | dict(os.environ))
     warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets)\b")
     logging.getLogger("torch").setLevel(logging.ERROR)
@@ -35,6 +36,8 @@ def settle_in(setup: Setup) -> None:
 
     if setup.threads:
         torch.set_num_threads(setup.threads)
+    if setup.tf32:
+        torch.backends.cuda.matmul.allow_tf32 = True
     if setup.nice:
         os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
 

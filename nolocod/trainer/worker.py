@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nolocod.trainer.checkpoint import Found
     from nolocod.trainer.files import Files
     from nolocod.trainer.replica import Replica
+    from nolocod.trainer.taken import Taken
 
 _LATER = object()
 """The result of a command that will be answered later."""
@@ -66,6 +67,8 @@ class Worker:
         self._reported_steps = self._evaluated_round = self._at_once = 0  # at_once: windows of the micro-batch that was told
         self._computing = self._step_seconds = 0.0
         self._duty = Duty()
+        self._taken: Taken | None = None
+        self._memory_told = False
         self._thread = ThreadPoolExecutor(1, initializer=keep_to_one_thread)
         self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
         self._work: Future[object] | None = None  # the last that was given to the thread ...
@@ -188,9 +191,19 @@ class Worker:
         if replica.inner.at_once < self._at_once:
             self._tell_micro_batch()
         loss = replica.report()
+        assert self._taken is not None
+        taken = self._taken.waited(), self._taken.mfu(self._reported_steps, self._computing)
         told = self._reported_steps, self._reported_steps * replica.tokens_per_step, loss, replica.rate, self._computing
-        self._parent.send(lambda: pipe.Trained(InnerSteps(*told), self._progress()))
+        self._parent.send(lambda: pipe.Trained(InnerSteps(*told, *taken), self._progress()))
+        if not self._memory_told:
+            self._tell_memory()
         self._reported, self._reported_steps, self._computing = now, 0, 0.0
+
+    def _tell_memory(self) -> None:
+        assert self._taken is not None
+        event, self._memory_told = self._taken.memory(), True
+        if event is not None:
+            self._parent.send(lambda: pipe.Taken(event))
 
     def _tell_micro_batch(self) -> None:
         inner = self._loaded().manifest.inner
@@ -279,6 +292,7 @@ class Worker:
 
         from nolocod.trainer import files
         from nolocod.trainer.prefetch import Prefetched
+        from nolocod.trainer.taken import Taken
 
         # A second load in the same process must not hold two models in memory.
         if self._files is not None and self._replica is not None:
@@ -294,6 +308,7 @@ class Worker:
         os.ftruncate(self._memory, plan.boxes_size)
         memory = torch.frombuffer(mmap.mmap(self._memory, plan.boxes_size), dtype=torch.uint8)
         self._boxes = (memory[plan.outbox_offset :], memory[: plan.box_size])
+        self._taken, self._memory_told = Taken(replica), False
         self._replica, self._files = replica, files.Files(replica, setup, lambda told: self._parent.send(lambda: told))
         self._evaluated_round, self._at_once = replica.standing.round, sealed.manifest.inner.batch
         if replica.inner.at_once < self._at_once:
@@ -335,6 +350,7 @@ class Worker:
         if self._training:
             self._held["evaluation"] = time.perf_counter() - began
         self._evaluated_round = replica.standing.round
+        self._memory_told = False  # the most that ever was may be more now
         self._parent.send(lambda: pipe.EvaluatedReport(Evaluated(replica.standing.round, loss, time.perf_counter() - began)))
         return loss
 

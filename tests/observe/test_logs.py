@@ -61,7 +61,7 @@ started: peer_id run_id run_name addresses http
 run_found: run_id run_name peer_id
 state_changed: state waiting_for
 weights_loaded: round source
-inner_steps: steps tokens loss learning_rate seconds
+inner_steps: steps tokens loss learning_rate seconds waited mfu
 evaluated: round loss seconds
 amended: at what
 exchange_started: partner initiator
@@ -74,6 +74,7 @@ checkpointed: round size seconds stopped
 samples_read: samples cut left_out
 text_supply: trouble seconds
 micro_batch: at_once windows
+memory_taken: weights gradients optimizer outer exchange peak
 devices_chosen: devices
 peer_seen: peer_id round tokens loss state nat
 peer_lost: peer_id reason

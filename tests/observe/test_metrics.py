@@ -29,6 +29,7 @@ from nolocod.observe.events import (
     ExchangeStarted,
     HostChecked,
     InnerSteps,
+    MemoryTaken,
     MicroBatch,
     OuterStep,
     PartitionHealed,
@@ -65,7 +66,8 @@ ONE_OF_EACH: list[Event] = [
     Started(ALICE, "ab" * 32, "demo", ("/ip4/127.0.0.1/tcp/1",), "127.0.0.1:2"),
     RunFound("ab" * 32, "demo", BOB),
     StateChanged("training"),
-    InnerSteps(10, 5120, 2.5, 1e-3, 0.5),
+    InnerSteps(10, 5120, 2.5, 1e-3, 0.5, 0.125, 0.375),
+    MemoryTaken(1, 2, 3, 4, 5, 6),
     WeightsLoaded(2, "donor"),
     Evaluated(3, 2.25, 0.125),
     ExchangeStarted(BOB, initiator=True),
@@ -166,6 +168,10 @@ def test_the_list_above_has_one_of_each_event() -> None:
         ("nolocod_checkpoints_total", {}, 1),
         ("nolocod_micro_batch_windows", {}, 4),
         ("nolocod_trainer_devices", {}, 2),
+        ("nolocod_text_wait_seconds_total", {}, 0.125),
+        ("nolocod_model_flops_utilisation_ratio", {}, 0.375),
+        ("nolocod_trainer_memory_bytes", {"part": "optimizer"}, 3),
+        ("nolocod_trainer_memory_bytes", {"part": "peak"}, 6),
         ("nolocod_text_outage", {}, 1),
         ("nolocod_text_outage_seconds_total", {}, 7.5),
         ("nolocod_checkpoint_size_bytes", {}, 5_000_000),
@@ -325,7 +331,7 @@ def test_the_page_parses_and_keeps_to_prometheus_naming_rules(metrics: Metrics) 
         assert family.documentation.endswith("."), family.name
         assert not family.name.endswith(("_total", "_created")), family.name
         assert {key for sample in family.samples for key in sample.labels} <= {
-            *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "reason", "le"),
+            *("kind", "outcome", "role", "direction", "state", "reach", "activity", "code", "reason", "part", "le"),
             *("version", "run_name", "run_id"),
         }, family.name
 

@@ -32,6 +32,7 @@ from nolocod.observe.events import (
     ExchangeEnded,
     ExchangeStarted,
     InnerSteps,
+    MemoryTaken,
     OuterStep,
     PartitionHealed,
     Paused,
@@ -161,6 +162,16 @@ def test_training_adds_up(node: Node) -> None:
     assert (report.validation_loss_first, report.validation_loss) == (2.9, 2.4)
     assert report.utilisation == 4 / 20
     assert report.tasks == 7
+
+
+def test_what_training_takes_of_the_machine(node: Node) -> None:
+    node.follow(InnerSteps(10, 1000, 3.0, 1e-3, 2.0, 0.5))
+    assert (node.report().text_wait, node.report().mfu, node.report().memory) == (0.5, None, {})
+    assert "MFU" not in "\n".join(rendered(node_table(node.report()), 200))
+    node.follow(InnerSteps(10, 1000, 3.0, 1e-3, 2.0, 70.0, 0.375), MemoryTaken(4_000_000, 2, 3, 4, 5, 60_000_000))
+    told = "\n".join(rendered(node_table(node.report()), 200))
+    assert "tokens/s (MFU 38%), 70 s waiting for text" in told
+    assert "peak 60 MB, weights 4 MB, exchange 5 B" in told
 
 
 def test_tokens_per_second_are_those_of_the_last_minute(node: Node) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch
 
 from nolocod.trainer import duty, pipe
 from nolocod.trainer.duty import Duty
@@ -69,3 +71,41 @@ def test_what_is_asked_for_is_taken_at_once(clock: Clock) -> None:
     for wait in (True, False):
         requests.put(request)
         assert duty.next(requests, wait=wait) is request
+
+
+def test_a_card_is_asked_for_one_step_ahead_and_times_are_its_own(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for its events: it begins a step when it has done the one before, whenever it is asked."""
+    busy = 0.0  # until when
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = max(clock.now, busy)
+
+        def synchronize(self) -> None:
+            clock.now = max(clock.now, self.at)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000 * (end.at - self.at)
+
+    def step() -> None:
+        nonlocal busy
+        clock.now += 0.125
+        busy = max(clock.now, busy) + 2.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    replica = cast("Replica", SimpleNamespace(step=step, device=SimpleNamespace(type="cuda")))
+    duty = Duty()
+    assert duty.step(replica) == 0.125, "nothing is known of the card yet"
+    assert clock.now == 100.125
+    assert [duty.step(replica) for _ in range(3)] == [2.125, 2.0, 2.0], "the first waited for what asked for it"
+    assert busy - clock.now == 2.0, "it has one more to do"
+    duty.share = 0.5
+    assert duty.step(replica) == 2.0
+    assert busy == clock.now, "in the rest it has none"
+    assert duty.left == 2.0
+    duty.share = 1.0
+    assert duty.step(replica) == 0.125

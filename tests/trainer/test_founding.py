@@ -14,7 +14,7 @@ from nolocod.identity import Identity
 from nolocod.run.manifest import Data, Inner, Manifest, seal, unseal
 from nolocod.trainer import founding, inner
 from nolocod.trainer.model import build, layout_of, read_config
-from nolocod.trainer.objective import NextToken, balance, cross_entropy
+from nolocod.trainer.objective import NextToken, cross_entropy
 from tests.support.architectures import CASES, run_file
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run
 
@@ -159,14 +159,14 @@ def test_the_loss_of_experts_has_the_part_that_balances_them() -> None:
     """Against the published formula: the experts' number, times the sum over them of share of tokens times mean probability."""
     model = build(read_config(experts(0.5), 256), 0)
     windows = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
-    loss, balanced = balance(model, windows)
+    loss, balanced = NextToken().loss(model, windows, torch.device("cpu"))
     assert torch.equal(loss, cross_entropy(model, windows))
     logits = model(input_ids=windows[:, :-1], output_router_logits=True).router_logits
     probabilities = torch.cat([one.reshape(-1, 8) for one in logits]).softmax(-1)
     chosen = torch.zeros_like(probabilities).scatter(1, probabilities.topk(2, dim=-1).indices, 1.0)
     expected = 8 * (chosen.mean(0) * probabilities.mean(0)).sum()
     assert (balanced - loss).item() == pytest.approx(0.5 * expected.item(), rel=1e-4)
-    loss, balanced = balance(build(read_config(experts(0.0), 256), 0), windows)
+    loss, balanced = NextToken().loss(build(read_config(experts(0.0), 256), 0), windows, torch.device("cpu"))
     assert loss is balanced
 
 

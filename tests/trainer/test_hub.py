@@ -283,6 +283,7 @@ def test_a_source_that_is_only_silent_is_waited_for_once(outage: Outage, monkeyp
     while not outage.told:
         last = ahead.take(2)
     assert "nothing new came" in outage.told[0].trouble
+    assert ahead.waited >= 0.01
     assert np.array_equal(ahead.take(2), last)
     go.set()
     while len(outage.told) < 2:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
+import socket
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -12,8 +15,15 @@ import torch
 
 from nolocod.errors import ModelTooLargeError
 from nolocod.run.manifest import Inner
+from nolocod.trainer import on_device
+from nolocod.trainer.boxes import anonymous_file
+from nolocod.trainer.child_end import ChildEnd
+from nolocod.trainer.head import CHUNK
 from nolocod.trainer.inner import halved
-from tests.support.trainer_parts import MODEL, make_replica, sealed_run
+from nolocod.trainer.model import BYTES_ON_HOST, ON_CPU, Layout, bytes_on_device, check_memory, layout_of, read_config
+from nolocod.trainer.worker import Worker
+from tests.support.architectures import CASES
+from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +82,7 @@ def test_a_step_that_runs_out_of_memory_is_taken_in_smaller_parts(tmp_path: Path
         replica.step()  # what the optimizer keeps is there now
     held_out = torch.from_numpy(first.source.held_out(1))
     first.inner._differentiate(held_out, first.objective.weight(held_out))  # as parts before the one that runs out leave it
-    with memory_left(300 << 20):
+    with memory_left(130 << 20):
         first.step()
     second.step()
     assert first.inner.at_once in (1, 2)
@@ -92,3 +102,73 @@ def test_what_cannot_fit_is_not_tried(tmp_path: Path) -> None:
     replica = make_replica(sealed_run(model=LARGE, inner=Inner(steps=4, batch=1 << 22, sequence=32)), tmp_path)
     assert 1 <= replica.inner.at_once < 1 << 22
     assert replica.inner.at_once & (replica.inner.at_once - 1) == 0
+
+
+def test_where_memory_takes_no_window_layers_are_computed_twice(tmp_path: Path) -> None:
+    deep = {**MODEL, "num_hidden_layers": 12, "hidden_size": 256, "intermediate_size": 1024}
+    sealed = sealed_run(model=deep, inner=Inner(steps=4, batch=2, sequence=1024, optimizer="adamw"))
+    first, second = make_replica(sealed, tmp_path), make_replica(sealed, tmp_path)
+    second.inner.at_once = 1
+    for replica in (first, second):
+        replica.step()
+    assert not first._inner.spares_memory
+    with memory_left(180 << 20):
+        first.step()
+    second.step()
+    assert (first.inner.at_once, first._inner.spares_memory) == (1, True)
+    assert (first.theta - second.theta).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", sorted(CASES))
+def test_layers_that_are_computed_twice_give_the_same_weights(tmp_path: Path, kind: str) -> None:
+    sealed = sealed_run(model=CASES[kind] | {"model_type": kind})
+    first, second = make_replica(sealed, tmp_path), make_replica(sealed, tmp_path)
+    assert first._inner.spare_memory()
+    for replica in (first, second):
+        torch.manual_seed(0)
+        for _ in range(3):
+            replica.step()
+    assert torch.equal(first.theta, second.theta)
+    assert first.evaluate() == second.evaluate()
+
+
+def test_how_much_is_computed_at_once_follows_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = sealed_run(model=LARGE, inner=Inner(steps=4, batch=24, sequence=256))
+    config = read_config(sealed.manifest, 256)
+    layout = layout_of(config)
+    assert (layout.plain_head, layout.states) == (True, 2 * 32)
+    weights = bytes_on_device(layout, sealed.manifest, torch.float32) + BYTES_ON_HOST * layout.size
+    token, logits = 4 * layout.states, 4 * 256 * 32_000
+
+    def fitting(size: int, layout: Layout = layout) -> int:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=weights + size))
+        return check_memory(layout, config.vocab_size, sealed.manifest, 0, ON_CPU)
+
+    assert fitting(CHUNK + 24 * 256 * 17 * token) == 24
+    assert fitting(CHUNK + 24 * 256 * 17 * token - 1) == 16
+    assert fitting(logits + 256 * 17 * token) == 1
+    assert fitting(logits + 256 * 17 * token - 1) == 0, "one, whose layers are computed twice"
+    assert fitting(logits + 256 * token) == 0
+    with pytest.raises(ModelTooLargeError):
+        fitting(logits + 256 * token - 1)
+    whole = dataclasses.replace(layout, plain_head=False)
+    assert fitting(3 * logits + 256 * 17 * token, whole) == 1
+    assert fitting(3 * logits + 256 * 17 * token - 1, whole) == 0
+
+
+def test_the_trainer_is_told_to_spare_memory_and_may_use_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    for spares in (False, True):
+        worker = Worker(ChildEnd(socket.socketpair()[0].detach()), anonymous_file("boxes"))
+        worker._load(setup_for(sealed_run(), tmp_path, spare_memory=spares, tf32=spares))
+        assert worker._replica is not None
+        assert worker._replica._inner.spares_memory == spares
+        assert torch.backends.cuda.matmul.allow_tf32 == spares
+
+
+def test_a_replica_for_which_one_window_hardly_fits_computes_layers_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_device, "check_memory", lambda *_: 0)
+    replica = make_replica(sealed_run(), tmp_path)
+    assert (replica.inner.at_once, replica._inner.spares_memory) == (1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from nolocod.run.manifest import Inner, Manifest
 from nolocod.trainer import muon
+from nolocod.trainer.inner import autocast
 from nolocod.trainer.model import build as build_model
-from nolocod.trainer.model import bytes_on_device, layout_of, matrices_of, read_config
+from nolocod.trainer.model import bytes_on_device, fast_kind, layout_of, matrices_of, read_config
 from tests.support.trainer_parts import MODEL
 
 SHAPES = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]
@@ -108,3 +110,9 @@ def test_the_scratch_of_a_step_is_four_stacks_of_the_matrices_that_go_together(m
     monkeypatch.setattr(muon, "_MOST", 150)
     assert muon.scratch(shapes) == 4 * 4 * 2 * 8 * 8, "as many as are computed at once, one at least"
     assert muon.scratch([]) == 0
+
+
+def test_a_card_that_only_emulates_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert fast_kind(torch.device("cuda")) == torch.float32
+    assert isinstance(autocast(torch.device("cuda")), contextlib.nullcontext)

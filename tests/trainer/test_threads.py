@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nolocod.trainer.settled import quiet
 from tests.support.swarm import ENOUGH
 from tests.support.trainer_parts import make_replica, sealed_run
 
@@ -75,3 +76,12 @@ def test_a_trainers_threads_wait_without_taking_a_core() -> None:
     command = [sys.executable, "-c", "from nolocod.trainer import worker; worker.quiet(); import torch"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=ENOUGH, check=True)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+
+
+@pytest.mark.parametrize(("own", "used"), [({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "x"}, "x")])
+def test_a_trainers_memory_grows_in_segments_unless_its_owner_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str], used: str
+) -> None:
+    monkeypatch.setattr(os, "environ", own.copy())
+    quiet()
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == used

@@ -16,10 +16,13 @@ import torch
 from nolocod.errors import DiskFullError, TrainerError
 from nolocod.observe.events import Checkpointed, MicroBatch
 from nolocod.proto.types import Applied, Description, Inspection, describe
-from nolocod.trainer import checkpoint, files, memory, pipe, worker
+from nolocod.run.manifest import Inner
+from nolocod.trainer import checkpoint, files, memory, pipe, taken, worker
 from nolocod.trainer.boxes import SharedBox, anonymous_file
 from nolocod.trainer.child_end import ChildEnd
+from nolocod.trainer.estimate import estimate
 from nolocod.trainer.replica import Replica
+from nolocod.trainer.taken import Taken
 from nolocod.trainer.worker import Worker
 from tests.support.trainer_parts import make_replica, sealed_run, setup_for
 
@@ -293,6 +296,34 @@ def test_a_smaller_micro_batch_is_told(parent: Parent, tmp_path: Path) -> None:
     while not isinstance(reply := parent.next(), pipe.Fitted):
         pass
     assert reply.event == MicroBatch(1, 2)
+
+
+def test_what_training_takes_is_told_with_the_first_report_and_after_each_evaluation(parent: Parent, tmp_path: Path) -> None:
+    parent.answer(setup_for(sealed_run(inner=Inner(steps=4, batch=2, sequence=32, optimizer="adamw")), tmp_path))
+    replica = parent.worker._replica
+    assert replica is not None
+    for _ in range(2):
+        parent.ask(pipe.Train(), NoneType)
+        while not isinstance(reply := parent.next(), pipe.Taken):
+            pass
+        size = 4 * replica.layout.size
+        told = reply.event
+        assert (told.weights, told.gradients, told.optimizer, told.outer) == (size, size, 2 * size, 2 * size)
+        assert told.exchange == replica.plan.exchange_size
+        assert told.peak > 20 * size
+        parent.ask(pipe.Pause(), NoneType)
+        parent.ask(pipe.Evaluate(told=True), float)
+
+
+def test_a_card_s_share_is_of_what_it_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = make_replica(sealed_run(), tmp_path)
+    assert Taken(replica).mfu(10, 2.0) is None, "a processor's is not known"
+    monkeypatch.setattr(taken, "speed", lambda _: 1e9)
+    monkeypatch.setattr(Replica, "devices", ("cuda:0", "cuda:1"))
+    replica.device = torch.device("cuda")
+    wanted = 10 * estimate(replica.manifest).operations / (2.0 * 2e9)
+    assert Taken(replica).mfu(10, 2.0) == pytest.approx(wanted)
+    assert Taken(replica).mfu(1, 0.0) is None
 
 
 # --- files

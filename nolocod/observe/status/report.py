@@ -174,6 +174,12 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the run's owners changed of it lately, in words."""
     devices: tuple[str, ...] = ()
     """That share its inner steps, as torch names them."""
+    mfu: float | None = None
+    """Operations of the model over those that the devices could do, lately; None where that is not known."""
+    text_wait: float = 0.0
+    """Seconds for which inner steps waited for text."""
+    memory: dict[str, int] = {}
+    """Bytes that training takes, by part (events.MemoryTaken)."""
     text_trouble: str = ""
     """Why no new text to train on comes, and the last is trained on again; empty while it comes."""
     peers: tuple[PeerRow, ...] = ()

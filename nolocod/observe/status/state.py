@@ -84,6 +84,8 @@ class StatusState:
                 self._set(checkpoint_round=event.round)
             case events.Contributed():
                 self._set(given=event.own, contributors=event.others)
+            case events.MemoryTaken():
+                self._set(memory=asdict(event))
             case events.DevicesChosen():
                 self._set(devices=event.devices)
             case events.TextSupply():
@@ -108,6 +110,7 @@ class StatusState:
                 steps = report.inner_steps + event.steps
                 self._set(inner_steps=steps, tokens=report.tokens + event.tokens)
                 self._set(loss=_finite(event.loss), learning_rate=_finite(event.learning_rate))
+                self._set(mfu=event.mfu, text_wait=report.text_wait + event.waited)
                 self._training_curve.add(steps, event.loss)
                 self._trained += event.seconds
                 self._reports.append((now - event.seconds, now, event.tokens))

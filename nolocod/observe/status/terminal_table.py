@@ -126,14 +126,16 @@ def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> Ren
         if report.checkpoint_round is None or report.checkpoint_age is None
         else f"round {report.checkpoint_round}, {duration(report.checkpoint_age)} ago"
     )
+    mfu = "" if report.mfu is None else f" (MFU {report.mfu:.0%})"
     facts = {
         "run": f"{report.run_name or '-'} ({report.run_id[:12] or '-'})",
         "node": f"{report.peer_id or '-'}",
         "state": f"{report.state}{waiting} ({duration(report.since)})",
         "training": f"round {report.round}, {report.inner_steps} inner steps, {_count(report.tokens)} tokens, "
-        f"{_count(report.tokens_per_second)} tokens/s",
+        f"{_count(report.tokens_per_second)} tokens/s{mfu}, {duration(report.text_wait)} waiting for text",
         "loss": f"{loss_text(report.loss)}, validation {loss_text(report.validation_loss)}{first}",
         **({"devices": f"{len(report.devices)}: {', '.join(report.devices)}"} if report.devices[1:] else {}),
+        **({"memory": memory_text(report.memory)} if report.memory else {}),
         **({"text": f"no new one: {report.text_trouble}"} if report.text_trouble else {}),
         **({"amended": report.amended[-1]} if report.amended else {}),
         **_course(report.curve),
@@ -161,6 +163,11 @@ def _facts(report: StatusReport, without: Collection[str], *, live: bool) -> Ren
         return grid
     lines = (Text(plain(address), no_wrap=True, overflow="ignore") for address in report.addresses)
     return Group(grid, Text("addresses", style="bold"), *lines)
+
+
+def memory_text(parts: dict[str, int]) -> str:
+    """Bytes by part, the largest first."""
+    return ", ".join(f"{name} {amount(size)}" for name, size in sorted(parts.items(), key=lambda part: -part[1]))
 
 
 def _course(curve: CurveReport) -> dict[str, str]:

@@ -25,6 +25,7 @@ function show(report) {
     "Inner steps": count(report.inner_steps),
     "Paired / solo": `${report.outer_paired} / ${report.outer_solo}`,
     "In training steps": `${Math.round(report.utilisation * 100)} %`,
+    ...(report.mfu === null ? {} : { "MFU": `${Math.round(report.mfu * 100)} %` }),
   });
   drawLoss(one("loss"), one("loss-text"), report);
   drawSwarm(one("swarm"), one("swarm-text"), report);
@@ -33,7 +34,7 @@ function show(report) {
   rows(one("exchanges"), report.exchanges.map(exchangeRow), "None yet");
   facts(one("given"), gave(report));
   facts(one("line"), budgets(report.allowance));
-  facts(one("limits"), machine(report.allowance));
+  facts(one("limits"), { ...machine(report.allowance), ...taken(report) });
   facts(one("reach"), reach(report));
   const checkpoint = report.checkpoint_round === null ? "no checkpoint yet" : `checkpoint of round ${report.checkpoint_round}`;
   say(one("process"), `nolocod ${report.version}, process ${report.pid}, up ${duration(report.uptime)}, ${checkpoint}`);
@@ -79,6 +80,11 @@ function machine(allowed) {
   const share = `${Math.round(allowed.share * 100)} % of the time`;
   const told = { "Computes": [share, allowed.share_why, ...measured.map(([value, unit]) => `${value} ${unit}`)].filter(Boolean).join(", ") };
   return { ...told, ...allowed.limits };
+}
+
+function taken({ memory, text_wait: waited }) {
+  const parts = Object.entries(memory).sort(([, a], [, b]) => b - a).map(([part, size]) => `${part} ${amount(size)}`).join(", ");
+  return { ...(parts ? { "Memory": parts } : {}), "Waited for text": duration(waited) };
 }
 
 function reach({ reach: found, addresses }) {
