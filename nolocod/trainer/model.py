@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.run.manifest import Adapter, Manifest
+    from nolocod.trainer.group import Group
 
 _BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
@@ -42,6 +43,10 @@ _REFERENCE = 4
 """More, where preferences need the first weights beside them."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
+_SHARED = 12
+"""More of a model in shards: theta once more, and the optimizer's state while a checkpoint is written."""
+_GATHERED = 8
+"""... and on the device, for each element of the largest parameter: it and its gradient."""
 _COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
 """Of every architecture; some releases of transformers take them in its stead."""
 _NOT_SAID = ("model_type", "dtype", "torch_dtype")
@@ -93,6 +98,10 @@ class Place:
     """In which the base beside an adapter lies."""
     processes: int = 1
     """That train on the same device: those of a node on the CPU share its memory."""
+    shards: int = 1
+    """In so many parts the model lies on as many devices."""
+    group: Group | None = None
+    """The processes of all devices, where there are several."""
 
 
 ON_CPU = Place(torch.device("cpu"))
@@ -240,8 +249,11 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     inner, device = manifest.inner, place.device
     window = place.processes * _LOGIT_COPIES * 4 * inner.sequence * vocabulary
     parameters = layout.size + layout.frozen
-    on_device = place.processes * bytes_on_device(layout, manifest, fast_kind(device), place.bits)
+    on_device = place.processes * (bytes_on_device(layout, manifest, fast_kind(device), place.bits) // place.shards)
     on_host = BYTES_ON_HOST * layout.size + boxes
+    if place.shards > 1:
+        on_device += place.processes * _GATHERED * max(map(math.prod, layout.shapes))
+        on_host += _SHARED * layout.size
     free = psutil.virtual_memory().available
     if device.type == "cuda":
         _require(on_host, free, parameters, "of main memory")
@@ -266,13 +278,12 @@ def build(config: Any, seed: int) -> torch.nn.Module:  # noqa: ANN401 - as above
         return from_config(config)
 
 
-def flatten(parameters: Mapping[str, Tensor], layout: Layout, device: torch.device) -> Tensor:
-    """Move the parameters into one flat float32 tensor on `device`, of which they become views.
+def flatten(parameters: Mapping[str, Tensor], layout: Layout, flat: Tensor) -> Tensor:
+    """Move the parameters into one flat float32 tensor, of which they become views.
 
     An outer step is then a few vector operations, and the forward pass does not notice. Each parameter's
     own memory is freed as it is moved.
     """
-    flat = torch.empty(layout.size, dtype=torch.float32, device=device)
     for name, view in layout.split(flat):
         parameter = parameters[name]
         view.copy_(parameter.data)

@@ -28,10 +28,12 @@ from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.inner import learning_rate, mean_loss, recent_rate
+from nolocod.trainer.group import Take
+from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import ON_CPU, Layout, Place
-from nolocod.trainer.on_device import DevicePart, draws
+from nolocod.trainer.on_device import draws
 from nolocod.trainer.prefetch import Prefetched
+from nolocod.trainer.shards import make_part
 from nolocod.trainer.source import open_source
 from nolocod.trainer.threads import one_thread
 
@@ -56,11 +58,12 @@ def open_replica(
     cache: Path,
     place: Place = ON_CPU,
     tell: Callable[[TextSupply | SamplesRead], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Replica:
     """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run or the data."""
     tokenizer = make_tokenizer(sealed.manifest.data, place.base)
     source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
-    return Replica(sealed, tokenizer.vocabulary, source, place)
+    return Replica(sealed, tokenizer.vocabulary, source, place, ranks)
 
 
 class Replica:
@@ -68,27 +71,34 @@ class Replica:
 
     inner: Steps
     source: Source
+    _ranks: Ranks | None = None
 
-    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place) -> None:
-        """Raises RunFileError or ModelTooLargeError before anything large is allocated."""
-        part = DevicePart(sealed.manifest, vocabulary, place, leads=True)
+    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place, ranks: Ranks | None = None) -> None:
+        """Train on the devices of `ranks` too. Raises RunFileError or ModelTooLargeError before anything large is allocated."""
+        part = self._part = make_part(sealed.manifest, vocabulary, place, leads=True)
         self.manifest, self.source, self.device = sealed.manifest, source, part.device
-        self.model, self.objective = part.model, part.objective
-        self.inner = self._inner = part.inner
-        self._lay_out(sealed, part.layout, part.plan, part.theta)
+        self.inner, self.model, self._ranks = part.inner, part.model, ranks
+        self._lay_out(sealed, part.layout, part.plan, part.theta, part.bring)
+        self.weights.changed(slice(0, part.layout.size))  # devices may have rounded otherwise
 
-    def _lay_out(self, sealed: Sealed, layout: Layout, plan: Plan, theta: Tensor) -> None:
-        """Begin with `theta`, of which the model's parameters are views, at round 0."""
-        self.layout, self.plan, self.theta = layout, plan, theta
-        self.phi = self.theta.to("cpu", copy=True)
+    def _lay_out(
+        self,
+        sealed: Sealed,
+        layout: Layout,
+        plan: Plan,
+        theta: Tensor,
+        bring: Callable[[slice], None] = lambda span: None,
+    ) -> None:
+        """Begin with `theta`, of which the model's parameters are views, at round 0; `bring` as in Weights."""
+        self.layout, self.plan = layout, plan
+        self.phi = theta.to("cpu", copy=True)
         self.delta, self.built = torch.zeros_like(self.phi), built_of(sealed.manifest, layout, self.phi)
-        self.weights = Weights.of(self.theta, self.phi, self.delta, plan.fragments)
+        self.weights = Weights.of(theta, self.phi, self.delta, plan.fragments, bring)
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
         self.inner_steps = 0
         self.rate = 0.0
         self._sealed = sealed
-        self._ranks: Ranks | None = None
         self._rounding = torch.Generator().manual_seed(sealed.manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
         self._since_capture = 0  # ... and the inner steps taken since
@@ -102,11 +112,17 @@ class Replica:
         torch.manual_seed(draws(self.manifest, peer_id))
         self._rounding.manual_seed(draws(self.manifest, peer_id))
 
-    def share(self, ranks: Ranks) -> None:
-        """Train on the devices of `ranks` too, whose optimizers are as far as this one's."""
-        self._inner.share(ranks.meet())
-        self._ranks = ranks
-        self.weights.changed(slice(0, self.layout.size))
+    @property
+    def theta(self) -> Tensor:
+        """All of it, as inner steps left it."""
+        return self.weights.at(slice(0, self.layout.size))
+
+    def _spread(self) -> None:
+        """Bring all devices where theta was changed, but not by inner steps."""
+        if self._ranks is not None and (changed := self.weights.take_changed()) is not None:
+            self.weights.bring(changed)  # all between the changes too
+            self._ranks.tell(Take(changed.start, changed.stop))
+            self._part.take(changed)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -125,13 +141,12 @@ class Replica:
         self.rate = learning_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        windows, weight = torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), None
+        windows, weight, idle = torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), None, 0
         if self._ranks is not None:
-            if (changed := self.weights.take_changed()) is not None:
-                self._ranks.spread(self.theta, changed)
-            weight = self.objective.weight(windows)
-            windows = self._ranks.step(windows, self.rate, weight)
-        self._inner.step(windows, self.rate, weight)
+            self._spread()
+            weight = self._part.objective.weight(windows)
+            windows, idle = self._ranks.step(windows, self.inner.at_once, self.rate, weight)
+        self._part.step(windows, self.rate, weight, idle)
         self.count()
 
     def count(self) -> None:
@@ -160,12 +175,12 @@ class Replica:
 
     def evaluate(self) -> float:
         """Mean held-out loss of the fast weights, in nats per token (of preferences, per pair)."""
-        batch = self.manifest.inner.batch
-        windows = self.source.held_out(batch * self.manifest.evaluation.batches)
-        self.model.eval()
-        loss = mean_loss(self.model, windows, self.inner.at_once, self.device, self.objective)
-        self.model.train()
-        return loss
+        batch, idle = self.manifest.inner.batch, 0
+        windows = torch.from_numpy(self.source.held_out(batch * self.manifest.evaluation.batches))
+        if self._ranks is not None:
+            self._spread()
+            windows, idle = self._ranks.evaluate(windows, self.inner.at_once)
+        return self._part.evaluate(windows, idle)
 
     # --- outer
 
@@ -239,9 +254,10 @@ class Replica:
         scratch = torch.empty(BLOCK)
         for block in (block for fragment in self.plan.fragments[among.start : among.stop] for block in fragment.blocks):
             phi = self.phi[block.span]
-            own = step.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
+            theta = self.weights.at(block.span)
+            own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
             step.step(phi, self.delta[block.span], own, 1, settings)
-            self.theta[block.span].copy_(phi)
+            theta.copy_(phi)
             self.weights.changed(block.span)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
@@ -250,7 +266,8 @@ class Replica:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:
             fragments = self.plan.fragments[among.start : among.stop]
-            clip(self.theta, self.phi, fragments, self.clip_change)
+            self.weights.bring(together(fragments).span)
+            clip(self.weights.theta, self.phi, fragments, self.clip_change)
             self.weights.changed(together(fragments).span)
 
     @property
@@ -297,8 +314,7 @@ class Replica:
         """Give the device's memory back. Nothing may follow: weights and optimizer are gone."""
         self._capture = None
         self.close()
-        self.theta = torch.empty(0)
-        del self.model, self.objective, self.inner, self._inner, self.weights
+        del self._part, self.inner, self.model, self.weights
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -330,11 +346,13 @@ class Replica:
             libraries=self.built.libraries,
             partners=self.clipping.history,
         )
+        self._spread()
+        moments = self.inner.moments()  # before theta: of shards, it takes its place
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors |= {"rng.rounding": self._rounding.get_state(), **self.weights.codec_state()}
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
-        return state, tensors | self.inner.moments()
+        return state, tensors | moments
 
     def resume(self, checkpoints: Path) -> checkpoint.Found:
         """Go on from the newest whole checkpoint, if there is one."""

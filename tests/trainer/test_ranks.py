@@ -156,9 +156,9 @@ def test_muon_takes_the_same_step_on_every_device(tmp_path: Path, monkeypatch: p
     def train(rank: int, replica: Replica) -> None:
         try:
             group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=DEADLINE))
-            replica._inner.share(lambda tensor: group.allreduce([tensor]).wait())
+            replica.inner.share(lambda tensor: group.allreduce([tensor]).wait())
             for one in windows:
-                replica._inner.step(one.tensor_split(2)[rank], 3e-3, 4)
+                replica.inner.step(one.tensor_split(2)[rank], 3e-3, 4)
         except BaseException as error:
             failed.append(error)
             raise
@@ -167,7 +167,7 @@ def test_muon_takes_the_same_step_on_every_device(tmp_path: Path, monkeypatch: p
     for thread in threads:
         thread.start()
     for one in windows:
-        alone._inner.step(one, 3e-3)
+        alone.inner.step(one, 3e-3)
     for thread in threads:
         thread.join(DEADLINE)
     assert not failed
