@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from nolocod.run.manifest import Codec, Manifest, Outer
     from nolocod.trainer.model import Layout
 
+    Bring = Callable[[slice], None]
+
 _FINER, _FINER_OF_ADAPTER = 4.0, 16.0
 """outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes
 two bytes for ten exchanges and more, and nothing is gained (docs/adapters.md)."""
@@ -46,6 +48,10 @@ _BELIEVED = 4.0
 it is cut, or one who is very far would have many of our messages take two bytes."""
 _CHANGE = 0
 """The noise stream of the kept change."""
+
+
+def nothing(span: slice) -> None:
+    """Theta is always there."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +64,12 @@ class Weights:
     delta: Tensor
     distance: Tensor
     blocks: tuple[int, ...]
-    bring: Callable[[slice], None]
+    bring: Bring
     _changed: list[slice] = field(default_factory=list)
     """Where theta is otherwise than inner steps left it, and other devices do not know yet: one span at most."""
 
     @classmethod
-    def of(
-        cls,
-        theta: Tensor,
-        phi: Tensor,
-        delta: Tensor,
-        fragments: tuple[Fragment, ...],
-        bring: Callable[[slice], None] = lambda span: None,
-    ) -> Weights:
+    def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...], bring: Bring = nothing) -> Weights:
         """With distances that are not known yet."""
         blocks = tuple(len(fragment.blocks) for fragment in fragments)
         return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring)

@@ -59,7 +59,7 @@ class Take(pipe.Message, frozen=True):
 
 
 class Give(pipe.Message, frozen=True):
-    """Write what this device has of these elements where the leader sees it: of theta, or of the optimizer's `kind` of state."""
+    """Write what this device has of these elements where the leader sees it: of theta, or a `kind` of the optimizer's state."""
 
     kind: str
     start: int
@@ -67,8 +67,8 @@ class Give(pipe.Message, frozen=True):
 
 
 class Step(pipe.Message, frozen=True):
-    """Take a part of an inner step: `windows` (int64) of `length` tokens, of a mean over `weight`; the last `idle` of them count
-    for nothing (inner.pieces)."""
+    """Take a part of an inner step: `windows` (int64) of `length` tokens, of a mean over `weight`; the last `idle` count for
+    nothing (inner.pieces)."""
 
     windows: bytes
     length: int

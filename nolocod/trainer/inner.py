@@ -88,9 +88,9 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def pieces(windows: Tensor, batch: int, idle: int = 0) -> Iterator[tuple[Tensor, bool]]:
     """`windows`, `batch` of them at once, and whether they count. The last `idle` ones do not: shards are computed with by all
     devices at once, so whoever has less to compute goes along with those who have more."""
-    counting, others = windows[: len(windows) - idle], windows[len(windows) - idle :]
-    yield from ((part, True) for part in counting.split(batch) if len(part))
-    yield from ((part, False) for part in others.split(1) if len(part))
+    counting = len(windows) - idle
+    yield from ((windows[start : min(start + batch, counting)], True) for start in range(0, counting, batch))
+    yield from ((windows[one : one + 1], False) for one in range(counting, len(windows)))
 
 
 @torch.no_grad()
@@ -233,7 +233,7 @@ class Inner:
         else:
             self._shared.zero_()
 
-    def _differentiate(self, windows: Tensor, weight: int, idle: int) -> Tensor | None:
+    def _differentiate(self, windows: Tensor, weight: int, idle: int = 0) -> Tensor | None:
         """Leave the gradient of what `windows` are of a mean loss over `weight`, which is returned; None if memory ran out."""
         total = self._zero
         try:

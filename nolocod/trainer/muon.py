@@ -41,7 +41,7 @@ class Muon:
             count = max(1, _MOST // shape.numel())
             self._stacks += [(shape, alike[start : start + count]) for start in range(0, len(alike), count)]
 
-    def _orthogonal(self, stack: Tensor, rows: int) -> Tensor:  # noqa: ARG002 - for whoever has some of them only
+    def _orthogonal(self, stack: Tensor, rows: int) -> Tensor:
         return orthogonal(stack)
 
     @torch.no_grad()

@@ -89,13 +89,13 @@ class DevicePart:
     def evaluate(self, windows: Tensor, idle: int = 0) -> float:
         """The mean loss of these windows and those of the other devices."""
         self.model.eval()
-        sums = sum_losses(self.model, windows, self.inner.at_once, self.device, self.objective, idle)
+        loss, weight = sum_losses(self.model, windows, self.inner.at_once, self.device, self.objective, idle)
         self.model.train()
         if self._group is not None:
-            found = torch.tensor(sums, dtype=torch.float64, device=self.device)
-            self._group.add(found)
-            sums = found.tolist()
-        return sums[0] / sums[1]
+            sums = torch.tensor([loss, weight], dtype=torch.float64, device=self.device)
+            self._group.add(sums)
+            loss, weight = sums.tolist()
+        return loss / weight
 
 
 def draws(manifest: Manifest, name: str) -> int:

@@ -2,8 +2,8 @@
 
 The rule: it knows no peers, no text and no disk but the checkpoint that it begins from; what it is told comes by the leader's
 pipe (group.py). The optimizer sees the same gradient on every device, so that each keeps the state that one alone would have.
-Started by ranks.py as `python -m nolocod.trainer.rank PIPE MEETING AREA`, three descriptors. It ignores the signals that its leader
-ignores, which are inherited.
+Started by ranks.py as `python -m nolocod.trainer.rank PIPE MEETING AREA`, three descriptors. It ignores the signals that its
+leader ignores, which are inherited.
 """
 
 from __future__ import annotations

@@ -23,13 +23,16 @@ from nolocod.errors import TrainerError
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.devices import check_count
-from nolocod.trainer.group import LEADER, Command, Evaluate, Group, Join, Peer, Step, lost, watch
+from nolocod.trainer.group import LEADER, Command, Evaluate, Group, Join, Peer, Step, Take, lost, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
     from nolocod.run.manifest import Manifest
+    from nolocod.trainer.capture import Weights
+    from nolocod.trainer.on_device import DevicePart
 
 _END_SECONDS = 2.0
 
@@ -90,26 +93,46 @@ class Ranks:
             other.tell(Join(msgspec.structs.replace(setup, devices=str(device)), rank, len(devices), sharded))
         self.group = Group(self._files, LEADER, len(devices), devices[0], self.tell)
 
-    def step(self, windows: Tensor, at_once: int, rate: float, weight: int) -> tuple[Tensor, int]:
-        """Have the others take their parts of an inner step; returns the leader's, and how much of it is idle."""
-        own, *parts = self._cut(windows, at_once)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the devices, as status and log have them."""
+        return tuple(f"{device} (shard)" if self.sharded else str(device) for device in self.devices)
+
+    def lead(self, part: DevicePart, weights: Weights) -> None:
+        """`part` is the leader's, which knows the `weights`. They are not spread yet: devices may have rounded otherwise."""
+        self._part, self._weights = part, weights
+        weights.changed(slice(0, part.layout.size))
+
+    def spread(self) -> None:
+        """Bring all devices where theta was changed, but not by inner steps."""
+        if (changed := self._weights.take_changed()) is not None:
+            self._weights.bring(changed)  # all between two changes too
+            self.tell(Take(changed.start, changed.stop))
+            self._part.take(changed)
+
+    def step(self, windows: Tensor, rate: float) -> None:
+        """Take an inner step on all devices."""
+        self.spread()
+        weight = self._part.objective.weight(windows)
+        (own, own_idle), *parts = self._cut(windows)
         for other, (part, idle) in zip(self._others, parts, strict=True):
             other.tell(Step(part.numpy().tobytes(), part.shape[1], idle, weight, rate))
-        return own
+        self._part.step(own, rate, weight, own_idle)
 
-    def evaluate(self, windows: Tensor, at_once: int) -> tuple[Tensor, int]:
-        """Have the others evaluate their parts of `windows`; returns as `step`."""
-        own, *parts = self._cut(windows, at_once)
+    def evaluate(self, windows: Tensor) -> float:
+        """The mean loss of `windows`, by all devices."""
+        self.spread()
+        (own, own_idle), *parts = self._cut(windows)
         for other, (part, idle) in zip(self._others, parts, strict=True):
             other.tell(Evaluate(part.numpy().tobytes(), part.shape[1], idle))
-        return own
+        return self._part.evaluate(own, own_idle)
 
-    def _cut(self, windows: Tensor, at_once: int) -> list[tuple[Tensor, int]]:
+    def _cut(self, windows: Tensor) -> list[tuple[Tensor, int]]:
         """Each device's windows, of which the last so many are idle ones: those with shards compute equally often."""
         parts = windows.tensor_split(len(self.devices))
         if not self.sharded:
             return [(part, 0) for part in parts]
-        passes = [-(-len(part) // at_once) for part in parts]
+        passes = [-(-len(part) // self._part.inner.at_once) for part in parts]
         idle = [max(passes) - one for one in passes]
         return [(torch.cat([part, windows[:1].expand(more, -1)]), more) for part, more in zip(parts, idle, strict=True)]
 
@@ -135,10 +158,8 @@ def open_ranks(
     fallen: Callable[[pipe.Failed], None],
     *,
     sharded: bool,
-) -> Ranks | None:
-    """Processes for all `devices` but the first; None where there is one device alone, which needs no other. DeviceError."""
-    if len(devices) == 1:
-        return None
+) -> Ranks:
+    """Processes for all `devices` but the first. DeviceError."""
     check_count(len(devices), manifest)
     threads = setup.threads or torch.get_num_threads()
     if devices[0].type == "cpu":  # they share the cores

@@ -24,11 +24,10 @@ from nolocod.proto.types import Applied, Built, Description, Inspection, Standin
 from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.built import built_of
-from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.capture import Capture, Plan, Weights, nothing
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.group import Take
 from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import ON_CPU, Layout, Place
 from nolocod.trainer.on_device import draws
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from nolocod.observe.events import SamplesRead, TextSupply
     from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
+    from nolocod.trainer.capture import Bring
     from nolocod.trainer.inner import Steps
     from nolocod.trainer.ranks import Ranks
     from nolocod.trainer.windows import Source
@@ -77,18 +77,12 @@ class Replica:
         """Train on the devices of `ranks` too. Raises RunFileError or ModelTooLargeError before anything large is allocated."""
         part = self._part = make_part(sealed.manifest, vocabulary, place, leads=True)
         self.manifest, self.source, self.device = sealed.manifest, source, part.device
-        self.inner, self.model, self._ranks = part.inner, part.model, ranks
+        self.inner, self.model, self.objective, self._ranks = part.inner, part.model, part.objective, ranks
         self._lay_out(sealed, part.layout, part.plan, part.theta, part.bring)
-        self.weights.changed(slice(0, part.layout.size))  # devices may have rounded otherwise
+        if ranks is not None:
+            ranks.lead(part, self.weights)
 
-    def _lay_out(
-        self,
-        sealed: Sealed,
-        layout: Layout,
-        plan: Plan,
-        theta: Tensor,
-        bring: Callable[[slice], None] = lambda span: None,
-    ) -> None:
+    def _lay_out(self, sealed: Sealed, layout: Layout, plan: Plan, theta: Tensor, bring: Bring = nothing) -> None:
         """Begin with `theta`, of which the model's parameters are views, at round 0; `bring` as in Weights."""
         self.layout, self.plan = layout, plan
         self.phi = theta.to("cpu", copy=True)
@@ -115,19 +109,13 @@ class Replica:
     @property
     def theta(self) -> Tensor:
         """All of it, as inner steps left it."""
-        return self.weights.at(slice(0, self.layout.size))
-
-    def _spread(self) -> None:
-        """Bring all devices where theta was changed, but not by inner steps."""
-        if self._ranks is not None and (changed := self.weights.take_changed()) is not None:
-            self.weights.bring(changed)  # all between the changes too
-            self._ranks.tell(Take(changed.start, changed.stop))
-            self._part.take(changed)
+        self.weights.bring(slice(0, self.layout.size))
+        return self.weights.theta
 
     @property
     def devices(self) -> tuple[str, ...]:
         """That train."""
-        return tuple(map(str, self._ranks.devices if self._ranks is not None else (self.device,)))
+        return self._ranks.names if self._ranks is not None else (str(self.device),)
 
     @property
     def steps_since_outer(self) -> int:
@@ -141,12 +129,8 @@ class Replica:
         self.rate = learning_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        windows, weight, idle = torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), None, 0
-        if self._ranks is not None:
-            self._spread()
-            weight = self._part.objective.weight(windows)
-            windows, idle = self._ranks.step(windows, self.inner.at_once, self.rate, weight)
-        self._part.step(windows, self.rate, weight, idle)
+        windows = torch.from_numpy(self.source.take(inner.batch * inner.accumulation))
+        (self._ranks or self._part).step(windows, self.rate)
         self.count()
 
     def count(self) -> None:
@@ -175,12 +159,8 @@ class Replica:
 
     def evaluate(self) -> float:
         """Mean held-out loss of the fast weights, in nats per token (of preferences, per pair)."""
-        batch, idle = self.manifest.inner.batch, 0
-        windows = torch.from_numpy(self.source.held_out(batch * self.manifest.evaluation.batches))
-        if self._ranks is not None:
-            self._spread()
-            windows, idle = self._ranks.evaluate(windows, self.inner.at_once)
-        return self._part.evaluate(windows, idle)
+        windows = self.source.held_out(self.manifest.inner.batch * self.manifest.evaluation.batches)
+        return (self._ranks or self._part).evaluate(torch.from_numpy(windows))
 
     # --- outer
 
@@ -314,7 +294,7 @@ class Replica:
         """Give the device's memory back. Nothing may follow: weights and optimizer are gone."""
         self._capture = None
         self.close()
-        del self._part, self.inner, self.model, self.weights
+        del self._part, self.inner, self.model, self.objective, self.weights
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -346,7 +326,8 @@ class Replica:
             libraries=self.built.libraries,
             partners=self.clipping.history,
         )
-        self._spread()
+        if self._ranks is not None:
+            self._ranks.spread()
         moments = self.inner.moments()  # before theta: of shards, it takes its place
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors |= {"rng.rounding": self._rounding.get_state(), **self.weights.codec_state()}

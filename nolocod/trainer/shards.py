@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nolocod.errors import ModelTooLargeError, UnsupportedModelError
+from nolocod.errors import DeviceError, ModelTooLargeError, UnsupportedModelError
 from nolocod.trainer.base_model import initial
+from nolocod.trainer.devices import is_sharded
 from nolocod.trainer.group import Give, lost
 from nolocod.trainer.inner import KINDS, Inner
-from nolocod.trainer.model import bare, fast_kind, flatten
+from nolocod.trainer.model import Place, bare, check_memory, fast_kind, flatten
 from nolocod.trainer.muon import Muon, orthogonal
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.on_device import DevicePart
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from nolocod.run.manifest import Manifest
     from nolocod.trainer.group import Group
-    from nolocod.trainer.model import Layout, Place
+    from nolocod.trainer.model import Layout
     from nolocod.trainer.objective import Objective
 
     Rows = Iterable[tuple[torch.Size, Tensor]]
@@ -57,6 +58,31 @@ def check_shards(manifest: Manifest, layout: Layout, bits: int) -> None:
         cause = f"this torch {torch.__version__} is too old for shards"
     if cause:
         raise UnsupportedModelError(f"{cause}.", remedy="Choose a device that the whole model fits, or another run.")
+
+
+def in_shards(
+    named: str, devices: Sequence[torch.device], layout: Layout, vocabulary: int, manifest: Manifest, bits: int = 16
+) -> bool:
+    """Whether the model is to lie in shards on these devices, which their owner `named`: by its choice, or where one of them
+    does not fit the whole. Raises DeviceError, UnsupportedModelError, or ModelTooLargeError."""
+    if is_sharded(named):
+        if len(devices) == 1:
+            raise DeviceError(f"{named} asks for shards, and there is one device.", remedy="Name several, or no shards.")
+        check_shards(manifest, layout, bits)
+        return True
+    try:
+        for device in dict.fromkeys(devices):
+            place = Place(device, bits=bits, processes=devices.count(device))
+            check_memory(layout, vocabulary, manifest, 0, place)
+    except ModelTooLargeError as error:
+        if len(devices) == 1:
+            raise
+        try:
+            check_shards(manifest, layout, bits)
+        except UnsupportedModelError:
+            raise error from None
+        return True
+    return False
 
 
 def _fsdp() -> Any:  # noqa: ANN401 - older releases of torch lack what its types would name
@@ -116,7 +142,7 @@ class Area:
         self.give(rows, slice(0, len(self.flat)))
         self.outdate()
         sizes = [shape.numel() for shape, _ in rows]
-        parts = self.flat[: sum(sizes)].split(sizes) if rows else ()
+        parts = torch.split(self.flat[: sum(sizes)], sizes) if rows else ()
         return [part.clone().view(shape) for part, (shape, _) in zip(parts, rows, strict=True)]
 
     def outdate(self) -> None:
@@ -224,7 +250,7 @@ class ShardedInner(Inner):
     def _make_muon(self, matrices: list[Tensor], shapes: list[torch.Size]) -> Muon:
         return ShardedMuon(matrices, shapes, self._group)
 
-    def _differentiate(self, windows: Tensor, weight: int, idle: int) -> Tensor | None:
+    def _differentiate(self, windows: Tensor, weight: int, idle: int = 0) -> Tensor | None:
         with lost():
             return super()._differentiate(windows, weight, idle)
 
@@ -277,10 +303,10 @@ class ShardedMuon(Muon):
         counts = [len(part) for part in torch.arange(count).tensor_split(group.count)]
         here = counts[group.rank]  # matrices that come together on this device
         out, back = [one * own * columns for one in counts], [here * height * columns for height in heights]
-        found = group.trade(stack.reshape(-1), out, back).split(back)
+        found = torch.split(group.trade(stack.reshape(-1), out, back), back)
         whole = torch.cat([part.view(here, height, columns) for part, height in zip(found, heights, strict=True)], 1)
         updates = orthogonal(whole).to(stack.dtype) if here else whole
-        parts = torch.cat([part.reshape(-1) for part in updates.split(heights, 1)])
+        parts = torch.cat([part.reshape(-1) for part in torch.split(updates, heights, 1)])
         return group.trade(parts, back, out).view(stack.shape)
 
 

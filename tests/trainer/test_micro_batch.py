@@ -36,7 +36,7 @@ def test_a_step_is_the_same_however_much_of_it_is_computed_at_once(tmp_path: Pat
     whole.inner.at_once, cut.inner.at_once = 12, at_once
     windows = torch.from_numpy(whole.source.held_out(12))
     for replica in (whole, cut):
-        replica.inner._differentiate(windows, replica._part.objective.weight(windows))
+        replica.inner._differentiate(windows, replica.objective.weight(windows))
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
         one.grad = other.grad = None
