@@ -95,7 +95,8 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="auto",
         metavar="NAMES",
-        help="train on: auto, cpu, cuda:1, mps, several GPUs (0,1 or all), cpu:2 for two processes (%(default)s)",
+        help="train on: auto, cpu, cuda:1, mps, several GPUs (0,1 or all), shard:0,1 with a part of the model on each "
+        "(so too where one does not fit it), cpu:2 for two processes (%(default)s)",
     )
 
 

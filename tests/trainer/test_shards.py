@@ -23,8 +23,9 @@ from nolocod.trainer.model import BYTES_ON_HOST, Place, bytes_on_device, check_m
 from nolocod.trainer.opening import open_shared
 from tests.support.architectures import CASES
 from tests.support.base_model import publish
+from tests.support.chat_templates import plain
 from tests.support.trainer_parts import make_replica, sealed_run, setup_for
-from tests.trainer import test_adapter
+from tests.trainer import test_adapter, test_objective
 from tests.trainer.test_ranks import CLOSE, INNER, ranks_below, shared
 
 if TYPE_CHECKING:
@@ -61,6 +62,23 @@ def test_an_adapter_trains_beside_a_base_in_shards(tmp_path: Path) -> None:
                 one.step()
         assert (replica.theta - alone.theta).abs().max() <= 1e-4, "at its rate of 1e-2"
         assert abs(replica.evaluate() - alone.evaluate()) <= 1e-5
+    finally:
+        replica.close()
+
+
+def test_answers_are_learnt_in_shards(tmp_path: Path) -> None:
+    """The devices find out together whether the model keeps documents apart."""
+    base = publish(tmp_path / "published", template=plain("chatml"), special=test_objective.SPECIAL)
+    sealed, data = test_objective.founded(tmp_path, base, "chat")
+    alone = test_objective.opened(sealed, data, base)
+    setup = setup_for(sealed, tmp_path, data=data, base=base, devices="shard:cpu:2")
+    replica, _ = open_shared(setup, sealed, lambda event: None, lambda failed: None)
+    try:
+        for one in (alone, replica):
+            one.step()
+            one.step()
+        assert (replica.theta - alone.theta).abs().max() <= 1e-4, "at its rate of 2e-3"
+        assert abs(replica.evaluate() - alone.evaluate()) <= 1e-4
     finally:
         replica.close()
 
