@@ -1,5 +1,5 @@
-"""A trainer of two devices beside bare `DistributedDataParallel` on as many, or beside bare `fully_shard` with --shard: the same
-model, sequences, optimizer and clipping.
+"""A trainer of two devices beside bare `DistributedDataParallel` on as many, or, with --shard, beside bare `fully_shard`: the
+same model, sequences, optimizer and clipping.
 
 The rule: both are timed in turn, again and again, since the machine is not theirs alone; what counts is the middle of the
 ratios. `python -m tests.bench.ranks RUN_FILE --devices 2` prints tokens per second of each and the ratio, and the same by the
