@@ -17,7 +17,7 @@ from nolocod.node.settings import KEYS, Settings, read_settings
 from nolocod.p2p.settings import Access, Allowance, MeshSettings, Relaying
 from nolocod.paths import DataDir
 from nolocod.run.manifest import RUN_ID_DIGITS, stored_manifest
-from nolocod.trainer.devices import named_devices
+from nolocod.trainer.devices import is_all, named_devices
 from nolocod.units import Address, parse_name, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="auto",
         metavar="NAMES",
-        help="train on: auto, cpu, cuda:1, mps, several GPUs (0,1 or all), cpu:2 for two processes (%(default)s)",
+        help="train on: auto, cpu, cuda:1, mps, several GPUs (0,1 or all), shard:0,1 with a part of the model on each "
+        "(so too where one does not fit it), cpu:2 for two processes (%(default)s)",
     )
 
 
@@ -190,7 +191,7 @@ def node_config(options: argparse.Namespace) -> NodeConfig:
     for name, least in (*bounds, ("checkpoint_every", 0), ("linger", 0), ("stop_within", 5)):
         if not (getattr(options, name) is None or getattr(options, name) >= least):  # NaN is not either
             raise UsageError(f"--{name.replace('_', '-')} cannot be {getattr(options, name):g}.")
-    if options.loop is not None and (options.devices == "all" or len(named_devices(options.devices)) > 1):
+    if options.loop is not None and (is_all(options.devices) or len(named_devices(options.devices)) > 1):
         raise UsageError("--devices names several, and a loop of your own trains on the device of its parameters.")
     if options.clip_change is not None and not 0 < options.clip_change < math.inf:
         raise UsageError(

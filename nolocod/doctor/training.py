@@ -118,20 +118,21 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     from nolocod.trainer.devices import check_count, find_devices
     from nolocod.trainer.memory import free as free_memory
     from nolocod.trainer.model import Place, check_memory, layout_of, read_config
+    from nolocod.trainer.shards import in_shards
 
     config = read_config(manifest, make_tokenizer(manifest.data, Path(job.base)).vocabulary)
     layout = layout_of(config, manifest.adapter)
     tell(Line(parameters=layout.size))
-    found = find_devices("cpu" if job.loaded else job.devices)
-    places = [Place(device, processes=found.count(device)) for device in dict.fromkeys(found)]
-    if not job.loaded:
-        check_count(len(found), manifest)
-        # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
-        for place in places:
-            check_memory(layout, config.vocab_size, manifest, 0, place)
-    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     if job.loaded:
         return skipped("D04", f"the node that runs here holds the model's {layout.size + layout.frozen:,} parameters already.")
+    found = find_devices(job.devices)
+    check_count(len(found), manifest)
+    shards = len(found) if in_shards(job.devices, found, layout, config.vocab_size, manifest) else 1
+    places = [Place(device, processes=found.count(device), shards=shards) for device in dict.fromkeys(found)]
+    # without boxes first, as the trainer does: the list of a huge model's blocks would take a gigabyte itself
+    for place in places:
+        check_memory(layout, config.vocab_size, manifest, 0, place)
+    plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     check_memory(layout, config.vocab_size, manifest, plan.exchange_size, places[0])
     told = f"{layout.size + layout.frozen:,} parameters fit; {free_memory() / 1e9:.1f} GB of main memory are free."
     return ok("D04", f"{told} None of it is locked.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from nolocod.trainer.devices import named_devices
+from nolocod.trainer.devices import is_all, named_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,7 +201,7 @@ class _Gpus:
 def _cards(nvml: Any, devices: str) -> tuple[Any, ...]:  # noqa: ANN401  # as above
     """NVML counts all cards, torch those that CUDA_VISIBLE_DEVICES names."""
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    if devices == "all":
+    if is_all(devices):
         names = named or list(map(str, range(nvml.nvmlDeviceGetCount())))
     else:
         numbers = [int(device.partition(":")[2] or 0) for device in named_devices(devices)]

@@ -30,13 +30,15 @@ from nolocod.trainer.clipping import Norms
 from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from nolocod.outer.codec.blocks import Block, Fragment
     from nolocod.run.manifest import Codec, Manifest, Outer
     from nolocod.trainer.model import Layout
+
+    Bring = Callable[[slice], None]
 
 _FINER, _FINER_OF_ADAPTER = 4.0, 16.0
 """outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes
@@ -48,24 +50,34 @@ _CHANGE = 0
 """The noise stream of the kept change."""
 
 
+def nothing(span: slice) -> None:
+    """Theta is always there."""
+
+
 @dataclass(frozen=True)
 class Weights:
     """The replica's own tensors, flat, float32: theta on the device, all others in main memory. `distance`: of all blocks, of
-    which each fragment has so many."""
+    which each fragment has so many. `bring`: called with a span before theta is used there (on_device.py)."""
 
     theta: Tensor
     phi: Tensor
     delta: Tensor
     distance: Tensor
     blocks: tuple[int, ...]
+    bring: Bring
     _changed: list[slice] = field(default_factory=list)
     """Where theta is otherwise than inner steps left it, and other devices do not know yet: one span at most."""
 
     @classmethod
-    def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...]) -> Weights:
+    def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...], bring: Bring = nothing) -> Weights:
         """With distances that are not known yet."""
         blocks = tuple(len(fragment.blocks) for fragment in fragments)
-        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks)
+        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring)
+
+    def at(self, span: slice) -> Tensor:
+        """Theta there, as inner steps left it."""
+        self.bring(span)
+        return self.theta[span]
 
     def changed(self, span: slice) -> None:
         """Theta was changed there, but not by inner steps."""
@@ -163,7 +175,7 @@ class Capture:
     def keep(self) -> None:
         """Keep the change of theta. TrainerError if the weights are not finite."""
         for block in self.fragment.blocks:
-            theta, phi = self._weights.theta[block.span].cpu(), self._weights.phi[block.span]
+            theta, phi = self._weights.at(block.span).cpu(), self._weights.phi[block.span]
             change = torch.sub(theta, phi, out=self._scratch[: block.size])
             if not math.isfinite(change.sum().item()):
                 raise TrainerError("the weights are not finite.")
@@ -202,7 +214,7 @@ class Capture:
     def _add_own_part(self, sign: int) -> None:
         change, part = torch.empty(BLOCK), torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
         for block in self.fragment.blocks:
-            theta, delta = self._weights.theta[block.span], self._weights.delta[block.span]
+            theta, delta = self._weights.at(block.span), self._weights.delta[block.span]
             own = step.own_part(delta, self._change(block, change), self._plan.settings, out=part[: block.size])
             theta.add_(own.to(theta.device), alpha=sign)
         self._weights.changed(self.fragment.span)
@@ -267,10 +279,10 @@ class Capture:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
         self._weights.changed(self.fragment.span)
         if not trained_on:
-            self._weights.theta[self.fragment.span].copy_(self._weights.phi[self.fragment.span])
+            self._weights.at(self.fragment.span).copy_(self._weights.phi[self.fragment.span])
             return
         for block in self.fragment.blocks:
-            theta = self._weights.theta[block.span]
+            theta = self._weights.at(block.span)
             theta.add_(self.kept[block.within].to(theta.device))
 
     def _walk(self, inbox: Tensor) -> list[slice]:

@@ -19,23 +19,39 @@ if TYPE_CHECKING:
 
 _MOST = 64
 """Processes on the CPU."""
-_REMEDY = "Write auto, cpu, cuda:1, mps, several GPUs like 0,1, all for every GPU, or cpu:2 for two processes on the CPU."
+_REMEDY = (
+    "Write auto, cpu, cuda:1, mps, several GPUs like 0,1, all for every GPU, or cpu:2 for two processes on the CPU; shard: "
+    "before several spreads the model over them."
+)
+_SHARD = "shard:"
 
 
 def read_devices(text: str, name: str) -> str:
     """`text` as it is kept, without spaces; UsageError, naming the flag, if it says no devices."""
     found = text.replace(" ", "")
     named = named_devices(found)
-    if not named:
-        raise UsageError(f"{name} {text!r} says no device.", remedy=_REMEDY)
+    if not named or (is_sharded(found) and len(named) == 1 and not is_all(found)):
+        says = f"says {'one device, and shards need several' if named else 'no device'}"
+        raise UsageError(f"{name} {text!r} {says}.", remedy=_REMEDY)
     twice = next((one for one in named if one != "cpu" and named.count(one) > 1), None)
     if twice is not None:
         raise UsageError(f"{name} {text!r} names {twice} twice.", remedy="Name each GPU once.")
     return found
 
 
+def is_sharded(text: str) -> bool:
+    """Whether its owner has the model lie in shards on these devices."""
+    return text.startswith(_SHARD)
+
+
+def is_all(text: str) -> bool:
+    """Whether it names every GPU."""
+    return text.removeprefix(_SHARD) == "all"
+
+
 def named_devices(text: str) -> tuple[str, ...]:
     """The devices that `text` names, as torch names them, besides "auto" and "all"; none if it makes no sense."""
+    text = text.removeprefix(_SHARD)
     if found := re.fullmatch(r"cpu:(\d{1,3})", text):
         return ("cpu",) * int(found[1]) if int(found[1]) <= _MOST else ()
     if re.fullmatch(r"[a-z]+(:\d{1,3})?", text):
@@ -51,7 +67,7 @@ def find_devices(text: str) -> tuple[torch.device, ...]:
     from nolocod.trainer.model import pick_device
 
     there = torch.cuda.device_count()
-    named = tuple(f"cuda:{number}" for number in range(there)) if text == "all" else named_devices(text)
+    named = tuple(f"cuda:{number}" for number in range(there)) if is_all(text) else named_devices(text)
     if not named:  # of all
         remedy = "Choose cpu, or see why torch finds no GPU (nolocod doctor)."
         raise DeviceError(f"all GPUs are to be used, and this torch {torch.__version__} finds none.", remedy=remedy)

@@ -1,4 +1,4 @@
-"""What the processes of one trainer with several devices say to each other: the leader's commands, and their sums.
+"""What the processes of one trainer with several devices say to each other: the leader's commands, and their collectives.
 
 The rule: each process has a pipe to the leader, at which it waits for as long as it takes; a collective is begun only by those
 who were told to, so that no pause and no exchange makes one wait. Whoever loses its pipe ends at once, in whatever it does:
@@ -17,6 +17,7 @@ from pathlib import Path  # noqa: TC003 - msgspec reads annotations at run time
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from nolocod.errors import TrainerError, on_one_line
@@ -25,7 +26,6 @@ from nolocod.trainer import pipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
     from torch import Tensor
 
 LEADER = 0
@@ -36,11 +36,12 @@ _LOST_SECONDS = 10.0
 
 
 class Join(pipe.Message, frozen=True):
-    """Build the run's model, and meet the others. Answered, or Failed."""
+    """Meet the others, and build the run's model: whole, or this device's shards of it. Failed."""
 
     setup: pipe.Setup
     rank: int
     count: int
+    sharded: bool
 
 
 class Resume(pipe.Message, frozen=True):
@@ -57,16 +58,34 @@ class Take(pipe.Message, frozen=True):
     stop: int
 
 
+class Give(pipe.Message, frozen=True):
+    """Write what this device has of these elements where the leader sees it: of theta, or a `kind` of the optimizer's state."""
+
+    kind: str
+    start: int
+    stop: int
+
+
 class Step(pipe.Message, frozen=True):
-    """Take a part of an inner step: `windows` (int64) of `length` tokens, of a mean over `weight`."""
+    """Take a part of an inner step: `windows` (int64) of `length` tokens, of a mean over `weight`; the last `idle` count for
+    nothing (inner.pieces)."""
 
     windows: bytes
     length: int
+    idle: int
     weight: int
     rate: float
 
 
-Command = Join | Resume | Take | Step
+class Evaluate(pipe.Message, frozen=True):
+    """Add the loss of these windows up, as in Step."""
+
+    windows: bytes
+    length: int
+    idle: int
+
+
+Command = Join | Resume | Take | Give | Step | Evaluate
 COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command, dec_hook=lambda path, told: path(told))
 
 
@@ -87,9 +106,17 @@ class Peer:
 
 
 class Group:
-    """The processes that add up their gradients: made by each of `count`, with the same descriptor of an empty file."""
+    """The processes of all devices: made by each of `count`, with the same descriptors of two empty files; waits for all.
 
-    def __init__(self, meeting: int, rank: int, count: int, device: torch.device) -> None:
+    `area` is for what all see; `tell` is how the leader has the others follow it.
+    """
+
+    def __init__(
+        self, files: tuple[int, int], rank: int, count: int, device: torch.device, tell: Callable[[Command], None]
+    ) -> None:
+        meeting, self.area = files
+        self.rank, self.count, self.tell = rank, count, tell
+        self._device = device
         for kind in ("GLOO", "NCCL"):
             os.environ[f"{kind}_SOCKET_IFNAME"] = "lo"  # all are on this machine
         store = dist.FileStore(f"/proc/self/fd/{meeting}", count)  # type: ignore[attr-defined] # it is public
@@ -104,10 +131,29 @@ class Group:
         with lost():
             dist.all_reduce(tensor)
 
+    def least(self, number: int) -> int:
+        """The least of everybody's."""
+        found = torch.tensor(number, device=self._device)
+        with lost():
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
     def spread(self, tensor: Tensor) -> None:
         """Put the leader's in place of everybody's."""
         with lost():
             dist.broadcast(tensor, LEADER)
+
+    def meet(self) -> None:
+        """Wait until all have come here."""
+        with lost():
+            dist.barrier()
+
+    def trade(self, given: Tensor, sizes: list[int], got: list[int]) -> Tensor:
+        """Give each of the others its part of `given`, of `sizes`; returns what they gave, parts of the sizes `got`."""
+        found = given.new_empty(sum(got))
+        with lost():
+            dist.all_to_all_single(found, given, got, sizes)
+        return found
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -118,6 +164,8 @@ def lost() -> Iterator[None]:
     """Whoever reads the pipe of one that died ends this process, and can say why: wait for that."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, OSError) as error:  # torch's distributed errors are of the first kind
         time.sleep(_LOST_SECONDS)
         raise TrainerError(f"the trainer's processes lost each other ({on_one_line(error, 200)}).") from error

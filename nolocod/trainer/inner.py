@@ -19,7 +19,7 @@ from nolocod.trainer.muon import Muon
 from nolocod.trainer.objective import NextToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -32,6 +32,8 @@ _PATIENCE = 10
 """Steps in a row without a finite gradient before training is given up."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOMENTUM = "momentum"
+KINDS = (*_MOMENTS, _MOMENTUM)
+"""Of the optimizers' state."""
 _FLOOR = 0.1
 """The cosine decays to this share of the peak (arXiv 2506.10911, section 4)."""
 _DECAY = 0.3
@@ -83,18 +85,33 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def pieces(windows: Tensor, batch: int, idle: int = 0) -> Iterator[tuple[Tensor, bool]]:
+    """`windows`, `batch` of them at once, and whether they count. The last `idle` ones do not: shards are computed with by all
+    devices at once, so whoever has less to compute goes along with those who have more."""
+    counting = len(windows) - idle
+    yield from ((windows[start : min(start + batch, counting)], True) for start in range(0, counting, batch))
+    yield from ((windows[one : one + 1], False) for one in range(counting, len(windows)))
+
+
 @torch.no_grad()
+def sum_losses(
+    model: torch.nn.Module, windows: Tensor, batch: int, device: torch.device, objective: Objective, idle: int = 0
+) -> tuple[float, int]:
+    """The sum of losses over all `windows` (count x (sequence + 1)), `batch` of them at once, and how much they count."""
+    total, weight = 0.0, 0
+    for part, counts in pieces(windows, batch, idle):
+        with autocast(device):
+            loss, _ = objective.loss(model, part, device)
+        share = objective.weight(part) if counts else 0
+        total, weight = total + loss.item() * share, weight + share
+    return total, weight
+
+
 def mean_loss(
     model: torch.nn.Module, windows: NDArray[np.int64], batch: int, device: torch.device, objective: Objective | None = None
 ) -> float:
-    """Mean loss over all `windows` (count x (sequence + 1)), `batch` of them at once; the next token's without an objective."""
-    objective, total, weight = objective or NextToken(), 0.0, 0
-    for start in range(0, len(windows), batch):
-        part = torch.from_numpy(windows[start : start + batch])
-        with autocast(device):
-            loss, _ = objective.loss(model, part, device)
-        counts = objective.weight(part)
-        total, weight = total + loss.item() * counts, weight + counts
+    """The next token's without an objective."""
+    total, weight = sum_losses(model, torch.from_numpy(windows), batch, device, objective or NextToken())
     return total / weight
 
 
@@ -129,16 +146,17 @@ class Inner:
         """`at_once`: windows that are computed together at first, and halved for good where memory does not take them. 0 is
         one, whose layers are computed twice, as they are in the end where memory does not take one otherwise."""
         self.at_once = max(1, at_once)
+        here = self._here(trained(model))
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
-        rest = [parameter for name, parameter in sorted(trained(model).items()) if name not in by_muon]
+        rest = [parameter for name, parameter in sorted(here.items()) if name not in by_muon]
         self.optimizer = make_adamw(rest, manifest, device)
-        self._muon = Muon(list(by_muon.values()), device)
+        self._muon = self._make_muon([here[name] for name in by_muon], [one.shape for one in by_muon.values()])
         self._model = model
         self._objective = objective
         self._settings = manifest.inner
         self._device = device
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._all = [*self._parameters, *by_muon.values()]
+        self._all = [*self._parameters, *(here[name] for name in by_muon)]
         self._can_skip = bool(self.optimizer.defaults["fused"])
         self._shared: Tensor | None = None  # all gradients, and behind them the loss, where a step has parts
         self._add: Callable[[Tensor], None] | None = None
@@ -171,27 +189,15 @@ class Inner:
         self.spares_memory = True
         return True
 
-    def step(self, windows: Tensor, rate: float, weight: int | None = None) -> None:
+    def step(self, windows: Tensor, rate: float, weight: int | None = None, idle: int = 0) -> None:
         """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them.
 
-        `weight`: of all windows of the step (Objective), where these are a part of them.
+        `weight`: of all windows of the step (Objective), where these are a part of them, and the last `idle` for nothing.
         """
-        while (total := self._differentiate(windows, weight or self._objective.weight(windows))) is None:
+        while (total := self._differentiate(windows, weight or self._objective.weight(windows), idle)) is None:
             self._clear()
-            if self.at_once > 1:
-                self.at_once = halved(self.at_once)
-            elif not self.spare_memory():
-                raise ModelTooLargeError("memory ran out with one window at a time.")
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-        if self._shared is not None and self._add is not None:
-            self._shared[-1] = total
-            self._add(self._shared)
-            total = self._shared[-1].clone()
-        for parameter in self._parameters:
-            if parameter.grad is None:  # an expert without a token: Adam has one count of steps for all
-                parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.clip_grad_norm_(self._all, self._settings.clip)
+            self._compute_less()
+        total, norm = self._gather(total)
         is_finite = (norm + total).isfinite()
         finite = is_finite.float()
         broken = 1 - finite
@@ -207,20 +213,49 @@ class Inner:
         self._finite += finite
         self._skipped = (self._skipped + 1) * broken
 
+    def _here(self, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+        """What this device has of them."""
+        return dict(parameters)
+
+    def _make_muon(self, matrices: list[Tensor], shapes: list[torch.Size]) -> Muon:
+        return Muon(matrices, shapes)
+
+    def _compute_less(self) -> None:
+        if self.at_once > 1:
+            self.at_once = halved(self.at_once)
+        elif not self.spare_memory():
+            raise ModelTooLargeError("memory ran out with one window at a time.")
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _gather(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Have the gradient of all parts of a step, clipped; returns their loss, and the gradient's norm before."""
+        if self._shared is not None and self._add is not None:
+            self._shared[-1] = total
+            self._add(self._shared)
+            total = self._shared[-1].clone()
+        self._fill()
+        return total, torch.nn.utils.clip_grad_norm_(self._all, self._settings.clip)
+
+    def _fill(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is None:  # an expert without a token: Adam has one count of steps for all
+                parameter.grad = torch.zeros_like(parameter)
+
     def _clear(self) -> None:
         if self._shared is None:
             self._model.zero_grad(set_to_none=True)
         else:
             self._shared.zero_()
 
-    def _differentiate(self, windows: Tensor, weight: int) -> Tensor | None:
+    def _differentiate(self, windows: Tensor, weight: int, idle: int = 0) -> Tensor | None:
         """Leave the gradient of what `windows` are of a mean loss over `weight`, which is returned; None if memory ran out."""
         total = self._zero
         try:
-            for part in torch.split(windows, self.at_once):
+            for part, counts in pieces(windows, self.at_once, idle):
                 with autocast(self._device):
                     loss, balanced = self._objective.loss(self._model, part, self._device)
-                share = self._objective.weight(part) / weight
+                share = self._objective.weight(part) / weight if counts else 0.0
                 (balanced * share).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
                 total = total + loss.detach() * share
         except (MemoryError, RuntimeError) as error:
@@ -246,9 +281,14 @@ class Inner:
 
     def moments(self) -> dict[str, Tensor]:
         """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3": of matrix 3); Adam has none at first."""
-        states = [(index, self.optimizer.state.get(parameter)) for index, parameter in enumerate(self._parameters)]
-        adams = {f"{kind}.{index}": state[kind] for kind in _MOMENTS for index, state in states if state}
-        return adams | {f"{_MOMENTUM}.{index}": momentum for index, momentum in enumerate(self._muon.momentum)}
+        return {f"{kind}.{index}": tensor for kind in KINDS for index, tensor in self.state(kind).items()}
+
+    def state(self, kind: str) -> dict[int, Tensor]:
+        """Those of one of the KINDS, by the index of the parameter or matrix."""
+        if kind == _MOMENTUM:
+            return dict(enumerate(self._muon.momentum))
+        states = {index: self.optimizer.state.get(parameter) for index, parameter in enumerate(self._parameters)}
+        return {index: state[kind] for index, state in states.items() if state}
 
     @property
     def optimizer_steps(self) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.run.manifest import Adapter, Manifest
+    from nolocod.trainer.group import Group
 
 _BYTES_ON_DEVICE = 16
 """Per parameter: theta, gradient and the two moments of Adam, float32."""
@@ -43,6 +44,10 @@ _REFERENCE = 4
 """More, where preferences need the first weights beside them."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
+_SHARED = 12
+"""More of a model in shards: theta once more, and the optimizer's state while a checkpoint is written."""
+_GATHERED = 8
+"""... and on the device, for each element of the largest parameter: it and its gradient."""
 _COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
 """Of every architecture; some releases of transformers take them in its stead."""
 _NOT_SAID = ("model_type", "dtype", "torch_dtype")
@@ -103,6 +108,10 @@ class Place:
     """That train on the same device: those of a node on the CPU share its memory."""
     spares_memory: bool = False
     """Whether layers are computed twice from the first step on."""
+    shards: int = 1
+    """In so many parts the model lies on as many devices."""
+    group: Group | None = None
+    """The processes of all devices, where there are several."""
 
 
 ON_CPU = Place(torch.device("cpu"))
@@ -261,8 +270,11 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     """
     batch, device = manifest.inner.batch, place.device
     parameters = layout.size + layout.frozen
-    on_device = place.processes * bytes_on_device(layout, manifest, fast_kind(device), place.bits)
+    on_device = place.processes * (bytes_on_device(layout, manifest, fast_kind(device), place.bits) // place.shards)
     on_host = BYTES_ON_HOST * layout.size + boxes
+    if place.shards > 1:
+        on_device += place.processes * _GATHERED * max(map(math.prod, layout.shapes))
+        on_host += _SHARED * layout.size
     free = memory.free()
     if device.type == "cuda":
         _require(on_host, free, parameters, "of main memory")
@@ -291,13 +303,12 @@ def build(config: Any, seed: int) -> torch.nn.Module:  # noqa: ANN401 - as above
         return from_config(config)
 
 
-def flatten(parameters: Mapping[str, Tensor], layout: Layout, device: torch.device) -> Tensor:
-    """Move the parameters into one flat float32 tensor on `device`, of which they become views.
+def flatten(parameters: Mapping[str, Tensor], layout: Layout, flat: Tensor) -> Tensor:
+    """Move the parameters into one flat float32 tensor, of which they become views.
 
     An outer step is then a few vector operations, and the forward pass does not notice. Each parameter's
     own memory is freed as it is moved.
     """
-    flat = torch.empty(layout.size, dtype=torch.float32, device=device)
     for name, view in layout.split(flat):
         parameter = parameters[name]
         view.copy_(parameter.data)

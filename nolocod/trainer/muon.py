@@ -32,20 +32,24 @@ _MOST = 1 << 24
 class Muon:
     """The optimizer of `matrices`, which have two dimensions each; `momentum` is of each, in their order."""
 
-    def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, matrices: Sequence[Tensor], shapes: Sequence[torch.Size]) -> None:
+        """Of matrices of these `shapes`, whole as they are here, or some rows of each (shards.py)."""
         self.momentum = [torch.zeros_like(matrix, requires_grad=False) for matrix in matrices]
-        self._kind = fast_kind(device)
-        self._stacks: list[list[tuple[Tensor, Tensor]]] = []
-        for shape in dict.fromkeys(matrix.shape for matrix in matrices):
-            alike = [pair for pair in zip(matrices, self.momentum, strict=True) if pair[0].shape == shape]
+        self._stacks: list[tuple[torch.Size, list[tuple[Tensor, Tensor]]]] = []
+        pairs = list(zip(matrices, self.momentum, strict=True))
+        for shape in dict.fromkeys(shapes):
+            alike = [pair for pair, one in zip(pairs, shapes, strict=True) if one == shape]
             count = max(1, _MOST // shape.numel())
-            self._stacks += [alike[start : start + count] for start in range(0, len(alike), count)]
+            self._stacks += [(shape, alike[start : start + count]) for start in range(0, len(alike), count)]
+
+    def _orthogonal(self, stack: Tensor, rows: int) -> Tensor:
+        return orthogonal(stack)
 
     @torch.no_grad()
     def step(self, rate: float, decay: float, finite: Tensor) -> None:
         """Take one step at learning rate `rate` with weight decay `decay`; none, bit for bit, where `finite` is 0 (float32)."""
         kept, takes = 1 - finite * (rate * decay), finite > 0
-        for stack in self._stacks:
+        for shape, stack in self._stacks:
             directions = []
             for matrix, momentum in stack:
                 gradient = torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
@@ -53,16 +57,16 @@ class Muon:
                 gradient = torch.where(takes, gradient, momentum)
                 momentum.lerp_(gradient, 1 - MOMENTUM)
                 directions.append(gradient.lerp_(momentum, MOMENTUM))
-            updates = orthogonal(torch.stack(directions), self._kind)
-            updates = updates.float() * (finite * (-rate * _UPDATE * math.sqrt(max(updates.shape[1:]))))
+            updates = self._orthogonal(torch.stack(directions), shape[0])
+            updates = updates.float() * (finite * (-rate * _UPDATE * math.sqrt(max(shape))))
             for (matrix, _), update in zip(stack, updates, strict=True):
                 matrix.mul_(kept).add_(update)
 
 
-def orthogonal(stack: Tensor, kind: torch.dtype) -> Tensor:
+def orthogonal(stack: Tensor) -> Tensor:
     """Bring the singular values of each matrix of `stack` near 1."""
     wide = stack if stack.size(1) <= stack.size(2) else stack.mT
-    found = wide.to(kind)
+    found = wide.to(fast_kind(stack.device))
     found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(_STEPS):
         gram = found @ found.mT

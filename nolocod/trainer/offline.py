@@ -218,7 +218,7 @@ def _model(sealed: Sealed, flat: Tensor, base: Path | None) -> tuple[torch.nn.Mo
     config = read_config(sealed.manifest, tokenizer.vocabulary)
     layout = layout_of(config, sealed.manifest.adapter)
     model = initial(sealed.manifest, config, base)
-    theta = flatten(dict(model.named_parameters()), layout, torch.device("cpu"))
+    theta = flatten(dict(model.named_parameters()), layout, torch.empty(layout.size))
     if flat.shape != theta.shape:
         raise CheckpointError(f"it holds {flat.numel()} weights where the run's model has {theta.numel()}.")
     objective = objective_of(sealed.manifest, model)

@@ -161,7 +161,7 @@ class OwnReplica(Replica):
         self.inner = self.steps = CallersSteps(optimizer, sealed.manifest.inner.batch)
         self.source = NoText()
         with torch.no_grad():
-            theta = flatten(self._tensors, layout, self.device)
+            theta = flatten(self._tensors, layout, torch.empty(layout.size, device=self.device))
         self._lay_out(sealed, layout, Plan.of(sealed.manifest, layout), theta)
 
     @property

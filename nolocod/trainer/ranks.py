@@ -1,6 +1,7 @@
 """The leader's side of a node with several devices: it starts a process for each of the others, and tells them what to do.
 
-The rule: all outer state stays with the leader; the others hold theta and the optimizer. What an outer step changed of theta is
+The rule: all outer state stays with the leader; the others hold theta and the optimizer, each the whole or all together in
+shards. What an outer step changed of theta is
 spread before the next inner step, from the leader's bits, so that devices that round otherwise part for one phase at most. A
 step's windows are cut into one part for each device; what is added up is the gradient of the mean over all of them, as of one
 device, and each takes the same optimizer step. When one process dies all do, and the trainer goes on from its checkpoint.
@@ -13,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,15 +23,16 @@ from nolocod.errors import TrainerError
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.devices import check_count
-from nolocod.trainer.group import LEADER, Command, Group, Join, Peer, Resume, Step, Take, lost, watch
+from nolocod.trainer.group import LEADER, Command, Evaluate, Group, Join, Peer, Step, Take, lost, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
     from nolocod.run.manifest import Manifest
+    from nolocod.trainer.capture import Weights
+    from nolocod.trainer.on_device import DevicePart
 
 _END_SECONDS = 2.0
 
@@ -39,17 +40,16 @@ _END_SECONDS = 2.0
 class _Process:
     """One of the others."""
 
-    def __init__(self, rank: int, device: torch.device, meeting: int) -> None:
+    def __init__(self, rank: int, device: torch.device, files: tuple[int, int]) -> None:
         self._name = f"the process of {device} (device {rank + 1})"
         ours, theirs = socket.socketpair()
         with theirs:
-            inherited = (theirs.fileno(), meeting)
+            inherited = (theirs.fileno(), *files)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "nolocod.trainer.rank", *map(str, inherited)],
                 pass_fds=inherited, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         self._pipe = Peer(ours.detach())
-        self.ready = threading.Event()
         self._failed: pipe.Failed | None = None
 
     def follow(self, fallen: Callable[[pipe.Failed], None]) -> None:
@@ -60,10 +60,7 @@ class _Process:
             self._pipe.send(command)
 
     def _told(self, message: bytes) -> None:
-        answer = msgspec.msgpack.decode(message, type=pipe.Answer)
-        self._failed = answer.failure
-        if answer.failure is None:
-            self.ready.set()
+        self._failed = msgspec.msgpack.decode(message, type=pipe.Answer).failure
 
     def _why(self) -> pipe.Failed:
         if self._failed is not None:
@@ -84,63 +81,88 @@ class _Process:
 class Ranks:
     """The processes of `devices` but the first; `fallen` is called in a thread when one ended unasked, with why."""
 
-    def __init__(self, setup: pipe.Setup, devices: Sequence[torch.device], fallen: Callable[[pipe.Failed], None]) -> None:
-        self.devices = devices
+    def __init__(
+        self, setup: pipe.Setup, devices: Sequence[torch.device], fallen: Callable[[pipe.Failed], None], *, sharded: bool
+    ) -> None:
+        self.devices, self.sharded = devices, sharded
         self._closed = False
-        self._group: Group | None = None
-        self._meeting = anonymous_file("meeting")
-        self._others = [_Process(rank, device, self._meeting) for rank, device in enumerate(devices[1:], 1)]
+        self._files = anonymous_file("meeting"), anonymous_file("theta")
+        self._others = [_Process(rank, device, self._files) for rank, device in enumerate(devices[1:], 1)]
         for rank, (other, device) in enumerate(zip(self._others, devices[1:], strict=True), 1):
             other.follow(lambda failed: None if self._closed else fallen(failed))
-            other.tell(Join(msgspec.structs.replace(setup, devices=str(device)), rank, len(devices)))
+            other.tell(Join(msgspec.structs.replace(setup, devices=str(device)), rank, len(devices), sharded))
+        self.group = Group(self._files, LEADER, len(devices), devices[0], self.tell)
 
-    def meet(self) -> Callable[[Tensor], None]:
-        """Wait until the others have built the model; returns what adds gradients up (Inner.share)."""
-        for other in self._others:
-            other.ready.wait()
-        self._group = Group(self._meeting, LEADER, len(self.devices), self.devices[0])
-        return self._group.add
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the devices, as status and log have them."""
+        return tuple(f"{device} (shard)" if self.sharded else str(device) for device in self.devices)
 
-    def resume(self, path: Path, steps: int) -> None:
-        """Have them take the optimizer's state from a checkpoint."""
-        self._tell(Resume(path, steps))
+    def lead(self, part: DevicePart, weights: Weights) -> None:
+        """`part` is the leader's, which knows the `weights`. They are not spread yet: devices may have rounded otherwise."""
+        self._part, self._weights = part, weights
+        weights.changed(slice(0, part.layout.size))
 
-    def spread(self, theta: Tensor, changed: slice) -> None:
-        """Bring everybody's theta where the leader's `changed`."""
-        self._tell(Take(changed.start, changed.stop))
-        assert self._group is not None
-        self._group.spread(theta[changed])
+    def spread(self) -> None:
+        """Bring all devices where theta was changed, but not by inner steps."""
+        if (changed := self._weights.take_changed()) is not None:
+            self._weights.bring(changed)  # all between two changes too
+            self.tell(Take(changed.start, changed.stop))
+            self._part.take(changed)
 
-    def step(self, windows: Tensor, rate: float, weight: int) -> Tensor:
-        """Have the others take their parts of an inner step; returns the leader's."""
-        own, *parts = windows.tensor_split(len(self.devices))
-        for other, part in zip(self._others, parts, strict=True):
-            other.tell(Step(part.numpy().tobytes(), part.shape[1], weight, rate))
-        return own
+    def step(self, windows: Tensor, rate: float) -> None:
+        """Take an inner step on all devices."""
+        self.spread()
+        weight = self._part.objective.weight(windows)
+        (own, own_idle), *parts = self._cut(windows)
+        for other, (part, idle) in zip(self._others, parts, strict=True):
+            other.tell(Step(part.numpy().tobytes(), part.shape[1], idle, weight, rate))
+        self._part.step(own, rate, weight, own_idle)
+
+    def evaluate(self, windows: Tensor) -> float:
+        """The mean loss of `windows`, by all devices."""
+        self.spread()
+        (own, own_idle), *parts = self._cut(windows)
+        for other, (part, idle) in zip(self._others, parts, strict=True):
+            other.tell(Evaluate(part.numpy().tobytes(), part.shape[1], idle))
+        return self._part.evaluate(own, own_idle)
+
+    def _cut(self, windows: Tensor) -> list[tuple[Tensor, int]]:
+        """Each device's windows, of which the last so many are idle ones: those with shards compute equally often."""
+        parts = windows.tensor_split(len(self.devices))
+        if not self.sharded:
+            return [(part, 0) for part in parts]
+        passes = [-(-len(part) // self._part.inner.at_once) for part in parts]
+        idle = [max(passes) - one for one in passes]
+        return [(torch.cat([part, windows[:1].expand(more, -1)]), more) for part, more in zip(parts, idle, strict=True)]
 
     def close(self) -> None:
         """End them, and wait until they have: their devices are free then."""
         self._closed = True
         for other in self._others:
             other.end()
-        if self._group is not None:
-            self._group.close()
-        os.close(self._meeting)
+        self.group.close()
+        for file in self._files:
+            os.close(file)
 
-    def _tell(self, command: Command) -> None:
+    def tell(self, command: Command) -> None:
+        """Have the others do what the leader does."""
         for other in self._others:
             other.tell(command)
 
 
 def open_ranks(
-    setup: pipe.Setup, manifest: Manifest, devices: Sequence[torch.device], fallen: Callable[[pipe.Failed], None]
-) -> Ranks | None:
-    """Processes for all `devices` but the first; None where there is one device alone, which needs no other. DeviceError."""
-    if len(devices) == 1:
-        return None
+    setup: pipe.Setup,
+    manifest: Manifest,
+    devices: Sequence[torch.device],
+    fallen: Callable[[pipe.Failed], None],
+    *,
+    sharded: bool,
+) -> Ranks:
+    """Processes for all `devices` but the first. DeviceError."""
     check_count(len(devices), manifest)
     threads = setup.threads or torch.get_num_threads()
     if devices[0].type == "cpu":  # they share the cores
         setup = msgspec.structs.replace(setup, threads=max(1, threads // len(devices)))
         torch.set_num_threads(setup.threads)
-    return Ranks(setup, devices, fallen)
+    return Ranks(setup, devices, fallen, sharded=sharded)

@@ -23,14 +23,15 @@ from nolocod.proto.types import Applied, Description, Inspection, Standing, part
 from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.built import built_of, check_kept
-from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.capture import Capture, Plan, Weights, nothing
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.inner import learning_rate, mean_loss, recent_rate
+from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import ON_CPU, Layout, Place
-from nolocod.trainer.on_device import DevicePart, draws
+from nolocod.trainer.on_device import draws
 from nolocod.trainer.prefetch import Prefetched
+from nolocod.trainer.shards import make_part
 from nolocod.trainer.source import open_source
 from nolocod.trainer.threads import one_thread
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from nolocod.observe.events import SamplesRead, TextSupply
     from nolocod.proto.types import SnapshotParts
     from nolocod.run.manifest import Sealed
+    from nolocod.trainer.capture import Bring
     from nolocod.trainer.inner import Steps
     from nolocod.trainer.ranks import Ranks
     from nolocod.trainer.windows import Source
@@ -55,11 +57,12 @@ def open_replica(
     cache: Path,
     place: Place = ON_CPU,
     tell: Callable[[TextSupply | SamplesRead], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Replica:
     """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run or the data."""
     tokenizer = make_tokenizer(sealed.manifest.data, place.base)
     source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
-    return Replica(sealed, tokenizer.vocabulary, source, place)
+    return Replica(sealed, tokenizer.vocabulary, source, place, ranks)
 
 
 class Replica:
@@ -67,27 +70,28 @@ class Replica:
 
     inner: Steps
     source: Source
+    _ranks: Ranks | None = None
 
-    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place) -> None:
-        """Raises RunFileError or ModelTooLargeError before anything large is allocated."""
-        part = DevicePart(sealed.manifest, vocabulary, place, leads=True)
+    def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place, ranks: Ranks | None = None) -> None:
+        """Train on the devices of `ranks` too. Raises RunFileError or ModelTooLargeError before anything large is allocated."""
+        part = self._part = make_part(sealed.manifest, vocabulary, place, leads=True)
         self.manifest, self.source, self.device = sealed.manifest, source, part.device
-        self.model, self.objective = part.model, part.objective
-        self.inner = self._inner = part.inner
-        self._lay_out(sealed, part.layout, part.plan, part.theta)
+        self.inner, self.model, self.objective, self._ranks = part.inner, part.model, part.objective, ranks
+        self._lay_out(sealed, part.layout, part.plan, part.theta, part.bring)
+        if ranks is not None:
+            ranks.lead(part, self.weights)
 
-    def _lay_out(self, sealed: Sealed, layout: Layout, plan: Plan, theta: Tensor) -> None:
-        """Begin with `theta`, of which the model's parameters are views, at round 0."""
-        self.layout, self.plan, self.theta = layout, plan, theta
-        self.phi = self.theta.to("cpu", copy=True)
+    def _lay_out(self, sealed: Sealed, layout: Layout, plan: Plan, theta: Tensor, bring: Bring = nothing) -> None:
+        """Begin with `theta`, of which the model's parameters are views, at round 0; `bring` as in Weights."""
+        self.layout, self.plan = layout, plan
+        self.phi = theta.to("cpu", copy=True)
         self.delta, self.built = torch.zeros_like(self.phi), built_of(sealed.manifest, layout, self.phi)
-        self.weights = Weights.of(self.theta, self.phi, self.delta, plan.fragments)
+        self.weights = Weights.of(theta, self.phi, self.delta, plan.fragments, bring)
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
         self.inner_steps = 0
         self.rate = 0.0
         self._sealed = sealed
-        self._ranks: Ranks | None = None
         self._rounding = torch.Generator().manual_seed(sealed.manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
         self._since_capture = 0  # ... and the inner steps taken since
@@ -101,16 +105,16 @@ class Replica:
         torch.manual_seed(draws(self.manifest, peer_id))
         self._rounding.manual_seed(draws(self.manifest, peer_id))
 
-    def share(self, ranks: Ranks) -> None:
-        """Train on the devices of `ranks` too, whose optimizers are as far as this one's."""
-        self._inner.share(ranks.meet())
-        self._ranks = ranks
-        self.weights.changed(slice(0, self.layout.size))
+    @property
+    def theta(self) -> Tensor:
+        """All of it, as inner steps left it."""
+        self.weights.bring(slice(0, self.layout.size))
+        return self.weights.theta
 
     @property
     def devices(self) -> tuple[str, ...]:
         """That train."""
-        return tuple(map(str, self._ranks.devices if self._ranks is not None else (self.device,)))
+        return self._ranks.names if self._ranks is not None else (str(self.device),)
 
     @property
     def steps_since_outer(self) -> int:
@@ -124,13 +128,8 @@ class Replica:
         self.rate = learning_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        windows, weight = torch.from_numpy(self.source.take(inner.batch * inner.accumulation)), None
-        if self._ranks is not None:
-            if (changed := self.weights.take_changed()) is not None:
-                self._ranks.spread(self.theta, changed)
-            weight = self.objective.weight(windows)
-            windows = self._ranks.step(windows, self.rate, weight)
-        self._inner.step(windows, self.rate, weight)
+        windows = torch.from_numpy(self.source.take(inner.batch * inner.accumulation))
+        (self._ranks or self._part).step(windows, self.rate)
         self.count()
 
     def count(self) -> None:
@@ -159,12 +158,8 @@ class Replica:
 
     def evaluate(self) -> float:
         """Mean held-out loss of the fast weights, in nats per token (of preferences, per pair)."""
-        batch = self.manifest.inner.batch
-        windows = self.source.held_out(batch * self.manifest.evaluation.batches)
-        self.model.eval()
-        loss = mean_loss(self.model, windows, self.inner.at_once, self.device, self.objective)
-        self.model.train()
-        return loss
+        windows = self.source.held_out(self.manifest.inner.batch * self.manifest.evaluation.batches)
+        return (self._ranks or self._part).evaluate(torch.from_numpy(windows))
 
     # --- outer
 
@@ -238,9 +233,10 @@ class Replica:
         scratch = torch.empty(BLOCK)
         for block in (block for fragment in self.plan.fragments[among.start : among.stop] for block in fragment.blocks):
             phi = self.phi[block.span]
-            own = step.message(phi, self.theta[block.span].cpu(), settings, out=scratch[: block.size])
+            theta = self.weights.at(block.span)
+            own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
             step.step(phi, self.delta[block.span], own, 1, settings)
-            self.theta[block.span].copy_(phi)
+            theta.copy_(phi)
             self.weights.changed(block.span)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
@@ -249,7 +245,8 @@ class Replica:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:
             fragments = self.plan.fragments[among.start : among.stop]
-            clip(self.theta, self.phi, fragments, self.clip_change)
+            self.weights.bring(together(fragments).span)
+            clip(self.weights.theta, self.phi, fragments, self.clip_change)
             self.weights.changed(together(fragments).span)
 
     @property
@@ -296,8 +293,7 @@ class Replica:
         """Give the device's memory back. Nothing may follow: weights and optimizer are gone."""
         self._capture = None
         self.close()
-        self.theta = torch.empty(0)
-        del self.model, self.objective, self.inner, self._inner, self.weights
+        del self._part, self.inner, self.model, self.objective, self.weights
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -329,11 +325,14 @@ class Replica:
             libraries=self.built.libraries,
             partners=self.clipping.history,
         )
+        if self._ranks is not None:
+            self._ranks.spread()
+        moments = self.inner.moments()  # before theta: of shards, it takes its place
         tensors = {"phi": self.phi, "delta": self.delta, "theta": self.theta, "rng.cpu": torch.get_rng_state()}
         tensors |= {"rng.rounding": self._rounding.get_state(), **self.weights.codec_state()}
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
-        return state, tensors | self.inner.moments()
+        return state, tensors | moments
 
     def resume(self, checkpoints: Path) -> checkpoint.Found:
         """Go on from the newest whole checkpoint, if there is one."""

@@ -1,4 +1,5 @@
-"""A trainer of two devices beside bare `DistributedDataParallel` on as many: the same model, sequences, optimizer and clipping.
+"""A trainer of two devices beside bare `DistributedDataParallel` on as many, or, with --shard, beside bare `fully_shard`: the
+same model, sequences, optimizer and clipping.
 
 The rule: both are timed in turn, again and again, since the machine is not theirs alone; what counts is the middle of the
 ratios. `python -m tests.bench.ranks RUN_FILE --devices 2` prints tokens per second of each and the ratio, and the same by the
@@ -15,11 +16,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +46,8 @@ def ours(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
     """Inner steps of the leader's replica; its own process is one of the devices'."""
     sealed = seal(_manifest(options), Identity.generate())
     setup = Setup(
-        manifest=sealed.to_bytes(), peer_id="bench", data=options.data, devices=f"cpu:{options.devices}",
+        manifest=sealed.to_bytes(), peer_id="bench", data=options.data,
+        devices=f"{'shard:' if options.shard else ''}cpu:{options.devices}",
         threads=options.devices, checkpoints=folder / "checkpoints", cache=folder,
     )  # fmt: skip
     replica, _ = open_shared(setup, sealed, lambda event: None, lambda failed: os._exit(1))
@@ -67,7 +71,13 @@ def bare(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=options.rank, world_size=options.devices)
     model = build(read_config(manifest, tokenizer.vocabulary), manifest.seed)
-    shared = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    shared: Any = None
+    if options.shard:
+        mesh = init_device_mesh("cpu", (options.devices,))
+        for layer in (*model.model.layers, model):  # type: ignore[union-attr, misc] # llama's
+            shared = fully_shard(layer, mesh=mesh)
+    else:
+        shared = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_adamw([one for _, one in sorted(model.named_parameters())], manifest, torch.device("cpu"))
     inner, began = manifest.inner, _now()
     for step in range(-WARM_UP, options.steps):
@@ -76,7 +86,7 @@ def bare(options: argparse.Namespace, folder: Path) -> tuple[float, float]:
         windows = torch.from_numpy(source.take(inner.batch * inner.accumulation)).tensor_split(options.devices)[options.rank]
         parts = torch.split(windows, inner.batch)
         for number, part in enumerate(parts, 1):
-            shared.require_backward_grad_sync = number == len(parts)
+            shared.require_backward_grad_sync = number == len(parts)  # shards have no room for whole gradients
             logits = shared(input_ids=part[:, :-1]).logits
             loss = functional.cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten())
             (loss * len(part) / len(windows)).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -118,6 +128,7 @@ def main() -> None:
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--shard", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--who", choices=("ours", "bare"), help=argparse.SUPPRESS)

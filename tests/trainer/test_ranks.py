@@ -1,4 +1,5 @@
-"""A node of several devices: real processes on the CPU with gloo; none of this has seen a GPU.
+"""A node of several devices, each with the whole model or with shards of it: real processes on the CPU with gloo; none of this
+has seen a GPU. What shards alone have is in test_shards.py.
 
 The other devices have no state that can be asked for: what they hold shows in the gradient that all have together.
 """
@@ -95,24 +96,29 @@ def life(replica: Replica) -> list[Tensor]:
     return seen
 
 
-def test_any_number_of_devices_trains_as_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "shard:cpu:2", "shard:cpu:3"])  # of three, one has two of four sequences
+def test_any_number_of_devices_trains_as_one_does(tmp_path: Path, devices: str) -> None:
     sealed = sealed_run(inner=INNER, outer=Outer(rounds=100, turns=2), codec="float32")
     alone = make_replica(sealed, tmp_path)
     alone.draw_as("alice")
-    wanted, alone_loss, losses = life(alone), alone.report(), list[float]()
-    for count in (2, 3):  # of three, one has two of the four sequences
-        with shared(sealed, tmp_path, f"cpu:{count}") as replica:
-            assert replica.devices == ("cpu",) * count
-            found = life(replica)
-        for index, (one, other) in enumerate(zip(wanted, found, strict=True)):
-            assert (one - other).abs().max() <= CLOSE, index
-            losses.append(replica.report())
-    assert all(abs(loss - alone_loss) <= CLOSE for loss in losses), "the loss is of all sequences"
+    wanted = life(alone)
+    with shared(sealed, tmp_path, devices) as replica:
+        assert replica.devices == (("cpu (shard)" if "shard" in devices else "cpu"),) * int(devices[-1])
+        found = life(replica)
+        assert abs(replica.report() - alone.report()) <= CLOSE, "the loss is of all sequences"
+        assert abs(replica.evaluate() - alone.evaluate()) <= CLOSE
+        for one in (alone, replica):
+            one.step()
+        assert (replica.theta - alone.theta).abs().max() <= CLOSE, "an evaluation changes nothing"
+    for index, (one, other) in enumerate(zip(wanted, found, strict=True)):
+        assert (one - other).abs().max() <= CLOSE, index
 
 
-def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path) -> None:
-    sealed = sealed_run(inner=INNER)
-    with shared(sealed, tmp_path, "cpu:2") as replica:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:3"])
+def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path, devices: str, optimizer: str) -> None:
+    sealed = sealed_run(inner=replace(INNER, optimizer=optimizer))
+    with shared(sealed, tmp_path, devices) as replica:
         for _ in range(3):
             replica.step()
         replica.solo()
@@ -120,15 +126,16 @@ def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path) -> None:
         for _ in range(3):
             replica.step()
         wanted = replica.theta.clone()
-    for devices in ("cpu", "cpu:3", "cpu:2"):
-        with shared(sealed, tmp_path, devices) as replica:
+    for others in ("cpu", "shard:cpu:2", "cpu:3"):
+        with shared(sealed, tmp_path, others) as replica:
             assert replica.inner_steps == 3
             for _ in range(3):
                 replica.step()
-            assert (replica.theta - wanted).abs().max() <= CLOSE, devices
+            assert (replica.theta - wanted).abs().max() <= CLOSE, others
 
 
-def test_weights_that_are_adopted_reach_all_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:2"])
+def test_weights_that_are_adopted_reach_all_devices(tmp_path: Path, devices: str) -> None:
     sealed = sealed_run(inner=INNER)
     donor = make_replica(sealed, tmp_path, "donor")
     for _ in range(3):
@@ -136,7 +143,7 @@ def test_weights_that_are_adopted_reach_all_devices(tmp_path: Path) -> None:
     donor.solo()
     checkpoint.write_snapshot(tmp_path / "weights", *donor.snapshot())
     alone = make_replica(sealed, tmp_path)
-    with shared(sealed, tmp_path, "cpu:2") as replica:
+    with shared(sealed, tmp_path, devices) as replica:
         for one in (alone, replica):
             one.step()
             one.adopt(tmp_path / "weights", donor.standing)
@@ -156,9 +163,9 @@ def test_muon_takes_the_same_step_on_every_device(tmp_path: Path, monkeypatch: p
     def train(rank: int, replica: Replica) -> None:
         try:
             group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=DEADLINE))
-            replica._inner.share(lambda tensor: group.allreduce([tensor]).wait())
+            replica.inner.share(lambda tensor: group.allreduce([tensor]).wait())
             for one in windows:
-                replica._inner.step(one.tensor_split(2)[rank], 3e-3, 4)
+                replica.inner.step(one.tensor_split(2)[rank], 3e-3, 4)
         except BaseException as error:
             failed.append(error)
             raise
@@ -167,7 +174,7 @@ def test_muon_takes_the_same_step_on_every_device(tmp_path: Path, monkeypatch: p
     for thread in threads:
         thread.start()
     for one in windows:
-        alone._inner.step(one, 3e-3)
+        alone.inner.step(one, 3e-3)
     for thread in threads:
         thread.join(DEADLINE)
     assert not failed
@@ -205,10 +212,11 @@ def exchange(*partners: Replica) -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
-def test_an_exchange_is_bit_for_bit_that_of_two_nodes_of_one_device(codec: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:2"])
+def test_an_exchange_is_bit_for_bit_that_of_two_nodes_of_one_device(codec: str, devices: str, tmp_path: Path) -> None:
     sealed = sealed_run(inner=INNER, codec=codec)
     again = {}
-    with shared(sealed, tmp_path, "cpu:2") as alice:
+    with shared(sealed, tmp_path, devices) as alice:
         bob = make_replica(sealed, tmp_path, "bob")
         for name, node in (("alice", alice), ("bob", bob)):
             for _ in range(3):
@@ -226,11 +234,12 @@ def test_an_exchange_is_bit_for_bit_that_of_two_nodes_of_one_device(codec: str, 
         assert (alice.theta - again["alice"].theta).abs().max() <= CLOSE, "all devices have what the partner brought"
 
 
-async def test_trainers_of_two_devices_and_of_one_take_an_outer_step_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:2"])
+async def test_trainers_of_two_devices_and_of_one_take_an_outer_step_together(tmp_path: Path, devices: str) -> None:
     sealed = sealed_run(inner=INNER, codec="modulo8")
     events: list[Event] = []
-    async with loaded(sealed, tmp_path, "alice", "cpu:2", events) as alice, loaded(sealed, tmp_path, "bob", "cpu") as bob:
-        assert DevicesChosen(("cpu", "cpu")) in events
+    async with loaded(sealed, tmp_path, "alice", devices, events) as alice, loaded(sealed, tmp_path, "bob", "cpu") as bob:
+        assert any(isinstance(event, DevicesChosen) and len(event.devices) == 2 for event in events)
         for trainer in (alice, bob):
             await trainer.train()
             await trainer.wait_steps(4)
@@ -341,7 +350,8 @@ def test_a_run_that_one_device_cannot_open_leaves_no_process(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("0,0", "names cuda:0 twice"), ("cuda:1,1", "names cuda:1 twice"), ("two", "")]
+    [("0,0", "names cuda:0 twice"), ("cuda:1,1", "names cuda:1 twice"), ("two", ""), ("shard:0,1", ""), ("shard:all", "")]
+    + [("shard:0", "says one device, and shards"), ("shard:", "says no device"), ("shard:0,0", "names cuda:0 twice")]
     + [(text, "says no device") for text in ("0,cpu", "cpu:0", "cpu:65", "", "0,,1", "0,cuda", "-1")],
 )
 def test_what_names_no_devices_is_refused(text: str, message: str) -> None:
