@@ -200,6 +200,8 @@ class ShardedPart(DevicePart):
         self._reshard()
         at_once = self._group.least(at_once)
         self.inner = ShardedInner(self.model, manifest, self.device, at_once, self.objective, self._group, self._area)
+        if place.spares_memory:
+            self.inner.spare_memory()
 
     def bring(self, span: slice) -> None:
         self._area.bring(self._rows, span)
