@@ -8,6 +8,7 @@ so one that dies takes all others with it. They meet through memory without a na
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -102,6 +103,9 @@ class Peer:
         return self._connection.recv_bytes()
 
     def close(self) -> None:
+        """The other end learns it, though a thread still reads here."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 

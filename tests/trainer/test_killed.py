@@ -61,7 +61,7 @@ async def live(folder: Path, devices: str) -> None:
 async def take_turn(alice: TrainerProcess, bob: TrainerProcess) -> None:
     """All that a trainer is asked for."""
     for trainer in (alice, bob):
-        await trainer.wait_steps(trainer.inner_steps + 2)
+        await trainer.wait_steps(2)
     await alice.evaluate()
     messages = []
     for trainer in (alice, bob):
