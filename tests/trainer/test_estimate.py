@@ -17,8 +17,9 @@ from nolocod.run.run_file import read_run_file
 from nolocod.trainer import checkpoint
 from nolocod.trainer import estimate as module
 from nolocod.trainer.estimate import EFFICIENCY, Estimate, Machine, estimate, needs_on
+from nolocod.trainer.head import plain_head
 from nolocod.trainer.model import from_config, read_config
-from nolocod.trainer.objective import cross_entropy
+from nolocod.trainer.objective import NextToken
 from tests.support.trainer_parts import make_replica, save, sealed_run
 
 RUNS = Path(__file__).resolve().parents[2] / "docs" / "runs"
@@ -70,7 +71,7 @@ def test_what_is_estimated_is_what_a_replica_has(tmp_path: Path, optimizer: str)
 
 
 def test_activations_are_what_a_backward_pass_keeps() -> None:
-    """And the gradient of the logits, in a heap with its holes."""
+    """And the logits, in a heap with its holes."""
     manifest = sealed_run(inner=Inner(steps=1, batch=8, sequence=64)).manifest
     model = from_config(read_config(manifest, 256))
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
@@ -81,7 +82,7 @@ def test_activations_are_what_a_backward_pass_keeps() -> None:
         return one
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
-        cross_entropy(model, torch.zeros(8, 65, dtype=torch.int64))
+        NextToken(plain_head(model)).loss(model, torch.zeros(8, 65, dtype=torch.int64), torch.device("cpu"))
     real = sum(one.untyped_storage().nbytes() for pointer, one in kept.items() if pointer not in own)
     needs = estimate(manifest)
     holes = (module._HOLES - 1) * 4 * needs.trained  # of the gradients

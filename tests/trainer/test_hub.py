@@ -215,7 +215,7 @@ def test_what_is_read_ahead_is_what_is_read_and_the_position_is_that_of_what_was
 def test_through_outages_training_goes_on_with_the_last_windows_and_loses_none(
     outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_MOST", 4)
+    monkeypatch.setattr(prefetch, "MOST", 4)
     ahead, plain = outage.prefetched(), stream(data_set(outage.folder.with_name("as it was")))
     for time in range(3):
         outage.out.clear()
@@ -275,7 +275,7 @@ def test_who_cannot_be_told_to_wait_hears_of_the_outage(
 
 def test_a_source_that_is_only_silent_is_waited_for_once(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "_PATIENCE", 0.01)
-    monkeypatch.setattr(prefetch, "_MOST", 1)
+    monkeypatch.setattr(prefetch, "MOST", 1)
     ahead, go = outage.prefetched(), threading.Event()
     take = ahead._stream.take
     ahead.begin()
