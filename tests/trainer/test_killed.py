@@ -29,7 +29,7 @@ from tests.trainer.test_ranks import INNER, ranks_below
 if TYPE_CHECKING:
     from nolocod.trainer.process import TrainerProcess
 
-DEADLINE = 120
+DEADLINE = 300
 SHARED = Path("/dev/shm")
 
 
