@@ -108,14 +108,15 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         super().__init__(stream)
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # (logger, template): (window's begin, records in it)
+        self._seen: dict[tuple[str, str], tuple[float, int, str]] = {}
+        """(logger, template): when the window began, the records in it, the last one's text."""
 
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock()
         self._close_windows(now)
         key = (record.name, str(record.msg))
-        begin, count = self._seen.get(key, (now, 0))
-        self._seen[key] = (begin, count + 1)
+        begin, count, _ = self._seen.get(key, (now, 0, ""))
+        self._seen[key] = (begin, count + 1, record.getMessage())
         if count < _PER_MINUTE or record.levelno >= logging.CRITICAL:
             super().emit(record)
 
@@ -124,12 +125,12 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def _close_windows(self, now: float) -> None:
-        for key, (begin, count) in list(self._seen.items()):
+        for key, (begin, count, last) in list(self._seen.items()):
             if now - begin >= _MINUTE:
                 del self._seen[key]
                 if count > _PER_MINUTE:
                     name, template = key
-                    text = f"{count - _PER_MINUTE} more within a minute like: {template}"
+                    text = f"{count - _PER_MINUTE} more within a minute, the last: {last}"
                     summary = logging.LogRecord(name, INFO, "", 0, "%s", (text,), None)
                     summary.event, summary.fields = "folded", {"count": count - _PER_MINUTE, "like": template}
                     super().emit(summary)

@@ -331,7 +331,7 @@ def test_repeats_are_folded_into_a_count(log: Log) -> None:
     log.clock.now = 61.0
     logger.warning("peer %d made no progress", 25)
     assert log.lines[11:] == [
-        "info 15 more within a minute like: peer %d made no progress",
+        "info 15 more within a minute, the last: peer 24 made no progress",
         "warning peer 25 made no progress",
     ]
 
@@ -341,7 +341,7 @@ def test_folded_repeats_are_told_at_the_end(log: Log) -> None:
         logging.getLogger("nolocod").warning("again")
     (handler,) = [one for one in logging.getLogger().handlers if isinstance(one, logs.FoldingHandler)]
     handler.close()
-    assert log.lines[-1] == "info 2 more within a minute like: again"
+    assert log.lines[-1] == "info 2 more within a minute, the last: again"
 
 
 def test_a_peer_cannot_break_a_line_or_drive_the_terminal(log: Log) -> None:
