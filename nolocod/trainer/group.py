@@ -86,6 +86,12 @@ class Evaluate(pipe.Message, frozen=True):
     idle: int
 
 
+class Paced(pipe.Message, frozen=True):
+    """Another device's seconds for a window (pace.py), told to the leader."""
+
+    seconds: float
+
+
 Command = Join | Resume | Take | Give | Step | Evaluate
 COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command, dec_hook=lambda path, told: path(told))
 
@@ -96,7 +102,7 @@ class Peer:
     def __init__(self, descriptor: int) -> None:
         self._connection = Connection(descriptor)
 
-    def send(self, message: Command | pipe.Answer) -> None:
+    def send(self, message: Command | Paced | pipe.Answer) -> None:
         self._connection.send_bytes(msgspec.msgpack.encode(message, enc_hook=os.fspath))
 
     def receive(self) -> bytes:

@@ -17,6 +17,7 @@ from nolocod.trainer.adapter import trained
 from nolocod.trainer.model import fast_kind, matrices_of
 from nolocod.trainer.muon import Muon
 from nolocod.trainer.objective import NextToken
+from nolocod.trainer.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,6 +161,8 @@ class Inner:
         self._can_skip = bool(self.optimizer.defaults["fused"])
         self._shared: Tensor | None = None  # all gradients, and behind them the loss, where a step has parts
         self._add: Callable[[Tensor], None] | None = None
+        self.pace: Pace | None = None
+        """Where a step has parts."""
         self._zero = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
         self._finite = torch.zeros((), device=device)
@@ -173,7 +176,7 @@ class Inner:
 
         Gradients lie in one tensor then, as theta does, so that one sum is all that a step waits for.
         """
-        self._add = add
+        self._add, self.pace = add, Pace(self._device)
         self._shared = torch.zeros(sum(one.numel() for one in self._all) + 1, device=self._device)
         parts = torch.split(self._shared[:-1], [one.numel() for one in self._all])
         for parameter, part in zip(self._all, parts, strict=True):
@@ -194,9 +197,13 @@ class Inner:
 
         `weight`: of all windows of the step (Objective), where these are a part of them, and the last `idle` for nothing.
         """
+        if self.pace is not None:
+            self.pace.begin()
         while (total := self._differentiate(windows, weight or self._objective.weight(windows), idle)) is None:
             self._clear()
             self._compute_less()
+        if self.pace is not None:
+            self.pace.end(len(windows))
         total, norm = self._gather(total)
         is_finite = (norm + total).isfinite()
         finite = is_finite.float()

@@ -20,7 +20,7 @@ from nolocod.errors import NolocodError
 from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import checkpoint, pipe
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.group import COMMANDS, Command, Evaluate, Give, Group, Join, Peer, Resume, Step, Take, watch
+from nolocod.trainer.group import COMMANDS, Command, Evaluate, Give, Group, Join, Paced, Peer, Resume, Step, Take, watch
 from nolocod.trainer.model import Place, pick_device
 from nolocod.trainer.on_device import draws
 from nolocod.trainer.settled import memory_errors, quiet, settle_in
@@ -74,6 +74,9 @@ def run(leader: Peer, files: tuple[int, int]) -> None:
     part = build(join, files)
     while True:
         serve(part, commands.get())
+        if part.inner.pace is not None and (seconds := part.inner.pace.news()) is not None:
+            with suppress(OSError):  # the leader is gone: so is this process soon
+                leader.send(Paced(seconds))
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """The leader's side of a node with several devices: it starts a process for each of the others, and tells them what to do.
 
 The rule: all outer state stays with the leader; the others hold theta and the optimizer, each the whole or all together in
-shards. What an outer step changed of theta is
-spread before the next inner step, from the leader's bits, so that devices that round otherwise part for one phase at most. A
-step's windows are cut into one part for each device; what is added up is the gradient of the mean over all of them, as of one
-device, and each takes the same optimizer step. When one process dies all do, and the trainer goes on from its checkpoint.
+shards. What an outer step changed of theta is spread before the next inner step, from the leader's bits, so that devices that
+round otherwise part for one phase at most. A step's windows are cut into one part for each device: of whole models as large as
+the device is fast (pace.py), of shards as equal as can be. What is added up is the gradient of the mean over all of them, as of
+one device, and each takes the same optimizer step. When one process dies all do, and the trainer goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from nolocod.errors import TrainerError
 from nolocod.trainer import pipe
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.devices import check_count
-from nolocod.trainer.group import LEADER, Command, Evaluate, Group, Join, Peer, Step, Take, lost, watch
+from nolocod.trainer.group import LEADER, Command, Evaluate, Group, Join, Paced, Peer, Step, Take, lost, watch
+from nolocod.trainer.pace import shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ class _Process:
             )  # fmt: skip
         self._pipe = Peer(ours.detach())
         self._failed: pipe.Failed | None = None
+        self.pace = 0.0
+        """As it was told last (pace.py); 0 before."""
 
     def follow(self, fallen: Callable[[pipe.Failed], None]) -> None:
         watch(self._pipe, self._told, lambda: fallen(self._why()))
@@ -60,7 +63,11 @@ class _Process:
             self._pipe.send(command)
 
     def _told(self, message: bytes) -> None:
-        self._failed = msgspec.msgpack.decode(message, type=pipe.Answer).failure
+        match msgspec.msgpack.decode(message, type=Paced | pipe.Answer):
+            case Paced(seconds):
+                self.pace = seconds
+            case pipe.Answer(failure=failure):
+                self._failed = failure
 
     def _why(self) -> pipe.Failed:
         if self._failed is not None:
@@ -86,6 +93,8 @@ class Ranks:
     ) -> None:
         self.devices, self.sharded = devices, sharded
         self._closed = False
+        self._shares: list[int] = []
+        self._paces: list[float] = []  # of the others, when shares were made
         self._files = anonymous_file("meeting"), anonymous_file("theta")
         self._others = [_Process(rank, device, self._files) for rank, device in enumerate(devices[1:], 1)]
         for rank, (other, device) in enumerate(zip(self._others, devices[1:], strict=True), 1):
@@ -114,7 +123,7 @@ class Ranks:
         """Take an inner step on all devices."""
         self.spread()
         weight = self._part.objective.weight(windows)
-        (own, own_idle), *parts = self._cut(windows)
+        (own, own_idle), *parts = self._cut(windows) if self.sharded else self._share(windows)
         for other, (part, idle) in zip(self._others, parts, strict=True):
             other.tell(Step(part.numpy().tobytes(), part.shape[1], idle, weight, rate))
         self._part.step(own, rate, weight, own_idle)
@@ -135,6 +144,14 @@ class Ranks:
         passes = [-(-len(part) // self._part.inner.at_once) for part in parts]
         idle = [max(passes) - one for one in passes]
         return [(torch.cat([part, windows[:1].expand(more, -1)]), more) for part, more in zip(parts, idle, strict=True)]
+
+    def _share(self, windows: Tensor) -> list[tuple[Tensor, int]]:
+        """Each device's windows of a step, the more the faster it is."""
+        pace, paces = self._part.inner.pace, [other.pace for other in self._others]
+        self._shares = self._shares or [len(part) for part in windows.tensor_split(len(self.devices))]
+        if pace is not None and pace.seconds and paces != self._paces and all(paces):
+            self._shares, self._paces = shares([pace.seconds, *paces], self._shares), paces
+        return [(part, 0) for part in torch.split(windows, self._shares)]
 
     def close(self) -> None:
         """End them, and wait until they have: their devices are free then."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ from msgspec.structs import replace
 from nolocod.errors import DeviceError, TrainerError, UsageError, first_error
 from nolocod.observe.events import DevicesChosen
 from nolocod.run.manifest import Inner, Outer
-from nolocod.trainer import checkpoint, muon, process
+from nolocod.trainer import checkpoint, muon, pace, process
 from nolocod.trainer.devices import check_count, find_devices, read_devices
 from nolocod.trainer.opening import open_shared
+from nolocod.trainer.pace import shares
 from tests.support.trainer_parts import make_replica, save, sealed_run, setup_for
 
 if TYPE_CHECKING:
@@ -112,6 +114,76 @@ def test_any_number_of_devices_trains_as_one_does(tmp_path: Path, devices: str) 
         assert (replica.theta - alone.theta).abs().max() <= CLOSE, "an evaluation changes nothing"
     for index, (one, other) in enumerate(zip(wanted, found, strict=True)):
         assert (one - other).abs().max() <= CLOSE, index
+
+
+def test_a_step_is_the_same_with_unlike_shares(tmp_path: Path) -> None:
+    sealed = sealed_run(inner=INNER, codec="float32")
+    alone = make_replica(sealed, tmp_path)
+    with shared(sealed, tmp_path, "cpu:2") as replica:
+        assert replica._ranks is not None
+        replica._ranks._shares = [3, 1]
+        for one in (alone, replica):
+            for _ in range(3):
+                one.step()
+        assert replica._ranks._shares == [3, 1]
+        assert (replica.theta - alone.theta).abs().max() <= CLOSE
+        assert abs(replica.report() - alone.report()) <= CLOSE
+
+
+def test_a_slow_device_gets_less_of_a_step(tmp_path: Path) -> None:
+    sealed = sealed_run(inner=replace(INNER, batch=8))
+    with shared(sealed, tmp_path, "cpu:2") as replica:
+        assert replica._ranks is not None
+        (slow,) = ranks_below(psutil.Process())
+        with a_third_of_the_time(slow):
+            ends = time.monotonic() + DEADLINE
+            while not replica._ranks._shares or replica._ranks._shares[1] > 6:
+                assert time.monotonic() < ends
+                replica.step()
+        assert sum(replica._ranks._shares) == 16
+
+
+@contextlib.contextmanager
+def a_third_of_the_time(process: psutil.Process) -> Iterator[None]:
+    """Stop it for a moment, again and again: it is a third as fast, or so."""
+    done = threading.Event()
+
+    def hold() -> None:
+        while not done.wait(0.002):
+            process.suspend()
+            time.sleep(0.004)
+            process.resume()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_shares_end_a_step_soonest() -> None:
+    assert shares([1.0, 1.0], [6, 6]) == [6, 6]
+    assert shares([1.0, 2.0], [6, 6]) == [8, 4]
+    assert shares([2.0, 1.0, 1.0], [2, 2, 1]) == [1, 2, 2]
+    assert shares([1.0, 100.0], [2, 2]) == [3, 1], "each has one, or it could not be timed"
+    assert shares([1.04, 1.0], [26, 26]) == [26, 26], "which saves too little"
+    assert shares([1.2, 1.0], [26, 26]) == [24, 28]
+
+
+def test_a_pace_is_the_middle_of_recent_steps_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(pace, "perf_counter", lambda: now)
+    device = pace.Pace(torch.device("cpu"))
+    told = []
+    for took in (90.0, *[4.0] * 7, *[8.0] * 8):
+        assert (device.seconds == 0) == (len(told) < 8)
+        device.begin()
+        now += took
+        device.end(2)
+        told.append(device.news())
+    assert told == [*[None] * 7, 2.0, *[None] * 7, 4.0]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
