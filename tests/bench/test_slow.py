@@ -39,6 +39,10 @@ def test_what_went_well_is_counted(tmp_path: Path) -> None:
     assert "2 paired, 1 solo" in str(found)
     stopping = ("state_changed", {"state": "stopping"})
     assert seen(tmp_path, PAIRED, stopping, ("exchange_ended", {"outcome": "aborted"})).wrong == [], "given up for a stop"
+    at = seen(tmp_path, SILENT).lost[0][0]
+    seen(tmp_path, ("exchange_ended", {"outcome": "aborted"}))
+    assert Seen.of(tmp_path / "log", at).wrong == [], "given up for its partner's stop"
+    assert Seen.of(tmp_path / "log", at + 1).wrong
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,8 @@ def main() -> None:
         net = stack.enter_context(internet())
         nodes = stack.enter_context(swarm(root, load))
         lab = Lab(net, nodes, options)
-        seen = {name: Seen.of(node.log) for name, node in watch(lab, nodes, options).items()}
+        were = watch(lab, nodes, options)
+        seen = {name: Seen.of(node.log, lab.watched.first_stop) for name, node in were.items()}
     line = f"{options.down:g}/{options.up:g} Mbit/s, {options.rtt:g} ms, {options.loss:g} % loss"
     _say(f"{options.model}, {line}: {time.monotonic() - began:.0f} s")
     for name, one in seen.items():

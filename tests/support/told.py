@@ -7,6 +7,7 @@ commit, blame, trouble.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,7 +41,8 @@ class Seen:
     """Members that fell silent, and the time of day in seconds."""
 
     @classmethod
-    def of(cls, log: Path) -> Seen:
+    def of(cls, log: Path, stops: float = math.inf) -> Seen:
+        """`stops`: the time of day at which the first of them was told to stop, which breaks its partner's exchange off."""
         seen = cls()
         for line in log.read_text(encoding="utf-8").splitlines():
             try:
@@ -49,12 +51,13 @@ class Seen:
                 seen.trouble.append(line)
                 continue
             fields: dict[str, Any] = told["fields"]
+            at = datetime.fromisoformat(told["time"]).timestamp()
             match told["event"]:
                 case "state_changed" if fields["state"] == "stopping":
                     break  # what is given up for a stop is not wrong
                 case "exchange_ended":
                     seen.outcomes[fields["outcome"]] += 1
-                    if fields["outcome"] in _ENDED:
+                    if fields["outcome"] in _ENDED and at < stops:
                         seen.trouble.append(told["message"])
                 case "outer_step":
                     seen.steps[fields["kind"]] += 1
@@ -68,7 +71,7 @@ class Seen:
                 case "troubled":
                     seen.trouble.append(told["message"])
                 case "peer_lost":
-                    seen.lost.append((datetime.fromisoformat(told["time"]).timestamp(), told["message"]))
+                    seen.lost.append((at, told["message"]))
                 case "peer_banned":
                     seen.blamed.append(told["message"])
                 case "peer_judged":
