@@ -33,7 +33,7 @@ _ROOM = 1.25
 """Free memory must be so many times a copy's size."""
 
 
-REST, _LONGEST_REST = 3.0, 1.0
+REST, _LONGEST_REST = 8.0, 2.0
 """Times as long as it wrote a piece the thread rests, this many seconds at most: the memory's bus and the caches are training's
 too."""
 
