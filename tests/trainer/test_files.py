@@ -1,0 +1,41 @@
+"""Files that are written beside training: the thread that writes leaves the machine to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from nolocod.trainer import files
+from nolocod.trainer.files import REST
+
+
+def test_the_thread_rests_for_many_times_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = 0.0, list[float]()
+
+    class Never(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            assert timeout is not None
+            waited.append(timeout)
+            now += timeout
+            return False
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    pace = files._Pace(Never())
+    for worked in (0.01, 0.02, 60.0):
+        now += worked
+        pace()
+    assert waited == pytest.approx([0.01 * REST, 0.02 * REST, 2.0]), "of a slow disk not for as long"
+    assert pace.rested == pytest.approx(sum(waited)), "which is not the disk's time"
+
+
+def test_a_rest_ends_when_the_file_is_given_up() -> None:
+    give_up = threading.Event()
+    pace = files._Pace(give_up)
+    give_up.set()
+    began = time.monotonic()
+    with pytest.raises(files._GivenUpError):
+        pace()
+    assert time.monotonic() - began < 1
