@@ -45,6 +45,8 @@ reach less."""
 _HOLES, _MAPPED = 1.6, 32 << 20
 """glibc's heap is so many times as large as what lies in it, where a step's tensors come and go; those of so many bytes have
 memory of their own, which goes back at once (mallopt(3), M_MMAP_THRESHOLD). `python -m tests.bench plan` holds it."""
+_WRITES = 1e9
+"""Bytes in a second that a thread hashes, and copies to the system, for a file."""
 _SECONDS = 0.5
 _SIDE = 1024
 
@@ -160,7 +162,7 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
         late=exchange / step,
         fewest_steps=math.ceil(2 * line / step),
         # a member ends a step and writes them beside training, at its leisure
-        fetch=step + (1 + REST) * run.weights / machine.disk + run.weights / rate,
+        fetch=step + run.weights * (1 / machine.disk + REST / _WRITES + 1 / rate),
         saving=saving,
         saved_every=every,
         written=run.checkpoint * 86_400 / every,

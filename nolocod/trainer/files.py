@@ -34,8 +34,8 @@ _ROOM = 1.25
 
 
 REST, _LONGEST_REST = 8.0, 2.0
-"""Times as long as it wrote a piece the thread rests, this many seconds at most: the memory's bus and the caches are training's
-too."""
+"""Times as long as it computed with a piece the thread rests, this many seconds at most: the memory's bus and the caches are
+training's too. While it waits for the disk, or for a processor, they are."""
 
 
 class _GivenUpError(Exception):
@@ -43,19 +43,21 @@ class _GivenUpError(Exception):
 
 
 class _Pace:
-    """Rests between the pieces of a file; raises once `give_up` is set."""
+    """Rests between the pieces of a file; raises once `give_up` is set. Called by the thread that writes."""
 
     def __init__(self, give_up: threading.Event) -> None:
         self._give_up = give_up
-        self._since = time.perf_counter()
+        self._since: float | None = None
         self.rested = 0.0
 
     def __call__(self) -> None:
-        began = time.perf_counter()
-        if self._give_up.wait(min(REST * (began - self._since), _LONGEST_REST)):
+        began, worked = time.perf_counter(), 0.0
+        if self._since is not None:
+            worked = time.thread_time() - self._since
+        if self._give_up.wait(min(REST * worked, _LONGEST_REST)):
             raise _GivenUpError
-        self._since = time.perf_counter()
-        self.rested += self._since - began
+        self._since = time.thread_time()
+        self.rested += time.perf_counter() - began
 
 
 class Files:

@@ -11,8 +11,8 @@ from nolocod.trainer import files
 from nolocod.trainer.files import REST
 
 
-def test_the_thread_rests_for_many_times_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, waited = 0.0, list[float]()
+def test_the_thread_rests_for_many_times_as_long_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, computed, waited = 0.0, 0.0, list[float]()
 
     class Never(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -23,11 +23,13 @@ def test_the_thread_rests_for_many_times_as_long_as_it_works(monkeypatch: pytest
             return False
 
     monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "thread_time", lambda: computed)
     pace = files._Pace(Never())
+    pace()
     for worked in (0.01, 0.02, 60.0):
-        now += worked
+        now, computed = now + worked + 5.0, computed + worked
         pace()
-    assert waited == pytest.approx([0.01 * REST, 0.02 * REST, 2.0]), "of a slow disk not for as long"
+    assert waited == pytest.approx([0.0, 0.01 * REST, 0.02 * REST, 2.0]), "not for as long as it waited for the disk"
     assert pace.rested == pytest.approx(sum(waited)), "which is not the disk's time"
 
 
