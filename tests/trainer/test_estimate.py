@@ -17,6 +17,7 @@ from nolocod.run.run_file import read_run_file
 from nolocod.trainer import checkpoint
 from nolocod.trainer import estimate as module
 from nolocod.trainer.estimate import EFFICIENCY, Estimate, Machine, estimate, needs_on
+from nolocod.trainer.files import REST
 from nolocod.trainer.head import plain_head
 from nolocod.trainer.model import from_config, read_config
 from nolocod.trainer.objective import NextToken
@@ -113,7 +114,9 @@ def test_times_follow_from_operations_and_rates() -> None:
     assert needs.exchange == 2.0 + 2.0, "by the slower direction, and a step that it waits for"
     assert needs.late == 2.0
     assert (needs.busy, needs.hidden) == (0.1, 1.0)
-    assert needs.fetch == 4.0 + 2.0 + 4 * 0.4, "the line, the donor's step, and its file beside training"
+    assert needs.fetch == pytest.approx(4.0 + 2.0 + 0.4 + REST * 0.004), (
+        "the line, the donor's step, the disk, and rests between"
+    )
     assert (needs.fewest_steps - 1) * 2.0 < 2 * 10.0 <= needs.fewest_steps * 2.0, "busy for half of them"
 
 

@@ -180,7 +180,7 @@ def test_experts_stay_balanced_where_the_run_asks_for_it(tmp_path: Path) -> None
         for _ in range(80):
             replica.step()
         shares.append(routed(replica.model, windows))
-    assert shares[1] < 0.6 * shares[0], shares
+    assert shares[1] < 0.75 * shares[0], shares
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
