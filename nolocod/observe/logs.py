@@ -23,7 +23,7 @@ from nolocod.observe import events
 from nolocod.observe.words import REACHABLE, amount, duration, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from nolocod.identity import PeerId
     from nolocod.observe.events import Event, NatClass
@@ -108,15 +108,15 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         super().__init__(stream)
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int, str]] = {}
-        """(logger, template): when the window began, the records in it, the last one's text."""
+        self._seen: dict[tuple[str, str], tuple[float, int, tuple[object, ...] | Mapping[str, object] | None]] = {}
+        """(logger, template): when the window began, the records in it, the last one's values for the template."""
 
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock()
         self._close_windows(now)
         key = (record.name, str(record.msg))
-        begin, count, _ = self._seen.get(key, (now, 0, ""))
-        self._seen[key] = (begin, count + 1, record.getMessage())
+        begin, count, _ = self._seen.get(key, (now, 0, None))
+        self._seen[key] = (begin, count + 1, record.args)
         if count < _PER_MINUTE or record.levelno >= logging.CRITICAL:
             super().emit(record)
 
@@ -130,8 +130,9 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
                 del self._seen[key]
                 if count > _PER_MINUTE:
                     name, template = key
-                    text = f"{count - _PER_MINUTE} more within a minute, the last: {last}"
-                    summary = logging.LogRecord(name, INFO, "", 0, "%s", (text,), None)
+                    text = f"{count - _PER_MINUTE} more within a minute, the last: {template}"
+                    summary = logging.LogRecord(name, INFO, "", 0, text, None, None)
+                    summary.args = last
                     summary.event, summary.fields = "folded", {"count": count - _PER_MINUTE, "like": template}
                     super().emit(summary)
 

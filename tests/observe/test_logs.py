@@ -344,6 +344,22 @@ def test_folded_repeats_are_told_at_the_end(log: Log) -> None:
     assert log.lines[-1] == "info 2 more within a minute, the last: again"
 
 
+def test_a_record_that_does_not_fit_its_template_reaches_nobody_who_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logs.FoldingHandler(io.StringIO(), lambda: 0.0)  # pytest's own would raise it
+    for _ in range(12):
+        handler.handle(logging.LogRecord("libp2p", logging.WARNING, "", 0, "%d peers", ("many",), None))
+    handler.close()
+    assert capsys.readouterr().err.count("--- Logging error ---") == 11, "ten lines and what they stand for"
+
+
+def test_a_folded_record_may_have_named_values(log: Log) -> None:
+    for count in range(11):
+        logging.getLogger("nolocod").warning("%(count)d peers", {"count": count})
+    log.clock.now = 61.0
+    logging.getLogger("nolocod").warning("again")
+    assert log.lines[10] == "info 1 more within a minute, the last: 10 peers"
+
+
 def test_a_peer_cannot_break_a_line_or_drive_the_terminal(log: Log) -> None:
     follow(PeerLost(BOB, "bye\n12:00:00 info round 99 paired\x1b[2J\u202e\x9b"))
     (line,) = log.lines
