@@ -25,7 +25,7 @@ class Pace:
     """Of a device; `begin` and `end` are called around what it computes of a step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._took: deque[float] = deque(maxlen=_RECENT)
         self._untold = 0
         self._began = 0.0
@@ -51,8 +51,9 @@ class Pace:
             self._events = []
 
     def _mark(self) -> None:
-        self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-        self._events[-1].record()
+        with torch.cuda.device(self._device):  # an event is recorded on the stream of the one that is chosen
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._events[-1].record()
 
     def _note(self, seconds: float) -> None:
         self._took.append(seconds)
