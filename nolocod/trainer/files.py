@@ -42,7 +42,7 @@ class _GivenUpError(Exception):
     """The file gives way to another."""
 
 
-class _Pace:
+class _Rests:
     """Rests between the pieces of a file; raises once `give_up` is set. Called by the thread that writes."""
 
     def __init__(self, give_up: threading.Event) -> None:
@@ -127,14 +127,14 @@ class Files:
         if leaves:
             replica.release()
         stopped = time.perf_counter() - began
-        pace = _Pace(self._give_up)
-        check = pace if aside else checkpoint.go_on
+        rests = _Rests(self._give_up)
+        check = rests if aside else checkpoint.go_on
 
         def write() -> object:
             if isinstance(command, pipe.Dump):
                 return pipe.Dumped(standing, checkpoint.write_snapshot(command.path, tensors, metadata, check))
             written = checkpoint.save(self._setup.checkpoints, state, tensors, check)
-            seconds = time.perf_counter() - began - pace.rested
+            seconds = time.perf_counter() - began - rests.rested
             return Checkpointed(state.standing.round, written, seconds, stopped if aside else seconds)
 
         finish = partial(self._finish, [command, *same], write)

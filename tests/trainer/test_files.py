@@ -24,20 +24,20 @@ def test_the_thread_rests_for_many_times_as_long_as_it_computes(monkeypatch: pyt
 
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(time, "thread_time", lambda: computed)
-    pace = files._Pace(Never())
-    pace()
+    rests = files._Rests(Never())
+    rests()
     for worked in (0.01, 0.02, 60.0):
         now, computed = now + worked + 5.0, computed + worked
-        pace()
+        rests()
     assert waited == pytest.approx([0.0, 0.01 * REST, 0.02 * REST, 2.0]), "not for as long as it waited for the disk"
-    assert pace.rested == pytest.approx(sum(waited)), "which is not the disk's time"
+    assert rests.rested == pytest.approx(sum(waited)), "which is not the disk's time"
 
 
 def test_a_rest_ends_when_the_file_is_given_up() -> None:
     give_up = threading.Event()
-    pace = files._Pace(give_up)
+    rests = files._Rests(give_up)
     give_up.set()
     began = time.monotonic()
     with pytest.raises(files._GivenUpError):
-        pace()
+        rests()
     assert time.monotonic() - began < 1
