@@ -51,7 +51,7 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
     first.run("start")
     swarm.wait("the first node tells its address", lambda: ready(first))
     everybody = [first, *(swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2))]
-    swarm.wait_paired(everybody, 8)  # of a node, the first two or three have up to two bytes
+    swarm.wait_paired(everybody, 16)  # of a node, the first two or three have up to two bytes
     sent = []
     for daemon in everybody:
         report = daemon.report
@@ -59,7 +59,7 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
         assert report.errors == ()
         sent += [row.sent / SIZE for row in report.exchanges if row.outcome == "committed"]
         assert psutil.Process(daemon.running.pid).memory_info().rss < LEAN
-    assert 1 < median(sent) < 1.25, "a byte of each value; those that a partner far away could not decode once more"
+    assert 1 < median(sent) < 1.03, "a byte of each value"
     assert max(sent) < 2.03, "two at first, and of matrices that could not be decoded"
     swarm.stop(*everybody)
     assert "of 201 samples 1 are left out, and 1 are cut" in everybody[1].tail(1000)
