@@ -177,10 +177,10 @@ def test_experts_stay_balanced_where_the_run_asks_for_it(tmp_path: Path) -> None
         folder.mkdir()
         replica = make_replica(seal(experts(share), Identity.from_secret(b"o" * 32)), folder)
         windows = torch.from_numpy(replica.source.held_out(16))
-        for _ in range(80):
+        for _ in range(120):
             replica.step()
         shares.append(routed(replica.model, windows))
-    assert shares[1] < 0.75 * shares[0], shares
+    assert shares[1] < 0.6 * shares[0], shares
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
