@@ -29,7 +29,7 @@ from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.duty import Duty
-from nolocod.trainer.settled import keep_to_one_thread, memory_errors, quiet, settle_in
+from nolocod.trainer.settled import importing, keep_to_one_thread, memory_errors, quiet, settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -371,7 +371,8 @@ def main() -> None:
     control, memory = (int(text) for text in sys.argv[1:])
     parent = ChildEnd(control)
     quiet()
-    from nolocod.trainer import opening  # noqa: F401 - what every run needs, while the parent still looks for a manifest
+    with importing():
+        from nolocod.trainer import opening  # noqa: F401 - what every run needs, while the parent still looks for a manifest
 
     worker, status = Worker(parent, memory), 0
     try:

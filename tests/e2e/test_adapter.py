@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 import torch
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nolocod.run.manifest import stored_manifest
@@ -38,6 +37,8 @@ LEAN = 150e6
 
 
 def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> None:
+    from peft import PeftModel  # takes in bitsandbytes, and with that a compiler: six seconds of each process of ./test
+
     base = publish(tmp_path / "base", template=plain("chatml"), special=SPECIAL, **WIDE)
     chats = [[{"role": "user", "content": f"tide {n % 7}"}, {"role": "assistant", "content": "no node"}] for n in range(200)]
     chats += [[{"role": "user", "content": "wait " * 80}, {"role": "assistant", "content": "for no node"}]]

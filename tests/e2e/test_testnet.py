@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    line = [sys.executable, "-m", "nolocod", "testnet", "--nodes", "2", "--outer-steps", "11"]
+    line = [sys.executable, "-m", "nolocod", "testnet", "--nodes", "2", "--model", "tiny", "--outer-steps", "11"]
     done = subprocess.run(
         [*line, "--report", str(report), "--keep", str(tmp_path / "kept")],
         capture_output=True,
@@ -36,7 +36,7 @@ def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     assert told["weight_std"] > 0
     assert sum(node["bytes_sent"] for node in told["nodes"]) == sum(node["bytes_received"] for node in told["nodes"]) > 0
 
-    line = [*line[:-1], "100000", "--model", "tiny"]
+    line = [*line[:-1], "100000"]
     with subprocess.Popen([*line, "--keep", str(tmp_path / "more")], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for text in running.stdout:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
@@ -15,14 +17,14 @@ from nolocod.studies import daemons
 from nolocod.studies.daemons import DaemonError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from nolocod.observe.status.report import StatusReport
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
-NICE = ("--nice", "10")
+NICE = ("--nice", "10", "--duty", "20%")
 BACKGROUND = ("--threads", "1", *NICE)
 """How trainers of tests run: what a daemon, a browser or a command beside a dozen of them does goes first, as on machines
 that they have for themselves. It works among processes of one session: Linux shares the processor among sessions first.
@@ -110,6 +112,26 @@ def gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@contextmanager
+def stopped_often(process: psutil.Process, share: float) -> Iterator[None]:
+    """Stop it for a moment, again and again, in this share of the time: so much slower it is, or so."""
+    done = threading.Event()
+
+    def hold() -> None:
+        while not done.wait(0.006 * (1 - share)):
+            process.suspend()
+            time.sleep(0.006 * share)
+            process.resume()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class Swarm:

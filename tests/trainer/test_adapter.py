@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nolocod import cli
@@ -176,6 +175,8 @@ def loss_of(model: torch.nn.Module, replica: Replica) -> float:
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_the_adapter_and_the_merged_model_have_the_run_s_loss(tmp_path: Path, base: Path, model_type: str) -> None:
     """GPT-2's matrices lie the other way round."""
+    from peft import PeftModel  # takes in bitsandbytes, and with that a compiler: six seconds of each process of ./test
+
     if model_type == "gpt2":
         (folder := tmp_path / "gpt2").mkdir()
         (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.p2p.exchange.context import Context
     from nolocod.p2p.transport.stream import Dial
+    from nolocod.proto.limits import Limits
     from nolocod.proto.types import Description, Standing
 
     Blame = Callable[[PeerId, errors.RemoteError], None]
@@ -93,11 +94,7 @@ class DonorStream:
         if not body.HasField("snapshot_offer"):
             raise _declined(body, errors.RefusedError)
         offer = body.snapshot_offer
-        description = await self._context.aside(describe_from_wire, offer.content, limits)
-        if offer.id != description.root:
-            raise errors.ProtocolError("a snapshot is not named by its content.")
-        if root and offer.id != root:
-            raise errors.ProtocolError("another file was offered than was asked for.")
+        description = await self._context.aside(_described, offer, root, limits)
         if abs(description.size - size) > ROOM:
             raise errors.RefusedError(
                 f"{short(self._channel.remote)} has weights of {description.size} bytes where {size} are due."
@@ -155,6 +152,16 @@ async def open_donor_stream(context: Context, dial: Dial, donor: PeerId) -> Asyn
     async with reset_unless_done(channel.reset):
         yield DonorStream(context, channel)
         await channel.close()
+
+
+def _described(offer: pb.SnapshotOffer, root: bytes, limits: Limits) -> Description:
+    """What an offer tells of its file; ProtocolError unless the name is of its content, and is `root` if one was asked for."""
+    description = describe_from_wire(offer.content, limits)
+    if offer.id != description.root:
+        raise errors.ProtocolError("a snapshot is not named by its content.")
+    if root and offer.id != root:
+        raise errors.ProtocolError("another file was offered than was asked for.")
+    return description
 
 
 def _declined(body: pb.Body, refused: type[errors.RefusedError]) -> errors.RemoteError:
