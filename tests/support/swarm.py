@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
-NICE = ("--nice", "10", "--duty", "20%")
+NICE = ("--nice", "10", "--duty", "10%")
 BACKGROUND = ("--threads", "1", *NICE)
 """How trainers of tests run: what a daemon, a browser or a command beside a dozen of them does goes first, as on machines
-that they have for themselves. It works among processes of one session: Linux shares the processor among sessions first.
+that they have for themselves. Nice works among processes of one session: Linux shares the processor among sessions first.
+And they rest most of the time: a dozen that trained as fast as they can would take all of it, for steps that no test needs.
 The release before has no `NICE`."""
 RUN_FILE = """
 name = "e2e"
