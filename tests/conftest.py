@@ -1,9 +1,10 @@
 """How the tests share the processes of `./test`, and which are the unit suite.
 
-A module of tests/e2e or tests/lab stays in one process, since its tests share daemons; all others run wherever there is
-room. These groups come first, the longest before the others: their daemons wait for one another, and for trainers that
-yield to whatever else computes. The other tests fill up the processes at the end. Torch has one thread in each process: on
-tensors as small as here a second one only spins, on the core that another process needs.
+A module of tests/e2e or tests/lab stays in one process, since its tests share daemons, and so does one whose tests share
+something else that takes seconds to make; all others run wherever there is room. These groups come first, the longest before
+the others: their daemons wait for one another, and for trainers that yield to whatever else computes. The other tests fill up
+the processes at the end. Torch has one thread in each process: on tensors as small as here a second one only spins, on the core
+that another process needs.
 
 `-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import, and that are
 not in those folders.
@@ -37,6 +38,12 @@ SYSTEM = {
 """Who imports one of these, or something out of it, opens sockets or starts processes."""
 
 
+SHARING = {
+    *("trainer/test_adapter", "trainer/test_base_model", "trainer/test_chat_template", "trainer/test_objective"),
+    *("trainer/test_quantized", "trainer/test_samples", "trainer/test_tasks"),
+    *("sim/test_learner", "exchange/test_receipt_gossip", "exchange/test_stalling"),
+}
+"""Modules whose tests share a fixture that takes seconds to make."""
 WITH_DAEMONS = [Path(__file__).parent / name for name in ("e2e", "lab")]
 LONGEST = ("test_life_of_a_run", "test_faults_live", "test_testnet", "test_release_before", "test_study", "test_swarm")
 """Groups that begin before all others, in this order."""
@@ -48,8 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         assert isinstance(item, pytest.Function)
         has_daemons = item.path.parent in WITH_DAEMONS
-        if has_daemons:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        name = f"{item.path.parent.name}/{item.path.stem}"
+        if has_daemons or name in SHARING:
+            item.add_marker(pytest.mark.xdist_group(name))
         if modules.setdefault(item.module, has_daemons or is_system(item.module)):
             item.add_marker(pytest.mark.system)
     if config.getoption("loadgroup", default=False):

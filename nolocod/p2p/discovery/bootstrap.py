@@ -199,6 +199,9 @@ class Discovery:
             chosen = [*bootstrap, *self._rng.sample(others, min(len(others), _REMEMBERED_AT_ONCE if alone else 1))]
             if chosen:
                 await self._contact_all(chosen)
+            if self.dht is not None:
+                with suppress(errors.RemoteError):
+                    await self.dht.switch_mode()  # long before the next look: others can reach us by now, or no more
             if self.dht is not None and (alone or trio.current_time() - looked >= self._timing.lookup):
                 looked = trio.current_time()
                 await self._look_up(self.dht, [*known, *chosen])

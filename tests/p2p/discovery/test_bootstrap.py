@@ -276,6 +276,26 @@ async def test_a_client_of_the_dht_provides_and_asks_and_serves_nothing() -> Non
         assert PROTOCOL in (await server.identify(client.own)).protocols, "reachable by now"
 
 
+async def test_who_can_be_reached_serves_the_dht_long_before_it_looks_there_again() -> None:
+    """A node knows it some seconds after its first look, and the next one is ten minutes later."""
+    run = a_run()
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        one, other = [await speaker(stack, nursery, run) for _ in range(2)]
+        public = False
+        timing = replace(QUICK, search=0.1, widen=0.1, lookup=600.0)
+        discovery = Discovery(one.gossip, [], lambda: (), random.Random(7), timing, silent)
+        discovery.dht = await stack.enter_async_context(open_dht(one.host, run.run_id, lambda: public))
+        await other.host.connect(*one.contact)
+        nursery.start_soon(discovery.run, lambda: [other.contact])
+        await trio.sleep(0.5)  # the first look is over
+        assert PROTOCOL not in (await other.host.identify(one.host.own)).protocols
+        public = True
+        with trio.fail_after(ENOUGH):
+            while PROTOCOL not in (await other.host.identify(one.host.own)).protocols:  # noqa: ASYNC110  # it goes round
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+
+
 async def test_false_records_are_tried_and_make_nobody_a_member(tmp_path: Path) -> None:
     run = a_run()
     async with stranger(run) as (liar, dht), AsyncExitStack() as stack:
