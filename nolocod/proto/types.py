@@ -115,8 +115,40 @@ class Description:
 
 def describe(content: memoryview, chunk_size: int = CHUNK_SIZE) -> Description:
     """Hash `content` (bytes) chunk by chunk."""
-    hashes = tuple(blake3.blake3(content[start : start + chunk_size]).digest() for start in range(0, len(content), chunk_size))
-    return Description(len(content), chunk_size, hashes)
+    whole = Describing(chunk_size)
+    whole.update(content)
+    return whole.description()
+
+
+class Describing:
+    """Describes a byte string that comes in pieces of any size."""
+
+    def __init__(self, chunk_size: int = CHUNK_SIZE) -> None:
+        self._chunk_size = self._left = chunk_size
+        self._digest = blake3.blake3()
+        self._hashes: list[bytes] = []
+        self._size = 0
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """The next bytes."""
+        rest = memoryview(piece).cast("B")
+        while len(rest):
+            part, rest = rest[: self._left], rest[self._left :]
+            self._digest.update(part)
+            self._size += len(part)
+            self._left -= len(part)
+            if not self._left:
+                self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        self._hashes.append(self._digest.digest())
+        self._digest, self._left = blake3.blake3(), self._chunk_size
+
+    def description(self) -> Description:
+        """What came: nothing may come after it."""
+        if self._left < self._chunk_size:
+            self._end_chunk()
+        return Description(self._size, self._chunk_size, tuple(self._hashes))
 
 
 @dataclass(frozen=True)

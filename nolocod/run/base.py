@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import blake3
 import msgspec
 from msgspec import Meta
 
-from nolocod.proto.types import CHUNK_SIZE, Description
+from nolocod.proto.types import CHUNK_SIZE, Describing
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nolocod.proto.types import Description
 
 CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer.json", "model.safetensors.index.json"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
@@ -45,12 +46,11 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def described(path: Path) -> Description:
     """Hash the file at `path` chunk by chunk, of which one is in memory at a time. OSError."""
-    hashes, size = [], 0
+    whole = Describing()
     with path.open("rb") as handle:
         while content := handle.read(CHUNK_SIZE):
-            hashes.append(blake3.blake3(content).digest())
-            size += len(content)
-    return Description(size, CHUNK_SIZE, tuple(hashes))
+            whole.update(content)
+    return whole.description()
 
 
 def differs(path: Path, file: BaseFile) -> Description | str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import blake3
 import msgspec
@@ -20,8 +20,7 @@ import torch
 from nolocod.disk import PARTIAL, check_room, disk_errors, folder_written_whole, restore_folders, written_whole
 from nolocod.errors import CheckpointError
 from nolocod.outer.codec.blocks import bytes_of
-from nolocod.proto.types import Standing  # noqa: TC001 - msgspec reads the annotation at run time
-from nolocod.run.base import described
+from nolocod.proto.types import Describing, Standing
 from nolocod.trainer.clipping import History
 from nolocod.trainer.windows import Position
 
@@ -66,6 +65,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """BLAKE3 of the tensor file."""
 
 
+class Digest(Protocol):
+    """What takes in the bytes of a file as they are written."""
+
+    def update(self, data: bytes | memoryview, /) -> object: ...
+
+
 @dataclass(frozen=True)
 class Found:
     """The newest whole checkpoint, if any, and what was wrong with newer ones."""
@@ -80,16 +85,20 @@ def go_on() -> None:
 
 
 def write_tensors(
-    handle: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = go_on
-) -> str:
-    """Write a safetensors file and return its BLAKE3 digest in hex. `check` is called often, and may raise to end it.
+    handle: IO[bytes],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    digest: Digest | None = None,
+    check: Callable[[], None] = go_on,
+) -> None:
+    """Write a safetensors file, and have `digest` take in its bytes. `check` is called often, and may raise to end it.
 
     The format's own library copies all tensors before it writes; this goes piece by piece, from any device.
     """
-    digest = blake3.blake3()
 
     def put(data: bytes | memoryview) -> None:
-        digest.update(data)
+        if digest is not None:
+            digest.update(data)
         handle.write(data)
 
     put(head_of(tensors, metadata))
@@ -98,7 +107,6 @@ def write_tensors(
         for start in range(0, flat.numel(), _PIECE):
             check()
             put(bytes_of(flat[start : start + _PIECE].cpu().view(torch.uint8)))
-    return digest.hexdigest()
 
 
 def head_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -132,9 +140,9 @@ def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Calla
     check_room(folder, size_of(tensors))
     with folder_written_whole(target) as partial:
         with written_whole(partial / _TENSORS) as handle:
-            digest = write_tensors(handle, tensors, {"run_id": state.run_id}, check)
+            write_tensors(handle, tensors, {"run_id": state.run_id}, digest := blake3.blake3(), check)
         with written_whole(partial / _STATE) as handle:
-            handle.write(msgspec.json.encode(msgspec.structs.replace(state, tensors=digest)))
+            handle.write(msgspec.json.encode(msgspec.structs.replace(state, tensors=digest.hexdigest())))
     size = (target / _TENSORS).stat().st_size
     with disk_errors(folder):
         # The one just written stays, whatever its round: those of higher rounds may be damaged.
@@ -149,8 +157,8 @@ def write_snapshot(
     """Write weights for newcomers to `path`, whole or not at all; hashed chunk by chunk. Raises as `save`."""
     check_room(path.parent, size_of(tensors))
     with written_whole(path) as handle:
-        write_tensors(handle, tensors, metadata, check)
-    return described(path)
+        write_tensors(handle, tensors, metadata, whole := Describing(), check)
+    return whole.description()
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

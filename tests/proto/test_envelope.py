@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 
+import blake3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from nolocod.proto import nolocod_pb2 as pb
 from nolocod.proto.content import check_chunk, describe_from_wire, describe_to_wire
 from nolocod.proto.envelope import Dialogue, open_envelope, readable, seal
 from nolocod.proto.limits import Limits
-from nolocod.proto.types import describe
+from nolocod.proto.types import Describing, Description, describe
 
 ALICE, BOB, EVE = (Identity.from_secret(bytes([n]) * 32) for n in (1, 2, 3))
 
@@ -122,6 +124,16 @@ def test_a_dialogue_refuses_what_is_old_or_of_another_session() -> None:
 
 def test_a_peers_text_is_made_fit_for_a_log() -> None:
     assert readable("a\x1b[31m\nb" + "x" * 300) == "a?[31m?b" + "x" * 192
+
+
+@given(st.binary(max_size=300), st.integers(1, 100), st.lists(st.integers(0, 300), max_size=5))
+def test_what_comes_in_pieces_is_described_chunk_by_chunk(content: bytes, chunk_size: int, cuts: list[int]) -> None:
+    whole = Describing(chunk_size)
+    ends = sorted({0, len(content), *(cut for cut in cuts if cut < len(content))})
+    for start, end in pairwise(ends):
+        whole.update(memoryview(content)[start:end])
+    chunks = [content[start : start + chunk_size] for start in range(0, len(content), chunk_size)]
+    assert whole.description() == Description(len(content), chunk_size, tuple(blake3.blake3(one).digest() for one in chunks))
 
 
 @given(st.binary(min_size=1, max_size=500), st.integers(1, 600))
