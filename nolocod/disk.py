@@ -8,9 +8,11 @@ one place where that is told from other errors; node/training_session.py goes on
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from nolocod.errors import DataDirError, DiskFullError
@@ -30,6 +32,8 @@ _DAILY = 300e9
 """Bytes of it per day: a solid-state disk of 1 TB, made for 600 TB, is worn in five years."""
 USUAL_RATE = 200e6
 """Bytes per second that a disk is taken to write where nothing was measured: an old solid-state disk, or a good hard disk."""
+_BLOCK = 4 << 20
+"""Bytes that go to the disk at once, where the system is to keep none of them."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -76,13 +80,13 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def written_whole(target: Path) -> Iterator[IO[bytes]]:
+def written_whole(target: Path, *, buffered: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that appears as `target` only if the block ends without an error."""
     partial = target.with_name(f"{target.name}.{os.getpid()}{PARTIAL}")
     with disk_errors(target):
         make_folder(target.parent)
         try:
-            with partial.open("wb") as handle:
+            with partial.open("wb", buffering=-1 if buffered else 0) as handle:
                 yield handle
                 handle.flush()
                 os.fsync(handle.fileno())
@@ -90,6 +94,60 @@ def written_whole(target: Path) -> Iterator[IO[bytes]]:
             sync_folder(target.parent)
         finally:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def large_written_whole(target: Path) -> Iterator[LargeFile]:
+    """As `written_whole`, for what is large, and read by nobody soon."""
+    with written_whole(target, buffered=False) as handle:
+        file = LargeFile(handle)
+        yield file
+        file.end()
+
+
+class LargeFile:
+    """Writes in blocks that go from here to the disk, where a file system can (O_DIRECT). To copy them to pages first, and
+    those to the disk, takes several times as much of the processor, which training may need."""
+
+    def __init__(self, handle: IO[bytes]) -> None:
+        self._handle = handle
+        self._block = memoryview(mmap.mmap(-1, _BLOCK))  # it begins where a page does, as a disk wants it
+        self._filled = 0
+        self._go_directly(True)
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            end = min(_BLOCK, self._filled + len(rest))
+            self._block[self._filled : end], rest = rest[: end - self._filled], rest[end - self._filled :]
+            self._filled = end
+            if end == _BLOCK:
+                self._put()
+
+    def end(self) -> None:
+        """What is left is no whole block."""
+        self._go_directly(False)
+        self._put()
+
+    def _put(self) -> None:
+        left, self._filled = self._block[: self._filled], 0
+        while len(left):
+            try:
+                left = left[self._handle.write(left) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._directly:
+                    raise
+                self._go_directly(False)  # this file system cannot, or took a part of a page
+
+    def _go_directly(self, directly: bool) -> None:
+        self._directly = False
+        if sys.platform == "linux":
+            import fcntl
+
+            with suppress(OSError):
+                flags = fcntl.fcntl(self._handle.fileno(), fcntl.F_GETFL) & ~os.O_DIRECT
+                fcntl.fcntl(self._handle.fileno(), fcntl.F_SETFL, flags | os.O_DIRECT if directly else flags)
+                self._directly = directly
 
 
 def write_private(target: Path, content: bytes) -> None:

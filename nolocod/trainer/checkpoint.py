@@ -17,7 +17,15 @@ import msgspec
 import safetensors
 import torch
 
-from nolocod.disk import PARTIAL, check_room, disk_errors, folder_written_whole, restore_folders, written_whole
+from nolocod.disk import (
+    PARTIAL,
+    check_room,
+    disk_errors,
+    folder_written_whole,
+    large_written_whole,
+    restore_folders,
+    written_whole,
+)
 from nolocod.errors import CheckpointError
 from nolocod.outer.codec.blocks import bytes_of
 from nolocod.proto.types import Describing, Standing
@@ -27,7 +35,6 @@ from nolocod.trainer.windows import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import IO
 
     from torch import Tensor
 
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
-_PIECE = 4 << 20
+_PIECE = 1 << 20
 """Elements that are written at once: training has the interpreter meanwhile, and between pieces it might wait for it."""
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
@@ -65,6 +72,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """BLAKE3 of the tensor file."""
 
 
+class Written(Protocol):
+    """A file that is written from its beginning to its end."""
+
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
 class Digest(Protocol):
     """What takes in the bytes of a file as they are written."""
 
@@ -85,7 +98,7 @@ def go_on() -> None:
 
 
 def write_tensors(
-    handle: IO[bytes],
+    handle: Written,
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str],
     digest: Digest | None = None,
@@ -139,7 +152,7 @@ def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Calla
     target = folder / f"round-{state.standing.round:08d}"
     check_room(folder, size_of(tensors))
     with folder_written_whole(target) as partial:
-        with written_whole(partial / _TENSORS) as handle:
+        with large_written_whole(partial / _TENSORS) as handle:
             write_tensors(handle, tensors, {"run_id": state.run_id}, digest := blake3.blake3(), check)
         with written_whole(partial / _STATE) as handle:
             handle.write(msgspec.json.encode(msgspec.structs.replace(state, tensors=digest.hexdigest())))
@@ -156,7 +169,7 @@ def write_snapshot(
 ) -> Description:
     """Write weights for newcomers to `path`, whole or not at all; hashed chunk by chunk. Raises as `save`."""
     check_room(path.parent, size_of(tensors))
-    with written_whole(path) as handle:
+    with large_written_whole(path) as handle:
         write_tensors(handle, tensors, metadata, whole := Describing(), check)
     return whole.description()
 

@@ -59,8 +59,8 @@ def slow_disk(rate: float) -> None:
     quick = disk.written_whole
 
     @contextmanager
-    def written_whole(target: Path) -> Iterator[IO[bytes]]:
-        with quick(target) as file:
+    def written_whole(target: Path, **how: bool) -> Iterator[IO[bytes]]:
+        with quick(target, **how) as file:
             yield _SlowFile(file, rate)  # type: ignore[misc] # what the product calls of it
 
     disk.written_whole = written_whole
