@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 ENOUGH = 300
 """Seconds that a busy machine may take for anything here."""
-NICE = ("--nice", "10", "--duty", "10%")
+NICE, RESTS = ("--nice", "10"), ("--duty", "10%")
 BACKGROUND = ("--threads", "1", *NICE)
 """How trainers of tests run: what a daemon, a browser or a command beside a dozen of them does goes first, as on machines
 that they have for themselves. Nice works among processes of one session: Linux shares the processor among sessions first.
-And they rest most of the time: a dozen that trained as fast as they can would take all of it, for steps that no test needs.
-The release before has no `NICE`."""
+Most rest too: a dozen that trained as fast as they can would take all of it, for steps that no test needs.
+The release before has neither."""
 RUN_FILE = """
 name = "e2e"
 codec = "modulo8"
@@ -63,12 +63,14 @@ batches = 2
 class Daemon(daemons.Daemon):
     """One daemon process, or its remains."""
 
+    rests: Sequence[str] = RESTS
+
     def __init__(self, root: Path, data: Path, *options: str) -> None:
         super().__init__(root, "--data", str(data), "--checkpoint-every", "0", "--threads", "1", *options)
 
     def run(self, *arguments: str) -> Daemon:
         """`nolocod ARGUMENTS` in the background, with this daemon's directory."""
-        self.start(*arguments, *(() if self.source else NICE))
+        self.start(*arguments, *(() if self.source else (*NICE, *self.rests)))
         return self
 
     @property
@@ -136,7 +138,9 @@ def stopped_often(process: psutil.Process, share: float) -> Iterator[None]:
 
 
 class Swarm:
-    """All daemons of one test; `options` go with every start."""
+    """All daemons of one test; `options` go with every start, and `rests`, but for a daemon of the release before."""
+
+    rests: Sequence[str] = RESTS
 
     def __init__(self, root: Path, *options: str) -> None:
         self.root = root
@@ -150,6 +154,7 @@ class Swarm:
 
     def daemon(self) -> Daemon:
         daemon = Daemon(self.root / f"node-{len(self.daemons)}", self.data, *self._options)
+        daemon.rests = self.rests
         self.daemons.append(daemon)
         return daemon
 

@@ -226,11 +226,12 @@ async def test_random_weights_of_donors_that_agree_do_not_replace_our_own(tmp_pa
 
 
 async def _until_heard(newcomer: Node, liar: Node) -> None:
-    """Until the newcomer knows three donors, the liar as the furthest."""
+    """Until the newcomer has verified three donors, the liar as the furthest."""
     assert newcomer.mesh is not None
 
     def furthest() -> PeerId | None:
-        donors = [member for member in newcomer.mesh.live() if member.state == "training"] if newcomer.mesh else []
+        known = newcomer.mesh.live() if newcomer.mesh else ()
+        donors = [member for member in known if member.verified and member.state == "training"]
         return max(donors, key=lambda one: one.standing.round).peer_id if len(donors) == 3 else None
 
     while furthest() != liar.identity.peer_id:  # noqa: ASYNC110  # what is waited for happens in other nodes
