@@ -9,11 +9,14 @@ gets its memory back before the disk has done.
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from nolocod.disk import check_room
 from nolocod.errors import LocalError
@@ -21,7 +24,7 @@ from nolocod.observe.events import Checkpointed
 from nolocod.trainer import checkpoint, memory, pipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -33,6 +36,8 @@ _ROOM = 1.25
 """Free memory must be so many times a copy's size."""
 
 
+_ALIGNED = 64
+"""Bytes at which a copied tensor begins."""
 REST, _LONGEST_REST = 8.0, 2.0
 """Times as long as it computed with a piece the thread rests, this many seconds at most: the memory's bus and the caches are
 training's too. While it waits for the disk, or for a processor, they are."""
@@ -123,7 +128,7 @@ class Files:
         leaves = isinstance(command, pipe.Checkpoint) and command.last and replica.device.type != "cpu"
         leaves = leaves and room and _fits(self._setup.checkpoints, size)  # a full disk must not cost what is there alone
         if aside or leaves:
-            tensors = {name: _copied(tensor) for name, tensor in tensors.items()}
+            tensors = _copied(tensors)
         if leaves:
             replica.release()
         stopped = time.perf_counter() - began
@@ -163,5 +168,15 @@ def _fits(folder: Path, size: int) -> bool:
     return True
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In memory of their own. In the heap they took the place of what inner steps make and drop, and each of these was in new
+    pages then: up to 100,000 of them a step, a tenth of its time. Pages of 2 MB made the copy take twice as long."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    whole = sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values())
+    memory = mmap.mmap(-1, whole or 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flat, start, copies = torch.frombuffer(memory, dtype=torch.uint8), 0, {}
+    for name, tensor in tensors.items():
+        copies[name] = flat[start : start + sizes[name]].view(tensor.dtype).view(tensor.shape)
+        copies[name].copy_(tensor.detach())
+        start += -(-sizes[name] // _ALIGNED) * _ALIGNED
+    return copies

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 
 import pytest
+import torch
 
 from nolocod.trainer import files
-from nolocod.trainer.files import REST
+from nolocod.trainer.files import REST, _copied
 
 
 def test_the_thread_rests_for_many_times_as_long_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +43,22 @@ def test_a_rest_ends_when_the_file_is_given_up() -> None:
     with pytest.raises(files._GivenUpError):
         rests()
     assert time.monotonic() - began < 1
+
+
+def test_what_is_copied_is_the_same_and_lies_in_memory_of_its_own() -> None:
+    """In the heap it took the place of what inner steps make and drop, and they were a tenth slower for it."""
+    tensors = {
+        "a": torch.randn(3, 5),
+        "b": torch.arange(7, dtype=torch.uint8),
+        "c": torch.randn(4, 2).bfloat16(),
+        "d": torch.zeros(0),
+    }
+    copies = _copied(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(copies[name], tensor)
+        assert copies[name].dtype == tensor.dtype
+    tensors["a"].zero_()
+    assert copies["a"].any()
+    starts = [copies[name].data_ptr() for name in "abc"]
+    assert [start - starts[0] for start in starts] == [0, 64, 128]
+    assert starts[0] % mmap.PAGESIZE == 0, "not where the heap has its own numbers"
