@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,9 +29,12 @@ def test_no_message_costs_the_loop_more_than_five_milliseconds(tmp_path: Path) -
     """One of 4 MiB once took 0.38 s, a record full of headers 0.04 s, a peer id of 60 kB in the DHT 2.7 s."""
     cases = messages.cases(tmp_path)
     assert len(cases) > 15
-    # the least of several: other tests have the processor's caches meanwhile
-    near = [case for case in cases if messages.cost(case, 3).longest > messages.MOST_SECONDS / 2]
-    costs = [messages.cost(case, 30) for case in near]
+    above, ends = cases, time.monotonic() + 60
+    while (
+        above and time.monotonic() < ends
+    ):  # what it costs is the least that is seen: others have the processor's caches meanwhile
+        costs = [messages.cost(case, 5) for case in above]
+        above = [case for case, one in zip(above, costs, strict=True) if one.longest > messages.MOST_SECONDS]
     assert not {one.message: f"{one.longest * 1e3:.1f} ms" for one in costs if one.longest > messages.MOST_SECONDS}
 
 
