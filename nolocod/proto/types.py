@@ -103,7 +103,8 @@ class Description:
 
     @cached_property
     def root(self) -> bytes:
-        """One digest that stands for the whole (32 bytes). Of 250 GB it takes 4 ms, once: no event loop asks first."""
+        """One digest that stands for the whole (32 bytes). Of 250 GB it takes 4 ms, once: who asks a peer has it made in a
+        thread."""
         head = self.size.to_bytes(8, "big") + self.chunk_size.to_bytes(8, "big")
         return blake3.blake3(head + b"".join(self.hashes)).digest()
 

@@ -30,9 +30,8 @@ def test_no_message_costs_the_loop_more_than_five_milliseconds(tmp_path: Path) -
     cases = messages.cases(tmp_path)
     assert len(cases) > 15
     above, ends = cases, time.monotonic() + 60
-    while (
-        above and time.monotonic() < ends
-    ):  # what it costs is the least that is seen: others have the processor's caches meanwhile
+    # what it costs is the least that is seen: other tests have the processor's caches meanwhile
+    while above and time.monotonic() < ends:
         costs = [messages.cost(case, 5) for case in above]
         above = [case for case, one in zip(above, costs, strict=True) if one.longest > messages.MOST_SECONDS]
     assert not {one.message: f"{one.longest * 1e3:.1f} ms" for one in costs if one.longest > messages.MOST_SECONDS}

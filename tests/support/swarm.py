@@ -63,7 +63,7 @@ batches = 2
 class Daemon(daemons.Daemon):
     """One daemon process, or its remains."""
 
-    rests: Sequence[str] = RESTS
+    rests: Sequence[str] = ()
 
     def __init__(self, root: Path, data: Path, *options: str) -> None:
         super().__init__(root, "--data", str(data), "--checkpoint-every", "0", "--threads", "1", *options)

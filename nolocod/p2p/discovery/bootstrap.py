@@ -202,9 +202,9 @@ class Discovery:
             if self.dht is not None:
                 with suppress(errors.RemoteError):
                     await self.dht.switch_mode()  # long before the next look: others can reach us by now, or no more
-            if self.dht is not None and (alone or trio.current_time() - looked >= self._timing.lookup):
-                looked = trio.current_time()
-                await self._look_up(self.dht, [*known, *chosen])
+                if alone or trio.current_time() - looked >= self._timing.lookup:
+                    looked = trio.current_time()
+                    await self._look_up(self.dht, [*known, *chosen])
             pause = self._timing.search if alone else self._timing.widen
 
     async def _rest(self, seconds: float, present: Callable[[], Sequence[Contact]]) -> None:

@@ -117,7 +117,6 @@ class Dht:
 
         They may be any libp2p nodes, of our run or not; only connected ones are asked, and `_ENTRIES` at most.
         """
-        await self.switch_mode()
         connected = self._host.peers()
         with trio.move_on_after(_DEADLINE):
             async with trio.open_nursery() as nursery:

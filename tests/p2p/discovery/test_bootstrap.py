@@ -272,7 +272,7 @@ async def test_a_client_of_the_dht_provides_and_asks_and_serves_nothing() -> Non
         assert client.announced[0] in {address.partition("/p2p/")[0] for address in found[client.own]}
         assert PROTOCOL not in (await server.identify(client.own)).protocols
         public = True
-        await dht.refresh([])
+        await dht.switch_mode()
         assert PROTOCOL in (await server.identify(client.own)).protocols, "reachable by now"
 
 
