@@ -124,7 +124,7 @@ class Testnet:
                 node.poll()
             reports = [node.last for node in self.nodes]
             yield reports
-            if all(report is not None and report.state == "finished" for report in reports):
+            if all(report is not None and _has_ended(report) for report in reports):
                 return
             time.sleep(_POLL_SECONDS)
 
@@ -169,6 +169,11 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
             seconds=time.monotonic() - began,
             interrupted=interrupted,
         )
+
+
+def _has_ended(report: StatusReport) -> bool:
+    """Finished, and its last weights are measured and written, in this order; or something is wrong, and nothing may follow."""
+    return report.state == "finished" and (report.checkpoint_round == report.round or bool(report.errors))
 
 
 def _sum_up(report: StatusReport) -> NodeSummary:

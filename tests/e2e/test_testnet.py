@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,9 @@ def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout, "no terminal codes where there is no terminal"
     told = json.loads(report.read_text())
     assert all(node["outer_paired"] >= 1 and node["val_loss_last"] < node["val_loss_first"] for node in told["nodes"])
+    for number, node in enumerate(told["nodes"]):
+        measured = re.findall(r"validation loss (\S+)", (tmp_path / "kept" / f"node-{number}.log").read_text())
+        assert f"{node['val_loss_last']:.4g}" == measured[-1], "of its last weights, not of some rounds before"
     assert told["averaged_val_loss"] > 0
     assert told["alone_val_loss"] > 0
     assert told["weight_std"] > 0
