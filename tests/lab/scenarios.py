@@ -165,6 +165,8 @@ class RelayKilled:
     """Whether both hold receipts of the same sessions with each other, and have applied as many."""
     during: bool
     """Whether an exchange was under way when the relay died."""
+    told: list[str]
+    """What each node that is left said in the end: its class, where it holds reservations, whom it banned, what went wrong."""
 
 
 def relay_killed(root: Path) -> RelayKilled:
@@ -201,12 +203,21 @@ def kill_relay(nodes: Swarm, relays: Sequence[Node], one: Node, other: Node) -> 
     elsewhere = nodes.within(lambda: all(len(_held(end)) >= 2 and dead.peer_id not in _held(end) for end in ends), PAIRING)
     paired = nodes.within(lambda: len(one.receipts(other)) > before, PAIRING)
     agreed = nodes.within(lambda: _agree(one, other), PAIRING) is not None
-    return RelayKilled(elsewhere, paired, agreed, during)
+    left = [end for end in (*ends, *relays) if end is not dead]
+    return RelayKilled(elsewhere, paired, agreed, during, [_stands(node) for node in left])
 
 
 def _held(node: Node) -> set[str]:
     report = node.report
     return {row.peer_id for row in report.reach.relays} if report else set()
+
+
+def _stands(node: Node) -> str:
+    if (report := node.report) is None:
+        return f"{node.peer_id} does not answer"
+    reach, banned = report.reach, [peer.peer_id for peer in report.peers if peer.banned_for]
+    held = [relay.peer_id for relay in reach.relays]
+    return f"{node.peer_id} is {reach.kind} ({reach.why}), held by {held}, banned {banned}, {report.errors}"
 
 
 def _agree(one: Node, other: Node) -> bool:
