@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.lab.methods import BEFORE
+from nolocod.studies.lab.methods import BEFORE, OURS
 from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
@@ -35,8 +35,14 @@ _INNER: dict[tuple[float, int], Any] = {
     (4e-3, TUNING_SEED + 2): (_OLD[0], _NEW[1]),
 }
 """Optimizers and schedules by learning rate and seed."""
+_FALLEN = 0.3
+"""The last part of a run in which "wsd" went to zero when it was chosen."""
+_DECAYS = {TUNING_SEED + 1: (0.3, 0.5, 0.7), TUNING_SEED + 2: (0.3, 0.5)}
+_OURS = Trial(OURS.name, 4, 0, 4e-3, model="tiny", points=1, optimizer=OURS.optimizer, schedule=OURS.schedule)
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
-_LATE_LIKE = Trial(BEFORE.name, 4, 101, 4e-3, model="tiny", steps=1440, phase=48, points=1, optimizer="muon", schedule="wsd")
+_LATE_LIKE = Trial(
+    BEFORE.name, 4, 101, 4e-3, model="tiny", steps=1440, phase=48, points=1, optimizer="muon", schedule="wsd", decay=_FALLEN
+)
 _LATE = ((0, 1), (24, 1), (6, 4), (3, 8), (2, 12), (1, 24))
 """Inner steps that a merge comes late, and turns: on time, and on a line that is busy all the time."""
 _OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
@@ -81,14 +87,33 @@ def full() -> tuple[Table, ...]:
     """All tables."""
     return (
         Table(
-            "By inner optimizer, schedule and learning rate, 0.12 M parameters, 4 replicas by the default outer step",
+            "By inner optimizer, schedule and learning rate, 0.12 M parameters, 4 replicas by the default outer step; wsd goes "
+            f"to zero in the last {_FALLEN:.0%}",
             "optimizer, schedule",
             {
                 (f"{optimizer}, {schedule}", f"{rate:g}, seed {seed}"): Trial(
-                    BEFORE.name, 4, seed, rate, model="tiny", steps=1500, points=1, optimizer=optimizer, schedule=schedule
+                    BEFORE.name,
+                    4,
+                    seed,
+                    rate,
+                    model="tiny",
+                    steps=1500,
+                    points=1,
+                    optimizer=optimizer,
+                    schedule=schedule,
+                    decay=_FALLEN if schedule == "wsd" else _OURS.decay,
                 )
                 for (rate, seed), tried in _INNER.items()
                 for optimizer, schedule in tried
+            },
+        ),
+        Table(
+            "By the last part of the run in which wsd goes to zero, 0.12 M parameters, 3,000 inner steps, today's defaults",
+            "part",
+            {
+                (f"{decay:g}", f"seed {seed}"): replace(_OURS, seed=seed, decay=decay)
+                for seed, decays in _DECAYS.items()
+                for decay in decays
             },
         ),
         _how_often(_SIZES),
@@ -110,7 +135,7 @@ def full() -> tuple[Table, ...]:
         ),
         Table(
             "By how many of 24 inner steps a merge comes late, and in how many turns the model goes; 4 replicas by the default "
-            "outer step, with Muon and wsd (the first: on time; the others: a line that is busy all the time)",
+            "outer step, with Muon and wsd as above (the first: on time; the others: a line that is busy all the time)",
             "late, turns",
             {
                 (f"{late}, {turns}", "0.12 M parameters, seed 101"): replace(_LATE_LIKE, late=late, fragments=turns)

@@ -127,8 +127,9 @@ class Inner(Section, frozen=True):
     optimizer: Literal["muon", "adamw"] = "muon"
     """"muon": the layers' matrices by Muon, all else by AdamW, at the same learning rate. "adamw": all by AdamW."""
     schedule: Literal["wsd", "cosine", "constant"] = "wsd"
-    """"wsd": constant, and in the last 30 % of the rounds linearly to zero. "cosine": to a tenth. Without a goal each is
-    constant."""
+    """"wsd": constant, then linearly to zero. "cosine": to a tenth. Without a goal each is constant."""
+    decay: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """The last part of the rounds, in which "wsd" goes to zero."""
     learning_rate: Rate = 1e-3
     warmup_rounds: Annotated[float, Meta(ge=0)] = 1.0
     weight_decay: Annotated[float, Meta(ge=0, lt=1)] = 0.1
@@ -141,7 +142,7 @@ class Inner(Section, frozen=True):
         return self.batch * self.accumulation * self.sequence
 
 
-_ADAMW = {"optimizer": "adamw", "schedule": "cosine"}
+_ADAMW = {"optimizer": "adamw", "schedule": "cosine", "decay": 0.5}
 _UNSAID: dict[str, dict[str, Any]] = {
     "data": {"documents": "joined", "kind": "text", "beta": 0.1},
     "inner": _ADAMW,

@@ -37,8 +37,6 @@ KINDS = (*_MOMENTS, _MOMENTUM)
 """Of the optimizers' state."""
 _FLOOR = 0.1
 """The cosine decays to this share of the peak (arXiv 2506.10911, section 4)."""
-_DECAY = 0.3
-"""The last part of a run, in which "wsd" goes to zero."""
 
 
 def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int) -> float:
@@ -56,7 +54,7 @@ def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int)
         return inner.learning_rate
     end = goal * inner.steps
     if inner.schedule == "wsd":  # never 0: whoever waits at the last boundary goes on at the last step's rate
-        return inner.learning_rate * min(1.0, max(1.0, end - position) / (_DECAY * end))
+        return inner.learning_rate * min(1.0, max(1.0, end - position) / (inner.decay * end))
     done = min(1.0, (position - warmup) / (end - warmup)) if end > warmup else 1.0
     return inner.learning_rate * (_FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
 

@@ -395,13 +395,19 @@ def test_the_cosine_warms_up_decays_and_stands_still_past_the_boundary() -> None
     assert learning_rate(manifest, 12, 0) == learning_rate(manifest, 40, 3) == pytest.approx(0.1)
 
 
-def test_wsd_is_constant_and_goes_to_zero_in_the_last_part() -> None:
+@pytest.mark.parametrize(("decay", "falls", "half"), [(None, 60, (9, 0)), (0.3, 84, (10, 2)), (1.0, 20, (6, 0))])
+def test_wsd_is_constant_and_goes_to_zero_in_the_last_part(decay: float | None, falls: int, half: tuple[int, int]) -> None:
     manifest = schedule("wsd")
+    if decay is not None:
+        manifest = msgspec.structs.replace(manifest, inner=msgspec.structs.replace(manifest.inner, decay=decay))
+    part = manifest.inner.decay * 120
     assert learning_rate(manifest, 0, 0) == pytest.approx(1 / 20)
-    assert learning_rate(manifest, 2, 0) == learning_rate(manifest, 8, 4) == 1.0
-    assert learning_rate(manifest, 10, 2) == pytest.approx(18 / 36)
+    assert learning_rate(manifest, 1, 9) == 1.0
+    assert learning_rate(manifest, *divmod(falls, 10)) == pytest.approx(min(1.0, (120 - falls) / part))
+    assert learning_rate(manifest, *divmod(falls + 3, 10)) < 1.0
+    assert learning_rate(manifest, *half) == pytest.approx(0.5)
     last = learning_rate(manifest, 11, 9)
-    assert last == pytest.approx(1 / 36)
+    assert last == pytest.approx(1 / part)
     assert learning_rate(manifest, 11, 25) == learning_rate(manifest, 40, 3) == last, "whoever waits for its last step"
 
 

@@ -51,6 +51,8 @@ class Trial:
     optimizer: Literal["muon", "adamw"] = "adamw"
     """As in a run file, and so is the schedule: the same for every method."""
     schedule: Literal["wsd", "cosine", "constant"] = "cosine"
+    decay: float = 0.5
+    """The last part of the rounds, in which "wsd" goes to zero."""
     documents: Literal["apart", "joined"] = "joined"
     device: str = "cpu"
     """As torch names it. On a GPU the inner steps compute in bfloat16, as a node's do."""
@@ -85,6 +87,7 @@ class Trial:
         inner = change(
             run.inner, learning_rate=self.learning_rate, batch=self.batch, sequence=self.sequence,
             warmup_rounds=self.steps * 0.04 / phase, optimizer=self.optimizer, schedule=self.schedule,
+            decay=self.decay,
         )  # fmt: skip
         outer = change(run.outer, turns=self.turns, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
         trust, data = change(run.trust, clip=method.clip), change(run.data, documents=self.documents)
