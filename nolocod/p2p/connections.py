@@ -139,18 +139,26 @@ class Connections:
 
         PeerUnavailableError (with each address's cause) or PeerTooSlowError.
         """
-        if self.connected(peer):
+        await self._once(peer, addresses, self.connected)
+
+    async def connect_straight(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Have a connection to `peer` without a relay, beside those through relays; raises as `connect` does."""
+        await self._once(peer, [address for address in addresses if straight(address)], self.straight)
+
+    async def _once(self, peer: PeerId, addresses: Sequence[str], there: Callable[[PeerId], bool]) -> None:
+        """Dial until `peer` is `there`, one task at a time; the others take what it made."""
+        if there(peer):
             return
         lock = self._dialling.setdefault(peer, trio.Lock())
         try:
             async with lock:
-                if not self.connected(peer):
-                    await self._dial(peer, addresses)
+                if not there(peer):
+                    await self._dial(peer, addresses, there)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._dialling.pop(peer, None)
 
-    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def _dial(self, peer: PeerId, addresses: Sequence[str], there: Callable[[PeerId], bool]) -> None:
         """Try the addresses until one answers; the circuits when the straight ones have failed, or had their head start."""
         direct, circuits = self._sorted(peer, addresses)
         if peer == self.own:
@@ -163,7 +171,7 @@ class Connections:
         async def tries(kind: Callable[[PeerId, str], Awaitable[None]], texts: Sequence[str]) -> None:
             failures.extend(await first_of([partial(kind, peer, text) for text in texts]))
             tried.set()
-            if self.connected(peer):
+            if there(peer):
                 everything.cancel()
 
         with trio.CancelScope() as everything:
@@ -173,7 +181,7 @@ class Connections:
                     with trio.move_on_after(_HEAD_START):
                         await tried.wait()
                     nursery.start_soon(tries, self._by_circuit, circuits)
-        if not self.connected(peer):
+        if not there(peer):
             raise _kind(failures)(" ".join(cause.cause for cause in failures) or f"{short(peer)} hung up.")
 
     def vouch(self, addresses: Iterable[str]) -> None:
@@ -219,9 +227,7 @@ class Connections:
             raise errors.PeerUnavailableError(f"{address} leads through one of the two ends.")
         doing = f"dialling through {short(relay)}"
         with map_exceptions(peer, doing), deadline(2 * self.patience, f"{doing} {short(peer)}"):
-            await self.connect(relay, [relay_address])
-            if not self.straight(relay):
-                raise errors.PeerUnavailableError(f"relay {short(relay)} is itself reached only through a relay.")
+            await self.connect_straight(relay, [relay_address])
             await self.through(relay, peer)
 
     async def dial_straight(self, peer: PeerId, addresses: Sequence[str], seconds: float) -> bool:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from nolocod.errors import NoRelayError, PeerUnavailableError, RemoteError
-from nolocod.identity import short
+from nolocod.errors import NoRelayError, RemoteError
 from nolocod.observe.events import RelayHeld, RelayLost, Troubled
 from nolocod.p2p.keepalive import fell_silent
 from nolocod.p2p.transport.deadlines import deadline
@@ -194,9 +193,7 @@ class Reservations:
         began = trio.current_time()
         try:
             with deadline(_ANSWER, "a reservation"):
-                await self._host.connect(relay, [address for address in candidate.addresses if straight(address)])
-                if not self._host.straight(relay):
-                    raise PeerUnavailableError(f"{short(relay)} is reached only through another relay.")
+                await self._host.connect_straight(relay, candidate.addresses)
                 seconds = await self._client.reserve(relay)
         except RemoteError as error:
             self._pause(relay)

@@ -19,6 +19,7 @@ from nolocod.observe.events import Event, Relaying
 from nolocod.p2p.host import HostLimits, open_host
 from nolocod.p2p.limits.connection_manager import MEMBER, PARTNER, STRANGER
 from nolocod.p2p.nat.circuit_relay import HOP, STOP, Relay, RelayClient, RelayLimits
+from nolocod.p2p.transport.multiaddrs import through
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
@@ -101,6 +102,21 @@ async def test_without_a_reservation_nobody_is_reached() -> None:
             await alice.client.connect(middle.own, bob.host.own)
         assert relay.refused == 1
         assert bob.host.own not in alice.host.peers()
+
+
+async def test_a_relay_that_is_connected_through_another_one_is_dialled_straight_to_be_used() -> None:
+    async with three() as (_, middle, alice, bob), node(4) as guest:
+        await bob.client.reserve(middle.own)
+        await alice.client.connect(middle.own, bob.host.own)
+        Relay(bob.host).serve()
+        await guest.connect(bob.host.own, bob.host.addresses)
+        carol = End(guest)
+        await carol.client.reserve(bob.host.own)
+        assert not alice.host.straight(bob.host.own)
+        alice.host.through = alice.client.connect
+        await alice.host.connect(guest.own, [through(bob.host.own, bob.host.addresses[0])])
+        assert alice.host.peers()[guest.own] == "relayed"
+        assert alice.host.straight(bob.host.own)
 
 
 @pytest.mark.parametrize("limits", [RelayLimits(reservations=1), RelayLimits(reservations_per_address=1)])

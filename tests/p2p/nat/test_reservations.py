@@ -129,6 +129,22 @@ async def test_never_more_places_than_needed() -> None:
         assert not here.lost()
 
 
+async def test_a_relay_that_came_to_us_through_another_one_is_dialled_straight() -> None:
+    async with scene() as here:
+        first = await here.place()
+        RelayClient(here.host).serve()
+        reservations = here.keep()
+        await until(lambda: set(reservations.held) == {first.host.own})
+        second = await here.place()
+        here.candidates.pop()
+        await second.host.connect(first.host.own, first.host.announced)
+        await RelayClient(second.host).connect(first.host.own, here.host.own)
+        await until(lambda: here.host.peers().get(second.host.own) == "relayed")
+        here.candidates.append(second.candidate())
+        await until(lambda: second.host.own in reservations.held)
+        assert here.host.straight(second.host.own)
+
+
 async def test_a_relay_that_is_gone_is_replaced_at_once() -> None:
     async with scene() as here:
         places = [await here.place() for _ in range(2)]
