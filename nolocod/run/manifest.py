@@ -142,10 +142,9 @@ class Inner(Section, frozen=True):
         return self.batch * self.accumulation * self.sequence
 
 
-_ADAMW = {"optimizer": "adamw", "schedule": "cosine", "decay": 0.5}
 _UNSAID: dict[str, dict[str, Any]] = {
     "data": {"documents": "joined", "kind": "text", "beta": 0.1},
-    "inner": _ADAMW,
+    "inner": {"optimizer": "adamw", "schedule": "cosine", "decay": 0.5},
     "outer": {"turns": 1},
 }
 """What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id."""

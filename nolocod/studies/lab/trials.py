@@ -86,8 +86,7 @@ class Trial:
         change = msgspec.structs.replace
         inner = change(
             run.inner, learning_rate=self.learning_rate, batch=self.batch, sequence=self.sequence,
-            warmup_rounds=self.steps * 0.04 / phase, optimizer=self.optimizer, schedule=self.schedule,
-            decay=self.decay,
+            warmup_rounds=self.steps * 0.04 / phase, optimizer=self.optimizer, schedule=self.schedule, decay=self.decay,
         )  # fmt: skip
         outer = change(run.outer, turns=self.turns, alpha=method.alpha, beta=method.beta, gamma=method.gamma)
         trust, data = change(run.trust, clip=method.clip), change(run.data, documents=self.documents)
