@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.lab.methods import BEFORE, OURS
+from nolocod.studies.lab.methods import BEFORE
 from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
@@ -37,8 +37,6 @@ _INNER: dict[tuple[float, int], Any] = {
 """Optimizers and schedules by learning rate and seed."""
 _FALLEN = 0.3
 """The last part of a run in which "wsd" went to zero when it was chosen."""
-_DECAYS = {TUNING_SEED + 1: (0.3, 0.5, 0.7), TUNING_SEED + 2: (0.3, 0.5)}
-_OURS = Trial(OURS.name, 4, 0, 4e-3, model="tiny", points=1, optimizer=OURS.optimizer, schedule=OURS.schedule)
 _SIZES = {"0.36 M parameters": _LIKE, "0.12 M": _TINY}
 _LATE_LIKE = Trial(
     BEFORE.name, 4, 101, 4e-3, model="tiny", steps=1440, phase=48, points=1, optimizer="muon", schedule="wsd", decay=_FALLEN
@@ -101,19 +99,10 @@ def full() -> tuple[Table, ...]:
                     points=1,
                     optimizer=optimizer,
                     schedule=schedule,
-                    decay=_FALLEN if schedule == "wsd" else _OURS.decay,
+                    decay=_FALLEN if schedule == "wsd" else Trial.decay,
                 )
                 for (rate, seed), tried in _INNER.items()
                 for optimizer, schedule in tried
-            },
-        ),
-        Table(
-            "By the last part of the run in which wsd goes to zero, 0.12 M parameters, 3,000 inner steps, today's defaults",
-            "part",
-            {
-                (f"{decay:g}", f"seed {seed}"): replace(_OURS, seed=seed, decay=decay)
-                for seed, decays in _DECAYS.items()
-                for decay in decays
             },
         ),
         _how_often(_SIZES),

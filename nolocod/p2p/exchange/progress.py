@@ -75,7 +75,7 @@ class Pace:
             if left <= 0 or broken <= 0:
                 raise StalledError(f"the partner's snapshot took more than {seconds:.0f} s.")
             up, began = self._up(), trio.current_time()
-            with trio.move_on_after(min(_LOOK, left if up else broken)):
+            with trio.move_on_after(look := min(_LOOK, left if up else broken)):
                 await self.described.wait()
-            spent = trio.current_time() - began
+            spent = max(look, trio.current_time() - began)  # of a rest below the clock's grain it says nothing
             left, broken = (left - spent, broken) if up else (left, broken - spent)

@@ -243,3 +243,19 @@ async def test_a_snapshot_that_never_comes_has_a_bound(virtual_clock: object) ->
     with pytest.raises(StalledError):
         await Pace(limits, SIZE, lambda: True).watch(trio.Event())
     assert trio.current_time() - began == pytest.approx(limits.snapshot_seconds + limits.accept_seconds)
+
+
+async def test_the_bound_is_kept_by_a_clock_whose_grain_is_coarser_than_the_rest(virtual_clock: object) -> None:
+    """A second at a time, what remains of 130 is 1e-14 in the end, which added to the time of day is nothing."""
+    looks = 0
+
+    def up() -> bool:
+        nonlocal looks
+        looks += 1
+        assert looks < 10_000
+        return True
+
+    for began in (0.2, 0.7, 1.2, 1.7, 2.2, 2.7):
+        await trio.sleep(began)
+        with pytest.raises(StalledError):
+            await Pace(Limits(), SIZE, lambda: True, up).watch(trio.Event())
