@@ -216,8 +216,7 @@ def _stands(node: Node) -> str:
     if (report := node.report) is None:
         return f"{node.peer_id} does not answer"
     reach, banned = report.reach, [peer.peer_id for peer in report.peers if peer.banned_for]
-    held = [relay.peer_id for relay in reach.relays]
-    return f"{node.peer_id} is {reach.kind} ({reach.why}), held by {held}, banned {banned}, {report.errors}"
+    return f"{node.peer_id} is {reach.kind} ({reach.why}), held by {_held(node)}, banned {banned}, {report.errors}"
 
 
 def _agree(one: Node, other: Node) -> bool:
