@@ -280,14 +280,14 @@ class Replica:
         return Applied(round_number, inner_steps, None, time.perf_counter() - began)
 
     @property
-    def captured(self) -> Tensor:
-        """theta - phi as the capture that is out has it; float32."""
-        return self._out().kept.float()
+    def captured(self) -> tuple[slice, Tensor]:
+        """Where in the flat tensors the capture lies that is out, and theta - phi there as it has it; float32."""
+        return self._out().fragment.span, self._out().kept.float()
 
     def usual_distance(self) -> float:
         """How far partners' messages are as a rule from the capture that is out."""
-        change = self.manifest.outer.beta * self.captured.norm().item()
-        return self.clipping.usual(self._out().among.start, change, self._capture_rate)
+        among, change = self._out().among, self.manifest.outer.beta * self.captured[1].norm().item()
+        return math.hypot(*(self.clipping.usual(one, change / math.sqrt(len(among)), self._capture_rate) for one in among))
 
     def release(self) -> None:
         """Give the device's memory back. Nothing may follow: weights and optimizer are gone."""

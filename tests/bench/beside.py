@@ -1,13 +1,15 @@
 """What a checkpoint, and weights for a newcomer, cost training while they are written: `python -m tests.bench.beside`.
 
-The rule: one trainer's loop in this process; inner steps are timed one by one, and those during which a file was written are
-compared with those between, in the thread's computing and by the clock, which counts what other programs take too. The copy
-that training waits for is told apart.
+The rule: one trainer's loop in this process. While a file is under way its thread is held for some seconds and let go for some
+seconds, in turn, and inner steps of each turn are compared with those of the turns around it, by the clock: a machine that
+others use is faster in one half minute than in the next by more than what is to be seen. The copy that training waits for
+is told apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import statistics
@@ -15,7 +17,9 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -23,11 +27,14 @@ import torch
 from nolocod.identity import Identity
 from nolocod.observe.events import Checkpointed
 from nolocod.run.manifest import Inner, Manifest, seal
-from nolocod.trainer import pipe
+from nolocod.trainer import files, pipe
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MODELS = {
     "10M": {"hidden_size": 320, "num_hidden_layers": 8, "intermediate_size": 864},
@@ -40,27 +47,62 @@ def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
-def _seconds(steps: list[tuple[float, float, float]], how: int) -> float:
-    """The median of the steps' time: 0 by the clock, 2 of the thread's computing."""
-    return statistics.median(step[2] if how else step[1] - step[0] for step in steps)
+class Turns:
+    """Holds the thread that writes, and lets it go, every so many seconds; `taken` is when it did: (since, writes)."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._free = threading.Event()
+        self._free.set()
+        self.taken: list[tuple[float, bool]] = []
+
+    def run(self) -> None:
+        """For ever, in a thread."""
+        while True:
+            self.taken.append((time.perf_counter(), self._free.is_set()))
+            time.sleep(self._seconds)
+            (self._free.clear if self._free.is_set() else self._free.set)()
+
+    def wait(self) -> None:
+        """Until the thread may write."""
+        self._free.wait()
+
+    def compare(self, steps: Sequence[tuple[float, float]], files: Sequence[tuple[float, float]]) -> list[float]:
+        """For each turn in which a file was written all the time, its mean step over the two turns' around it, less 1."""
+        found: list[float] = []
+        means: list[float | None] = []
+        bounds = [*(since for since, _ in self.taken), time.perf_counter()]
+        for since, until in pairwise(bounds):
+            whole = any(began <= since and until <= ended for began, ended in files)
+            inside = [ended - began for began, ended in steps if since <= began and ended <= until] if whole else []
+            means.append(statistics.mean(inside) if inside else None)
+        for before, own, after, (_, writes) in zip(means, means[1:], means[2:], self.taken[1:], strict=False):
+            if writes and own and before and after:
+                found.append(2 * own / (before + after) - 1)
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--files", type=int, default=6, help="of each kind (%(default)s)")
-    parser.add_argument("--rest", type=float, default=5.0, metavar="SECONDS", help="between two of them (%(default)s)")
+    parser.add_argument("--turn", type=float, default=4.0, metavar="SECONDS", help="of writing, and of none (%(default)s)")
     parser.add_argument("--sequence", type=int, default=64)
     options = parser.parse_args()
-    steps: list[tuple[float, float, float]] = []
-    step = Replica.step
+    steps: list[tuple[float, float]] = []
+    step, rest, turns = Replica.step, files._Rests.__call__, Turns(options.turn)
 
     def timed(replica: Replica) -> None:
-        began, computed = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
         step(replica)
-        steps.append((began, time.perf_counter(), time.thread_time() - computed))
+        steps.append((began, time.perf_counter()))
 
-    Replica.step = timed  # type: ignore[method-assign] # what is measured
+    def held(rests: files._Rests) -> None:
+        turns.wait()
+        rest(rests)
+
+    Replica.step = timed  # type: ignore[method-assign, assignment] # what is measured
+    files._Rests.__call__ = held  # type: ignore[method-assign, assignment]
     ours, theirs = socket.socketpair()
     worker = Worker(ChildEnd(theirs.detach()), anonymous_file("boxes"))
     threading.Thread(target=worker.run, daemon=True).start()
@@ -95,28 +137,30 @@ def main() -> None:
         assert loaded.failure is None, loaded.failure
         parameters = msgspec.msgpack.decode(loaded.result, type=pipe.Loaded).parameters
         send(pipe.Train())
-        time.sleep(options.rest)
+        threading.Thread(target=turns.run, daemon=True).start()
         spans: dict[str, list[tuple[float, float]]] = {"checkpoint": [], "weights": []}
         stopped: list[float] = []
         for number in range(2 * options.files):
-            began = time.perf_counter()
             kind = "weights" if number % 2 else "checkpoint"
+            asked = time.perf_counter()
             send(pipe.Dump(number, Path(folder, "weights")) if number % 2 else pipe.Checkpoint(number))
             told = wait(pipe.Written)
             assert isinstance(told, pipe.Written)
             if number % 2 == 0:
                 stopped.append(msgspec.msgpack.decode(told.result, type=Checkpointed).stopped)
-            spans[kind].append((began, time.perf_counter()))
-            time.sleep(options.rest)
+            spans[kind].append((asked, time.perf_counter()))
     say(f"{parameters:,} parameters, {torch.get_num_threads()} thread, {len(steps)} steps")
-    files = [span for kind in spans for span in spans[kind]]
-    apart = [step for step in steps[3:] if not any(step[0] < y and x < step[1] for x, y in files)]
-    say(f"between: {_seconds(apart, 2):.4f} s a step, {_seconds(apart, 0):.4f} s by the clock ({len(apart)})")
     for kind, of_kind in spans.items():
-        during = [step for step in steps if any(x <= step[0] and step[1] <= y for x, y in of_kind)]
-        took = statistics.median(y - x for x, y in of_kind)
-        more = " ".join(f"{_seconds(during, how) / _seconds(apart, how) - 1:+.1%}" for how in (2, 0)) if during else "-"
-        say(f"{kind}: {took:.2f} s each; steps meanwhile {more} ({len(during)})")
+        found = turns.compare(steps, of_kind)
+        took = statistics.median(ended - began for began, ended in of_kind)
+        if len(found) < 2:
+            say(f"{kind}: {took:.1f} s each, too short to compare turns of {options.turn:g} s")
+            continue
+        error = statistics.stdev(found) / math.sqrt(len(found))
+        say(
+            f"{kind}: {took:.1f} s each, half of it held; a step while it is written {statistics.mean(found):+.1%} "
+            f"(standard error {error:.1%}, {len(found)} turns of {options.turn:g} s)"
+        )
     say(f"copy of a checkpoint: training stood still for {statistics.median(stopped):.3f} s")
     sys.stdout.flush()
     os._exit(0)  # the trainer's loop trains on

@@ -230,7 +230,8 @@ class NodeUnderTest(SimNode):
         super()._applied(before, after, paired)
         if self.port.up:
             if paired:
-                self.steps[self._session] = bytes(self.replica.outbox.content)
+                span = self.replica.span
+                self.steps[self._session] = bytes(self.replica.outbox.content[: 8 * (span.stop - span.start)])
             self._checkpoint()
 
     def decide(self, offer: Offer) -> Answer:

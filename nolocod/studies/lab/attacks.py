@@ -18,7 +18,7 @@ import msgspec
 
 from nolocod.errors import SimulationError
 from nolocod.run import presets
-from nolocod.run.manifest import Trust
+from nolocod.run.manifest import Outer, Trust
 from nolocod.studies.lab.results import Results
 from nolocod.studies.sim.replica import OuterSettings
 from nolocod.studies.sim.scenarios import Plan, Scenario
@@ -60,11 +60,8 @@ class AttackTrial:
             inner_steps=self.phase, seed=self.seed, own_text=False,
         )  # fmt: skip
         change = msgspec.structs.replace
-        inner = change(  # the optimizer of the runs on the page
-            run.inner, optimizer="adamw", schedule="cosine", learning_rate=4e-3, sequence=32,
-            warmup_rounds=0.06 * run.outer.rounds,
-        )  # fmt: skip
-        outer = change(run.outer, turns=1)  # as the simulated loop counts rounds
+        inner = change(run.inner, learning_rate=4e-3, sequence=32, warmup_rounds=0.06 * run.outer.rounds)
+        outer = Outer(rounds=run.outer.rounds, turns=run.outer.turns)  # as a run file that says no more
         return change(run, inner=inner, outer=outer, trust=self.trust, evaluation=change(run.evaluation, batches=64))
 
     @property
@@ -76,12 +73,14 @@ class AttackTrial:
     @property
     def plan(self) -> Plan:
         nodes, trust = self.honest + bool(self.attacks) * self.hostile, self.trust
-        return Plan("attacks", nodes, self.head_start + self.rounds, self.seed, trust.probation, trust.reputation, cheap=True)
+        rounds = self.manifest().in_turns().outer.rounds
+        return Plan("attacks", nodes, rounds, self.seed, trust.probation, trust.reputation, cheap=True)
 
     @property
     def scenario(self) -> Scenario:
-        outer = OuterSettings(inner_steps=self.phase, step_seconds=self.step_seconds)
-        return Scenario(outer, hostile=1 - self.honest / self.plan.nodes)
+        run = self.manifest().in_turns()
+        outer = OuterSettings(turns=run.outer.turns, inner_steps=run.inner.steps, step_seconds=self.step_seconds)
+        return Scenario(outer, hostile=1 - self.honest / self.plan.nodes, staleness=run.outer.staleness)
 
 
 @dataclass(frozen=True)

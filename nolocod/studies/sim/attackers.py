@@ -82,8 +82,9 @@ class Attacker(SimNode):
     async def attack(self, victim: SimNode) -> str:
         """Offer to `victim`; returns the outcome."""
         standing = self.engage(victim, victim.replica.round)
+        subject = victim.replica.subject(victim.loop._phase.turn)
         try:
-            return (await self.exchange_service.offer(victim.peer_id, standing, 0, self)).outcome
+            return (await self.exchange_service.offer(victim.peer_id, standing, subject, self)).outcome
         finally:
             await self.ended()
 

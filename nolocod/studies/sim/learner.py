@@ -25,7 +25,7 @@ from nolocod.outer import step
 from nolocod.outer.codec.base import HEADER
 from nolocod.p2p.membership.run_clock import median_round
 from nolocod.proto.limits import SLOWEST_STEP
-from nolocod.proto.types import describe, whose_turn
+from nolocod.proto.types import describe
 from nolocod.run.manifest import seal, wire_name
 from nolocod.studies.sim import clock
 from nolocod.studies.sim.attackers import Attacker
@@ -74,10 +74,6 @@ class Learner(SimReplica):
     @property
     def standing(self) -> Standing:
         return replace(self.own.standing, step_seconds=self.speed)
-
-    def subject(self, turn: float) -> int:
-        self._train()
-        return whose_turn(self.own.ages, turn)
 
     def _advance(self, steps: int) -> None:
         for _ in range(steps):
@@ -133,7 +129,7 @@ class Forger(Attacker):
             await clock.sleep(victim.replica.speed / 8)
         free = [node for node in self._victims if node.idle and node.state == "training"]
         try:
-            return self.world.forge(self.tactic, victim, self._rng.choice(free or [victim]), self.outbox)
+            return self.world.forge(self.tactic, subject, victim, self._rng.choice(free or [victim]), self.outbox)
         except TrainerError as error:
             raise PeerUnavailableError("the victim's weights are not finite any more.") from error
 
@@ -163,13 +159,13 @@ class LearningSwarm(Swarm):
         torch.set_num_threads(1)  # more would add up in another order
         self._sealed, self._cache = seal(manifest, Identity.from_secret(bytes(32))), cache
         self._first = open_replica(self._sealed, "first", None, cache)
-        for _ in range(head_start):
-            for _ in range(manifest.inner.steps):
+        for _ in range(head_start * manifest.outer.turns):
+            for _ in range(self._sealed.manifest.inner.steps):
                 self._first.step()
             self._first.solo()
         self._beginning = self._first.phi.clone()
         self._generator = torch.Generator().manual_seed(manifest.seed)
-        self._drift = self._direction()
+        self._drift = self._direction(self._beginning.numel())
         self.tactics = cycle(attacks)
         self.ended = 0
         """Nodes that broke down."""
@@ -177,7 +173,7 @@ class LearningSwarm(Swarm):
         """Nodes that were so far behind the others, by what they knew, that they would have fetched weights."""
         self.replicas: dict[int, Replica] = {}
         self.taken: defaultdict[int, list[tuple[float, bool]]] = defaultdict(list)
-        """The outer steps of each node: when, and whether with an honest partner."""
+        """The outer steps of each node, each turn of several at once for itself: when, and whether with an honest partner."""
 
     def place(self, number: int) -> tuple[Port, SimReplica]:
         port, replica = super().place(number)
@@ -215,7 +211,8 @@ class LearningSwarm(Swarm):
         super().told(member, event)
         if isinstance(event, OuterStep):
             hostile = self.attack.peers if self.attack else ()
-            self.taken[member.number].append((trio.current_time(), event.partner not in (None, *hostile)))
+            taken = trio.current_time(), event.partner not in (None, *hostile)
+            self.taken[member.number] += [taken] * len(cast("SimNode", member).replica.among)
 
     def starved(self) -> list[int]:
         """Nodes that had too few outer steps, or too few with honest partners."""
@@ -232,37 +229,38 @@ class LearningSwarm(Swarm):
         """Held out, of each; nothing if a node ended."""
         return [] if self.ended else [self.replicas[node.number].evaluate() for node in self.nodes]
 
-    def forge(self, attack: str, victim: SimNode, other: SimNode, box: MemoryBox) -> Description:
+    def forge(self, attack: str, subject: int, victim: SimNode, other: SimNode, box: MemoryBox) -> Description:
         """Fill the `box` of one who knows all replicas, and sees the victim's capture before it writes. `other`: an honest node
         that is in no exchange, or the victim."""
         own, settings = self._first, self._first.manifest.outer
         seen, honest = self.replicas[victim.number], self.replicas[other.number]
         if other is not victim:
             other.replica._train()  # as far as the clock has come
-        theirs = step.message_of_change(seen.captured, seen.phi, settings, None)
-        radius = _RADIUS * seen.usual_distance()
+        span, change = seen.captured
+        theirs = step.message_of_change(change, seen.phi[span], settings, None)
+        radius, phi = _RADIUS * seen.usual_distance(), honest.phi[span]
         match attack:
             case "huge":
-                wanted = theirs + 1e6 * radius * self._direction()
+                wanted = theirs + 1e6 * radius * self._direction(theirs.numel())
             case "sign flip":
-                wanted = settings.gamma * honest.phi - settings.beta * (honest.theta - honest.phi)
+                wanted = settings.gamma * phi - settings.beta * (honest.theta[span] - phi)
             case "noise":
-                wanted = theirs + 3 * radius * self._direction()
+                wanted = theirs + 3 * radius * self._direction(theirs.numel())
             case "drift":
-                wanted = theirs + radius * self._drift
+                wanted = theirs + radius * self._drift[span] / self._drift[span].norm()
             case "stale":
-                wanted = settings.gamma * self._beginning
+                wanted = settings.gamma * self._beginning[span]
             case _:
-                wanted = step.message(honest.phi, honest.theta, settings)
+                wanted = step.message(phi, honest.theta[span], settings)
         own.phi.copy_(seen.phi)
-        own.theta.copy_((wanted - settings.gamma * own.phi) / settings.beta + own.phi)
-        description = own.prepare(_tensor(box), 0)
+        own.theta[span] = (wanted - settings.gamma * own.phi[span]) / settings.beta + own.phi[span]
+        description = own.prepare(_tensor(box), subject)
         if attack == "not finite":
             _tensor(box)[HEADER:].fill_(255)
             with memoryview(box.content) as content:
                 return describe(content[: description.size])
         return description
 
-    def _direction(self) -> Tensor:
-        drawn = torch.randn(self._first.phi.shape, generator=self._generator)
+    def _direction(self, size: int) -> Tensor:
+        drawn = torch.randn(size, generator=self._generator)
         return drawn.div_(drawn.norm())

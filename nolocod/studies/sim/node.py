@@ -80,7 +80,7 @@ class SimNode(SimMember):
         self._session = ""
         context = Context(
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
-            staleness=scenario.staleness, rng=self._rng, aside=self.aside, clock=self.wall,
+            fragments=scenario.outer.turns, staleness=scenario.staleness, rng=self._rng, aside=self.aside, clock=self.wall,
         )  # fmt: skip
         settings = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
         self.loop = OuterLoop(self.peer_id, replica, self, settings, self.emit, self.reputation.probation)
@@ -183,6 +183,6 @@ class SimNode(SimMember):
         if not self.port.up:
             return  # killed: what is still cancelled here never happened
         if paired:
-            self.world.oracle.paired(self._session, self.peer_id, before, after)
+            self.world.oracle.paired(self._session, self.peer_id, before, after, self.replica.span)
         else:
-            self.world.oracle.solo(self.peer_id, before, after)
+            self.world.oracle.solo(self.peer_id, before, after, self.replica.span)

@@ -29,6 +29,7 @@ class Exchange:
     outcomes: dict[PeerId, str] = field(default_factory=dict)
     applied: dict[PeerId, State] = field(default_factory=dict)
     snapshots: dict[PeerId, State] = field(default_factory=dict)
+    spans: dict[PeerId, slice] = field(default_factory=dict)
     partners: dict[PeerId, PeerId] = field(default_factory=dict)
 
 
@@ -61,25 +62,29 @@ class Oracle:
 
     # --- outer steps ------------------------------------------------------------------------------------
 
-    def solo(self, peer: PeerId, before: State, after: State) -> None:
-        """`peer` took a step alone: a group of one."""
-        self._compare(f"the solo step of {peer[-8:]}", before, (before,), after)
+    def solo(self, peer: PeerId, before: State, after: State, span: slice) -> None:
+        """`peer` took a step alone, about the weights `span`: a group of one."""
+        self._compare(f"the solo step of {peer[-8:]}", before, (before,), after, span)
 
     def snapshot(self, session: str, peer: PeerId, state: State) -> None:
         """`peer` went into the exchange `session` with `state`."""
         self._open.setdefault(session, Exchange()).snapshots[peer] = state
 
-    def paired(self, session: str, peer: PeerId, before: State, after: State) -> None:
-        """`peer` applied what it got in `session`."""
+    def paired(self, session: str, peer: PeerId, before: State, after: State, span: slice) -> None:
+        """`peer` applied what it got in `session`, about the weights `span`."""
         exchange = self._open.setdefault(session, Exchange())
         if peer in exchange.applied:
             self.blame(f"{peer[-8:]} applied {session[:8]} twice")
         exchange.applied[peer] = after
-        exchange.snapshots[peer] = before
+        exchange.snapshots[peer], exchange.spans[peer] = before, span
 
-    def _compare(self, what: str, before: State, group: tuple[State, ...], after: State) -> None:
-        outer, count = self._outer, len(group)
+    def _compare(self, what: str, before: State, group: tuple[State, ...], after: State, span: slice) -> None:
+        outer, count, among = self._outer, len(group), range(len(before.phi))[span]
         for index, (phi, delta) in enumerate(zip(before.phi, before.delta, strict=True)):
+            if index not in among:
+                if (after.phi[index], after.delta[index]) != (phi, delta):
+                    self.blame(f"{what}: slow weights or momentum {index} changed, and it was about {among}")
+                continue
             moved = math.fsum(one.theta[index] - one.phi[index] for one in group) / count
             middle = math.fsum(one.phi[index] for one in group) / count
             momentum = outer.alpha * delta + outer.beta * moved + outer.gamma * (middle - phi)
@@ -120,7 +125,8 @@ class Oracle:
             if len(exchange.snapshots) != 2:
                 self.blame(f"{side[-8:]} applied {session[:8]}, of which only one side has a snapshot")
                 continue
-            self._compare(f"{side[-8:]} in {session[:8]}", exchange.snapshots[side], tuple(exchange.snapshots.values()), after)
+            group, span = tuple(exchange.snapshots.values()), exchange.spans[side]
+            self._compare(f"{side[-8:]} in {session[:8]}", exchange.snapshots[side], group, after, span)
             self.checked += 1
         if len(exchange.applied) == 1:
             if "in_doubt" in outcomes:

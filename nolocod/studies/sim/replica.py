@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from nolocod.errors import RejectedTensorError
-from nolocod.proto.types import CHUNK_SIZE, Applied, Inspection, Standing, describe
+from nolocod.proto.types import CHUNK_SIZE, Applied, Inspection, Standing, describe, parts_in, whose_turn
 from nolocod.studies.sim.clock import sleep, sleep_until
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nolocod.proto.types import Description
 
-SIZE = 8
+SIZE = 32
 """Weights of a replica, unless told otherwise."""
 
 
@@ -36,6 +36,8 @@ class OuterSettings:
     alpha: float = 0.5
     beta: float = 0.7
     gamma: float = 0.7
+    turns: int = 4
+    """Parts of the weights that are exchanged one after another; what follows, and the rounds of a plan, count turns."""
     inner_steps: int = 20
     step_seconds: float = 1.0
 
@@ -87,8 +89,9 @@ class SimReplica:
         self.captured: State | None = None
         self._chunk = chunk
         self._rng = rng
-        self._began = trio.current_time()  # when the inner steps began that count since the last outer step
-        self._trained = 0  # of those, how many are in theta
+        self._began = trio.current_time()
+        self._last = [0] * outer.turns  # of each part: how many inner steps were taken before its last outer step
+        self._trained = 0  # inner steps that are in theta
         self._captured_steps = self._subject = 0
         self._inspected: tuple[float, ...] | None = None
         self._commands = trio.Lock()  # one after the other, as over the trainer's pipe
@@ -101,16 +104,21 @@ class SimReplica:
 
     @property
     def steps_since_outer(self) -> int:
+        return self._steps - max(self._last)
+
+    @property
+    def _steps(self) -> int:
         return int((trio.current_time() - self._began) / self.speed + 1e-9)
 
     async def wait_steps(self, count: int) -> None:
         await trio.lowlevel.checkpoint()
         while self.steps_since_outer < count:
-            await sleep_until(max(self._began + count * self.speed, trio.current_time() + self.speed))
+            due = self._began + (max(self._last) + count) * self.speed
+            await sleep_until(max(due, trio.current_time() + self.speed))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
-        steps = self.steps_since_outer - self._trained
+        steps = self._steps - self._trained
         if steps > 0:
             self._advance(steps)
             self._trained += steps
@@ -131,7 +139,18 @@ class SimReplica:
     # --- outer steps ------------------------------------------------------------------------------------
 
     def subject(self, turn: float) -> int:
-        return 0
+        return whose_turn([self._steps - last for last in self._last], turn)
+
+    @property
+    def among(self) -> range:
+        """The parts that the last outer step was about, or the one under way is."""
+        return parts_in(self._subject, self.outer.turns)
+
+    @property
+    def span(self) -> slice:
+        """Their weights."""
+        size, turns = len(self.state.phi), self.outer.turns
+        return slice(size * self.among.start // turns, size * self.among.stop // turns)
 
     async def capture(self, subject: int) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
@@ -145,13 +164,14 @@ class SimReplica:
     def _write(self, state: State) -> Description:
         """Our message about `state`, into the outbox."""
         message = self._message(state)
-        self.outbox.content[:] = struct.pack(f"<{len(message)}d", *message)
+        packed = struct.pack(f"<{len(message)}d", *message)
+        self.outbox.content[: len(packed)] = packed
         with memoryview(self.outbox.content) as content:
-            return describe(content, self._chunk)
+            return describe(content[: len(packed)], self._chunk)
 
     def _message(self, state: State) -> tuple[float, ...]:
-        outer = self.outer
-        return tuple(outer.beta * (t - p) + outer.gamma * p for t, p in zip(state.theta, state.phi, strict=True))
+        outer, weights = self.outer, zip(state.theta[self.span], state.phi[self.span], strict=True)
+        return tuple(outer.beta * (t - p) + outer.gamma * p for t, p in weights)
 
     async def inspect(self, *, probation: bool) -> Inspection:
         async with self._commands:
@@ -162,7 +182,7 @@ class SimReplica:
 
     def _look(self, state: State, *, probation: bool) -> Inspection:
         """At the inbox."""
-        found = struct.unpack(f"<{len(state.phi)}d", self.inbox.content)
+        found = struct.unpack_from(f"<{len(state.phi[self.span])}d", self.inbox.content)
         if not all(map(math.isfinite, found)):
             raise RejectedTensorError("it holds values that are not finite.")
         self._inspected = found
@@ -188,24 +208,28 @@ class SimReplica:
         if message is None:
             raise AssertionError("applied without an inspected message")
         self._step(before, [(a + b) / 2 for a, b in zip(own, message, strict=True)])
-        return Applied(max(self.round + 1, run_round), 0, math.dist(own, message) / self.outer.gamma, 0.0)
+        return Applied(max(self.round + len(self.among), run_round), 0, math.dist(own, message) / self.outer.gamma, 0.0)
 
     def _alone(self, before: State, run_round: int) -> Applied:
         self._step(before, list(self._message(before)))
-        return Applied(max(self.round + 1, run_round), 0, None, 0.0)
+        return Applied(max(self.round + len(self.among), run_round), 0, None, 0.0)
 
     def _step(self, before: State, mean: list[float]) -> None:
-        outer = self.outer
-        delta = tuple(outer.alpha * d + m - outer.gamma * p for d, m, p in zip(before.delta, mean, before.phi, strict=True))
-        phi = tuple(p + d for p, d in zip(before.phi, delta, strict=True))
-        since = (now - then for now, then in zip(self.state.theta, before.theta, strict=True))
-        self.state = State(phi, delta, tuple(p + s for p, s in zip(phi, since, strict=True)))
+        outer, span = self.outer, self.span
+        old = zip(before.delta[span], mean, before.phi[span], strict=True)
+        delta = tuple(outer.alpha * d + m - outer.gamma * p for d, m, p in old)
+        phi = tuple(p + d for p, d in zip(before.phi[span], delta, strict=True))
+        since = (now - then for now, then in zip(self.state.theta[span], before.theta[span], strict=True))
+        theta = tuple(p + s for p, s in zip(phi, since, strict=True))
+        state = self.state
+        parts = (state.phi, phi), (state.delta, delta), (state.theta, theta)
+        self.state = State(*((*whole[: span.start], *part, *whole[span.stop :]) for whole, part in parts))
 
     def _stepped(self, before: State, applied: Applied, *, paired: bool) -> Applied:
         """The outer step is taken."""
-        self.round, taken = applied.round, self._captured_steps
-        self._began += taken * self.speed
-        self._trained -= taken
+        self.round, taken = applied.round, self._captured_steps - max(self._last)
+        for part in self.among:
+            self._last[part] = self._captured_steps
         self.applied(before, self.state, paired)
         self._forget()
         return replace(applied, inner_steps=taken, seconds=0.0)

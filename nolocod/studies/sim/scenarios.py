@@ -39,7 +39,7 @@ class Scenario:
     """So large a share of the nodes attack the others (attackers.py)."""
     beats: int = 1
     """Heartbeats of an inner phase, where gossip is slowed; by default those of a minute are five."""
-    staleness: int = 3
+    staleness: int = 12
     patience: float = 60.0
 
 

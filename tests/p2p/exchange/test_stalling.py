@@ -59,6 +59,7 @@ class Staller(SimNode):
     async def _attack(self, victim: SimNode) -> float:
         """Seconds after which to come again."""
         size, session = victim.replica.outbox.size, self._rng.randbytes(16)
+        message = size // SCENARIO.outer.turns
         setting = Setting(self.identity, self.world.run_id, victim.replica.codec, size, LIMITS)
         machine = Exchange(setting, victim.peer_id, session, offerer=True)
         channel = Channel(await self.dial(victim.peer_id, EXCHANGE), LIMITS)
@@ -67,7 +68,7 @@ class Staller(SimNode):
             machine.receive(await channel.receive_envelope())
             if machine.state is State.CLOSED:
                 return machine.retry_after or 10.0
-            content = memoryview(bytes(size))
+            content = memoryview(bytes(message))
             chunks = CHUNKS[self.tactic]
             if chunks > 0:
                 await channel.send_envelope(machine.describe(describe(content, 16)) or b"")

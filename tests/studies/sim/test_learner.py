@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.member import SimMember
     from nolocod.studies.sim.swarm import Report
 
-SMALL = attacks.AttackTrial(attacks.NONE, Trust(), 6, 2, hidden=16, phase=4, step_seconds=15.0, head_start=2, rounds=5)
+SMALL = attacks.AttackTrial(attacks.NONE, Trust(), 6, 2, hidden=16, phase=10, step_seconds=6.0, head_start=2, rounds=5)
 
 
 class Kept(LearningSwarm):
@@ -49,9 +49,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    cache: Path, attack: str = attacks.NONE, trust: Trust | None = None, kind: type[Kept] = Kept, rounds: int = SMALL.rounds
+    cache: Path, attack: str = attacks.NONE, trust: Trust | None = None, kind: type[Kept] = Kept, **changes: int
 ) -> tuple[Kept, Report]:
-    trial = replace(SMALL, attack=attack, trust=trust or Trust(), rounds=rounds)
+    trial = replace(SMALL, attack=attack, trust=trust or Trust(), **changes)  # type: ignore[arg-type] # numbers of its own
     given = trial.manifest(), trial.head_start, trial.attacks, cache
     report = simulate(trial.plan, trial.scenario, made=partial(kind, *given))
     assert report.violations == ()
@@ -94,7 +94,7 @@ def test_who_sends_what_is_not_finite_is_refused_and_banned(cache: Path) -> None
 
 
 def test_who_gives_nothing_starves_others_and_that_is_counted(cache: Path) -> None:
-    swarm, report = run(cache, "stall")
+    swarm, report = run(cache, "stall", hostile=SMALL.honest, rounds=3)
     assert report.hostile == 0
     assert swarm.starved()
 
@@ -127,7 +127,7 @@ def test_a_node_whose_trainer_fails_ends_alone(cache: Path, monkeypatch: pytest.
 class OneSlow(Kept):
     def add(self, donor: object = None):  # noqa: ANN201 - a SimNode
         node = super().add()
-        node.replica.speed *= 6 if node.number == 3 else 1
+        node.replica.speed *= 12 if node.number == 3 else 1
         return node
 
 

@@ -175,11 +175,27 @@ def test_a_replica_that_applies_something_else_is_found_out(monkeypatch: pytest.
     assert "momentum" in report.violations[0]
 
 
+def test_a_replica_that_changes_what_the_step_is_not_about_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SimReplica._step
+
+    def bent(self: SimReplica, before: State, mean: list[float]) -> None:
+        honest(self, before, mean)
+        other = (self.span.stop or 0) % len(self.state.phi)
+        phi = list(self.state.phi)
+        phi[other] += 1.0
+        self.state = replace(self.state, phi=tuple(phi))
+
+    monkeypatch.setattr(SimReplica, "_step", bent)
+    report = simulate(SMALL, SCENARIOS["calm"])
+    assert report.broken > 0
+    assert "it was about" in report.violations[0]
+
+
 def test_what_one_side_alone_applied_is_found_out() -> None:
     before, after = State((0.0,), (0.0,), (1.0,)), State((0.7,), (0.7,), (0.7,))
     oracle = Oracle(OuterSettings())
     oracle.snapshot("s" * 32, _peer("alice"), before)
-    oracle.paired("s" * 32, _peer("bob"), before, after)
+    oracle.paired("s" * 32, _peer("bob"), before, after, slice(1))
     oracle.follow(_peer("alice"), _ended("bob", "aborted"))
     oracle.follow(_peer("bob"), _ended("alice", "committed"))
     assert any("one side" in what for what in oracle.violations)
