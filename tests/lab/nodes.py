@@ -100,7 +100,7 @@ class Resources:
 class Node:
     """One daemon, or its remains."""
 
-    def __init__(self, place: Place, root: Path, data: Path) -> None:
+    def __init__(self, place: Place, root: Path, data: Path, flags: tuple[str, ...]) -> None:
         self.place = place
         self.paths = DataDir(root)
         self.log = root.with_suffix(".log")
@@ -109,6 +109,7 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self._killed = False
         self.data = data
+        self._flags = flags
         self._inside = within(place)
 
     @property
@@ -118,7 +119,7 @@ class Node:
     def run(self, *arguments: str) -> Node:
         """`nolocod ARGUMENTS` in the background, with this node's directory."""
         line = [sys.executable, "-m", "nolocod", *arguments, "--data-dir", str(self.paths.root), "--data", str(self.data)]
-        line += BACKGROUND
+        line += (*BACKGROUND, *self._flags)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -231,8 +232,9 @@ def _move_into(pid: int) -> None:
 class Swarm:
     """All daemons of one scenario. Made by `swarm`."""
 
-    def __init__(self, root: Path, load: Load) -> None:
+    def __init__(self, root: Path, load: Load, flags: tuple[str, ...]) -> None:
         self.nodes: list[Node] = []
+        self._flags = flags
         self._root = root
         self._made = 0
         self._data = root / "text"
@@ -243,7 +245,7 @@ class Swarm:
         self._run_file.write_text(load.to_run_file())
 
     def node(self, place: Place) -> Node:
-        node = Node(place, self._root / f"node-{self._made}", self._data)
+        node = Node(place, self._root / f"node-{self._made}", self._data, self._flags)
         self._made += 1
         self.nodes.append(node)
         return node
@@ -301,9 +303,9 @@ def _listening(place: Place) -> list[str]:
 
 
 @contextmanager
-def swarm(root: Path, load: Load | None = None) -> Iterator[Swarm]:
-    """Daemons whose directories are in `root`; all are killed at the end."""
-    found = Swarm(root, load or Load())
+def swarm(root: Path, load: Load | None = None, *flags: str) -> Iterator[Swarm]:
+    """Daemons whose directories are in `root`, started with `flags` all; they are killed at the end."""
+    found = Swarm(root, load or Load(), flags)
     try:
         yield found
     finally:

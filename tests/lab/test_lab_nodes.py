@@ -33,7 +33,8 @@ class Neighbours:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
-    with internet() as net, swarm(tmp_path_factory.mktemp("lab"), scenarios.CAUGHT) as nodes:
+    rests = ("--duty", "30%")  # seven trainers would take all of the machine, for steps that no test needs
+    with internet() as net, swarm(tmp_path_factory.mktemp("lab"), scenarios.CAUGHT, *rests) as nodes:
         homes = [net.home("cone", delay=10.0), net.home("cone", delay=10.0), net.home("symmetric"), net.home("symmetric")]
         public = scenarios.started(net, nodes, 3)
         one, other, third, fourth = (nodes.join(home.hosts[0], public) for home in homes)
