@@ -206,7 +206,7 @@ class OuterLoop:
             own = self._trainer.standing
             if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
                 return  # taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
-            deadline = since + min(self._settings.patience, self._phase.seconds / 2 if self._let_down else math.inf)
+            deadline = since + min(self._settings.patience, self._longest_search())
             partner = None if (late := trio.current_time() >= deadline) else self._draw(own)
             self._tries = self._tries + 1 if partner is not None else _OWN_TRIES
             if partner is not None:
@@ -218,6 +218,12 @@ class OuterLoop:
                 await self._solo()
             else:
                 await self._look_again(deadline)
+
+    def _longest_search(self) -> float:
+        """Seconds for which a partner is looked for at most, however patient the run is."""
+        if self._let_down:
+            return self._phase.seconds / 2
+        return self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf
 
     def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()

@@ -535,9 +535,12 @@ async def test_patience_ends_though_there_is_always_another_to_ask(autojump_cloc
     assert 30 <= trio.current_time() - began - INNER_STEPS < 32
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most(autojump_clock: object, fails: bool) -> None:
-    """Beside attackers that nobody had banned yet nodes lost a round with each: a whole patience, and the time before."""
+@pytest.mark.parametrize(("fails", "wary", "phases"), [(False, False, 3.0), (True, False, 0.5), (False, True, 1.0)])
+async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most_and_the_wary_for_one(
+    autojump_clock: object, fails: bool, wary: bool, phases: float
+) -> None:
+    """Beside attackers that nobody had banned yet nodes lost a round with each: a whole patience, and the time before. Later,
+    one that set them apart asked the others for four turns on end, whose hour it was not."""
     table = Table()
     node = table.add("one", patience=3 * INNER_STEPS, goal=1)
     for index in range(4):
@@ -547,10 +550,12 @@ async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most(autojump_c
     if fails:
         other.trainer.began = -1e9
         table.broken.add(other.name)
+    if wary:
+        node.loop._wasted.charge(PeerId("x"), 1e3, trio.current_time())
     began = trio.current_time()
     await node.loop.run()
     assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
-    least = INNER_STEPS / 2 if fails else 3 * INNER_STEPS
+    least = phases * INNER_STEPS
     assert least <= trio.current_time() - began - INNER_STEPS < least + 2
 
 

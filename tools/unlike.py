@@ -1,0 +1,156 @@
+"""Write the tables of docs/outer-step.md about unlike machines: whom nodes meet, when they end, and what it does to the loss.
+
+    python -m tools.unlike [--workers N]
+
+The rule: the simulator's nodes, all the product's own but time and network, with a run file's defaults. The first table is of
+32 nodes whose replicas are a few numbers; the second of 16 that learn. Machines that are alike are given the inner steps that
+unlike ones took on average, as nearly as turns let them, so that both have seen as many tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from nolocod.observe.events import OuterStep
+from nolocod.run.manifest import Trust
+from nolocod.studies.lab.attacks import NONE, AttackTrial
+from nolocod.studies.pages import Place
+from nolocod.studies.sim.learner import LearningSwarm
+from nolocod.studies.sim.replica import OuterSettings
+from nolocod.studies.sim.scenarios import SCENARIOS, Plan, Scenario
+from nolocod.studies.sim.swarm import Swarm, simulate
+
+if TYPE_CHECKING:
+    from nolocod.observe.events import Event
+    from nolocod.studies.sim.member import SimMember
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "outer-step.md"
+SEEDS = (1, 2)
+_LOGNORMAL = 0.53
+"""The standard deviation over the mean that a sigma of 0.5 makes."""
+KINDS: dict[str, dict[str, Any]] = {
+    "an eighth of them 8 times as fast": {"fast": 0.125, "faster": 8.0},
+    "speeds lognormal, sigma 0.5": {"unlike": _LOGNORMAL},
+}
+_OUTER = OuterSettings(inner_steps=15)
+_ROUNDS = 30
+_RULE = "|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Of nodes that learn: their mean held-out loss at the end, and inner steps of each in a round of the whole model."""
+
+    loss: float
+    inner_steps: float
+
+    def __str__(self) -> str:
+        return f"{self.loss:.4f}; {self.inner_steps:.1f}"
+
+
+class Meeting(Swarm):
+    """Counts who meets whom, and when nodes end. A node is fast if it is faster than the mean of all."""
+
+    def __init__(self, *given: Any) -> None:  # noqa: ANN401 - a Swarm's
+        super().__init__(*given)
+        self.pairs: Counter[bool] = Counter()
+        self.ends: list[float] = []
+
+    def told(self, member: SimMember, event: Event) -> None:
+        super().told(member, event)
+        if isinstance(event, OuterStep) and event.partner is not None and self.is_fast(member):
+            self.pairs[self.is_fast(self.by_peer[event.partner])] += 1
+
+    def is_fast(self, member: Any) -> bool:  # noqa: ANN401 - a SimNode
+        rates = [1 / node.replica.speed for node in self.nodes]
+        return bool(1 / member.replica.speed > statistics.mean(rates))
+
+    def finished(self, member: SimMember) -> None:
+        super().finished(member)
+        self.ends.append(trio.current_time())
+
+
+class Learning(LearningSwarm):
+    """Counts inner steps."""
+
+    inner_steps = 0
+
+    def told(self, member: SimMember, event: Event) -> None:
+        super().told(member, event)
+        self.inner_steps += event.inner_steps if isinstance(event, OuterStep) else 0
+
+
+def meet(kind: str, seed: int) -> tuple[float, float, float]:
+    """Of a fast node's pairs the share with slow ones, against chance; first and last end, of the planned time."""
+    made: list[Meeting] = []
+
+    def make(*given: Any) -> Meeting:  # noqa: ANN401 - a Swarm's
+        made.append(Meeting(*given))
+        return made[0]
+
+    plan = Plan(nodes=32, rounds=_ROUNDS * _OUTER.turns, seed=seed, cheap=True)
+    simulate(plan, replace(SCENARIOS["calm"], outer=_OUTER, **KINDS[kind]), made=make)
+    swarm, nodes = made[0], made[0].nodes
+    chance = sum(not swarm.is_fast(node) for node in nodes) / (len(nodes) - 1)
+    planned = plan.rounds * _OUTER.inner_steps * statistics.median(node.replica.speed for node in nodes)
+    return swarm.pairs[False] / swarm.pairs.total() / chance, min(swarm.ends) / planned, max(swarm.ends) / planned
+
+
+def learn(seed: int, phase: int, scenario: dict[str, Any]) -> Learnt:
+    """Train 16 nodes for twenty rounds of `phase` inner steps of the median machine."""
+    trial = AttackTrial(NONE, Trust(), honest=16, hostile=0, seed=seed, head_start=10, phase=phase)
+    made: list[Learning] = []
+    with tempfile.TemporaryDirectory() as cache:
+
+        def make(*given: Any) -> Learning:  # noqa: ANN401 - a Swarm's
+            made.append(Learning(trial.manifest(), trial.head_start, (), Path(cache), *given))
+            return made[0]
+
+        given: Scenario = replace(trial.scenario, **scenario)
+        simulate(trial.plan, given, made=make)
+        return Learnt(statistics.mean(made[0].losses()), made[0].inner_steps / trial.honest / trial.rounds)
+
+
+def compare(kind: str, seed: int) -> tuple[Learnt, Learnt]:
+    """Unlike machines, and machines that are alike with as many tokens."""
+    unlike = learn(seed, 20, KINDS[kind])
+    return unlike, learn(seed, 4 * round(unlike.inner_steps / 4), {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    places = [Place(PAGE, name, "Run this in the project's own folder.") for name in ("unlike-meet", "unlike-learn")]
+    cells = [(kind, seed) for kind in KINDS for seed in SEEDS]
+    with ProcessPoolExecutor(options.workers) as pool:
+        met = list(pool.map(meet, *zip(*cells, strict=True)))
+        learnt = list(pool.map(compare, *zip(*cells, strict=True)))
+    head = [
+        "| 32 nodes | a fast node's pairs with slow ones, against chance | first and last end, of the median's plan |",
+        _RULE,
+    ]
+    rows = [
+        f"| {kind}, seed {seed} | {share:.2f} | {first:.2f}, {last:.2f} |"
+        for (kind, seed), (share, first, last) in zip(cells, met, strict=True)
+    ]
+    places[0].fill("\n".join([*head, *rows]))
+    head = ["| 16 nodes | loss; inner steps | all alike: loss; inner steps (unlike against alike) |", _RULE]
+    rows = [
+        f"| {kind}, seed {seed} | {one} | {other} ({one.loss / other.loss - 1:+.2%}) |"
+        for (kind, seed), (one, other) in zip(cells, learnt, strict=True)
+    ]
+    places[1].fill("\n".join([*head, *rows]))
+
+
+if __name__ == "__main__":
+    main()
