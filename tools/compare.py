@@ -14,7 +14,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import DeviceError
-from nolocod.studies.lab.methods import BEFORE, BEFORE_BUSY, BUSY, BY_NAME, METHODS, OFTEN, OURS, VARIANTS, Method
+from nolocod.studies.lab.methods import (
+    BEFORE,
+    BEFORE_BUSY,
+    BUSY,
+    BY_NAME,
+    FINE,
+    FINE_BUSY,
+    METHODS,
+    OFTEN,
+    OURS,
+    VARIANTS,
+    Method,
+)
 from nolocod.studies.lab.trials import Trial
 from nolocod.trainer.model import pick_device
 from tools.study import carry_out, parser_of, place_of
@@ -31,6 +43,8 @@ DILOCO, PAPER, NONE, PARALLEL = "DiLoCo", "NoLoCo, the paper's", "none", "data p
 PAIRS = (
     (BUSY.name, OURS.name, 0.003),
     (BUSY.name, BEFORE_BUSY.name, -0.12),
+    (FINE_BUSY.name, FINE.name, 0.003),
+    (FINE_BUSY.name, BEFORE_BUSY.name, -0.12),
     (OURS.name, BEFORE.name, -0.08),
     (OURS.name, OFTEN.name, 0.01),
     (OURS.name, DILOCO, 0.0),
@@ -69,10 +83,10 @@ class Size:
 
 _SEEDS = (1, 2, 3)
 _LIKE = Trial("none", 1, 0, 0.0)
-_MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, BEFORE_BUSY.name)
+_MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, FINE.name, FINE_BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
 SMALL = replace(_SMALLER, rates=(4e-3,), methods=_MAIN)
-"""Two hours of one core: 0.12 M parameters, at the rate that tools.choices found best for Muon and for AdamW."""
+"""Three hours of one core: 0.12 M parameters, at the rate that tools.choices found best for Muon and for AdamW."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 GPU = Size(
     (4,), _SEEDS, (5e-4, 1e-3, 2e-3), False,

@@ -33,7 +33,8 @@ class Method:
     every: float = 1
     codec: Codec = "float32"
     turns: int = 1
-    """Parts of the model that are exchanged in turn; 0: as many as a run file has that does not say."""
+    """Parts of the model that are exchanged in turn; 0: as many as a run file has that does not say; -1: as many as there are
+    inner steps between outer ones."""
     busy: bool = False
     """Whether the line carries one exchange after the other, so that each part is merged when the next is sent."""
     clip: float = 0.0
@@ -65,6 +66,8 @@ OURS = replace(_PAPER, name="ours", every=0.5, codec="modulo8", turns=0, clip=1.
 """A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often, a fifth of the model at a
 time."""
 BUSY = replace(OURS, name="ours, on a busy line", busy=True, tuned_as=OURS.name)
+FINE = replace(OURS, name="ours, a turn each step", turns=-1, tuned_as=OURS.name)
+FINE_BUSY = replace(FINE, name="ours, a turn each step, on a busy line", busy=True)
 BEFORE = replace(OURS, name="release 0.1's", turns=1, clip=0.0, optimizer="adamw", schedule="cosine")
 BEFORE_BUSY = replace(BEFORE, name="release 0.1's, on a busy line", busy=True, tuned_as=BEFORE.name)
 """But that only the partner's part comes late, as it does now whatever the run says."""
@@ -81,6 +84,8 @@ METHODS = (
     _PAPER,
     OURS,
     BUSY,
+    FINE,
+    FINE_BUSY,
     BEFORE,
     BEFORE_BUSY,
     Method("pair averaging", "pairs", at_each_count=False),

@@ -70,7 +70,8 @@ class Trial:
     @property
     def turns(self) -> int:
         """Parts that are exchanged in turn."""
-        return self.fragments or self.settings.turns or presets.usual_turns(self.inner_steps)
+        said = self.fragments or self.settings.turns
+        return self.inner_steps if said < 0 else said or presets.usual_turns(self.inner_steps)
 
     @property
     def lateness(self) -> int:
