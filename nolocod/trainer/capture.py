@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
     Bring = Callable[[slice], None]
 
-_FINER, _FINER_OF_ADAPTER = 4.0, 16.0
-"""outer.codec.base.Shared.finer. An adapter's B begins at zero, so that its change is all of it: by the smaller one it takes
-two bytes for ten exchanges and more, and nothing is gained (docs/adapters.md)."""
 _BELIEVED = 4.0
 """A partner's distance is learnt whole where a quarter of it or more counts: the next one may be as far. Beyond four clip radii
 it is cut, or one who is very far would have many of our messages take two bytes."""
@@ -108,12 +105,10 @@ class Plan:
     codec: Codec
     settings: Outer
     fragments: tuple[Fragment, ...]
-    finer: float = _FINER
 
     @classmethod
     def of(cls, manifest: Manifest, layout: Layout) -> Plan:
-        finer = _FINER if manifest.adapter is None else _FINER_OF_ADAPTER
-        return cls(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns), finer)
+        return cls(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
 
     @cached_property
     def box_size(self) -> int:
@@ -153,7 +148,7 @@ class Capture:
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among), plan.finer)
+        shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among))
         self._coder = coder_for(plan.codec, shared)
         self.kept = torch.empty(self.fragment.size, dtype=plan.kept)
         """The change until `step`, then what theta is still to get."""

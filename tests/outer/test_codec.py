@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nolocod.errors import RejectedTensorError, TrainerError
-from nolocod.outer.codec import box_size
+from nolocod.outer.codec import box_size, modulo
 from nolocod.outer.codec.base import HEADER, Noise
 from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
@@ -312,6 +312,14 @@ def test_without_known_distances_the_first_message_is_bfloat16() -> None:
     exchange(alice, bob)
     sizes = [node.write(0).size / sum(SIZES) for node in (alice, bob)]
     assert sizes == [pytest.approx(1, abs=0.01)] * 2
+
+
+@pytest.mark.parametrize(("times", "in_a_byte"), [(10.0, True), (20.0, False)])
+def test_partners_travel_in_a_byte_unless_they_are_farther_apart_than_all_that_train(times: float, in_a_byte: bool) -> None:
+    """At the high rates of a run's first half the bound is four to ten times the weights: that took two bytes for nothing."""
+    alice, _ = pair("modulo8", 14)
+    alice.weights.distance.fill_(times * OUTER.gamma * PHI / modulo.MARGIN)
+    assert alice.write(0).size / sum(SIZES) == pytest.approx(1 if in_a_byte else 2, abs=0.01)
 
 
 @pytest.mark.parametrize(("weight", "learnt"), [(1.0, 1.0), (0.4, 1.0), (0.01, 0.04)])

@@ -90,14 +90,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment. Where the steps of bfloat16 are
-    finer than the coder's by more than `finer`, on average, its two bytes are worth it."""
+    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment."""
 
     settings: Outer
     fragment: Fragment
     noise: Noise
     distance: Tensor
-    finer: float
 
 
 class Coder(ABC):

@@ -33,6 +33,10 @@ OWN = 1.0
 some hundred fails with a bound half as large, and a failure costs more than the finer step gains."""
 MEMORY = 0.75
 """What remains of a known distance at the next exchange, unless the new one is larger: partners differ."""
+FINER = 16.0
+"""Where the steps of bfloat16 are finer than ours by more than this, on average, its two bytes are worth it: the partner is far
+beyond all others then. Replicas that train fast are so far apart that by a quarter of this most of a run's first half took two
+bytes, and learnt nothing better (docs/codecs.md)."""
 SMALLEST = 1024
 """Blocks of fewer elements travel as bfloat16: their largest distance tells little about the next one."""
 
@@ -48,7 +52,7 @@ class Modulo8(Coder):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._distance, self._finer = shared.distance, shared.finer
+        self._distance = shared.distance
         self._bounds = [0.0] * len(self.fragment.blocks)  # 0: this block of ours travels as bfloat16
         self._low = torch.empty(SCRATCH)
         self._whole = torch.empty(SCRATCH, dtype=torch.int32)
@@ -112,7 +116,7 @@ class Modulo8(Coder):
         least = _largest(s) * 128 / _EXACT
         bound = max(MARGIN * known + OWN * moved, least, _SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
-        most = self._finer * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
+        most = FINER * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
         return float(struct.unpack("<f", struct.pack("<f", bound))[0]) if bound <= most else 0.0
 
     def _digest(self, whole: Tensor) -> bytes:
