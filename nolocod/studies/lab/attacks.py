@@ -174,13 +174,17 @@ class Study:
             "|---|---|---|---|---|---|---|---|---|---|",
         ]
         for attack in [NONE, *self.attacks]:
-            cells, found = [attack], [log[trial] for trial in self._trials(attack, Trust())]
-            for loss, cost, harm in (self._told(attack, trust, log) for trust in (OFF, Trust())):
+            cells, found = [attack], [log[trial] for trial in self._trials(attack, Trust()) if trial in log]
+            for trust in (OFF, Trust()):
+                if any(trial not in log for one in (NONE, attack) for trial in self._trials(one, trust)):
+                    cells += ["not run", "", ""]
+                    continue
+                loss, cost, harm = self._told(attack, trust, log)
                 cells += [f"{loss:.4f}", f"{cost:+.2f} %", ", ".join(map(str, harm))]
-            cells += [
-                f"{statistics.mean(some):.1%}" for some in zip(*((one.captured, one.alone) for one in found), strict=True)
-            ]
-            lines.append(f"| {' | '.join(cells)} | {sum(one.bans for one in found)} |")
+            if cells[4] != "not run":
+                shares = zip(*((one.captured, one.alone) for one in found), strict=True)
+                cells += [*(f"{statistics.mean(some):.1%}" for some in shares), f"{sum(one.bans for one in found)}"]
+            lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
     def _told(self, attack: str, trust: Trust, log: Log) -> tuple[float, float, tuple[int, ...]]:

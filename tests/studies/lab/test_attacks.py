@@ -36,6 +36,17 @@ def test_results_are_told_in_a_table(log: attacks.Log) -> None:
     assert len(told) == 1 + 2 + 8
 
 
+def test_a_study_that_was_broken_off_tells_what_it_has(log: attacks.Log) -> None:
+    for trial in STUDY.trials():
+        if trial.attack == "huge" or (trial.trust == attacks.OFF and trial.attack == "noise"):
+            del log[trial]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in STUDY.to_text(log).splitlines() if row.startswith("| ")]
+    told = {row[0]: row[1:] for row in rows}
+    assert told["huge"] == ["not run", "", ""] * 2
+    assert told["noise"][:4] == ["not run", "", "", "2.0300"]
+    assert told["stale"][0] == "3.0000"
+
+
 def test_the_study_fails_for_a_loss_or_any_harm_of_defended_nodes(log: attacks.Log) -> None:
     assert STUDY.failures(log) == []
     stale = replace(STUDY.like, attack="stale", trust=Trust(), seed=2)
