@@ -14,7 +14,8 @@ and both compute, with n = 2 (a replica without a partner takes the same step al
 
 So replicas stay near each other (gamma), learn from each other (beta), and no step asks more than two of them.
 
-`step` is this arithmetic, `loop` says when it is done, `wasted` what partners may cost, `codec` makes s bytes and reads them.
+`step` is this arithmetic, `loop` says when it is done, `sides` what that stands between, `wasted` what partners may cost,
+`codec` makes s bytes and reads them.
 
 Not here: who is drawn as partner (p2p/membership/peer_selection), sockets (p2p), models and inner steps (trainer).
 """

@@ -3,7 +3,7 @@
 The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
 node looks for a partner; a node past half of its inner steps accepts the offer of another whose turn it is
 (`Mesh.admits`); and when patience ends without a partner, the step is taken solo. Nothing is applied unless
-the exchange was committed on both sides. The trainer and the mesh are the two protocols below and time is
+the exchange was committed on both sides. The trainer and the mesh are two protocols (sides.py) and time is
 trio's clock, so the simulator runs this very file.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -19,13 +19,15 @@ from nolocod.errors import RefusedError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
 from nolocod.outer.phase import Phase
+from nolocod.outer.sides import TrainerSide
 from nolocod.outer.wasted import WastedTime
-from nolocod.proto.types import Accept, Answer, Applied, Box, Busy, Description, Ended, Inspection, Offer, Refuse, Standing
+from nolocod.proto.types import Accept, Answer, Applied, Busy, Ended, Offer, Refuse, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from nolocod.identity import PeerId
+    from nolocod.outer.sides import Mesh, Trainer
 
 _BUSY_SECONDS = 1.0
 """What a peer is told when we are in another exchange: about as long as one takes."""
@@ -40,71 +42,8 @@ _OWN_TRIES = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
 """Of an inner phase: between a partner that is busy and the next one, doubled with each. Who offers is busy itself, so where
 all hurry from one to the next nobody finds anybody."""
-
-
-class Trainer(Protocol):
-    """The replica, as the loop sees it."""
-
-    @property
-    def outbox(self) -> Box: ...
-    @property
-    def inbox(self) -> Box: ...
-    @property
-    def standing(self) -> Standing: ...
-    @property
-    def steps_since_outer(self) -> int: ...
-    def subject(self, turn: float) -> int:
-        """What our next outer step should be about, where a turn has `turn` inner steps."""
-        ...
-
-    async def wait_steps(self, count: int) -> None:
-        """Return once `count` inner steps were done since the last outer step."""
-        ...
-
-    async def capture(self, subject: int) -> Description: ...
-    async def inspect(self, *, probation: bool) -> Inspection:
-        """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
-        ...
-
-    async def apply(self, run_round: int, skipped: bytes) -> Applied:
-        """Our round becomes the next one, or `run_round` if that is further."""
-        ...
-
-    async def solo(self, run_round: int, subject: int) -> Applied: ...
-    async def discard(self) -> None: ...
-
-
-class Mesh(Protocol):
-    """The peers, as the loop sees them."""
-
-    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
-        """Draw a live training member within the staleness limit, or None; as if those `apart` were not there."""
-        ...
-
-    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
-        """Whether an offer of `peer` may be taken; `late`: our own draws have failed."""
-        ...
-
-    def met(self, peer: PeerId, *, offered: bool) -> None:
-        """An exchange with `peer` was committed, that it `offered`."""
-        ...
-
-    def believed(self, peer: PeerId, told: int, phase: float) -> int:
-        """The round to which a step with `peer`, who says that it is at `told`, takes us; a round takes `phase` seconds."""
-        ...
-
-    def pace(self, number: int, phase: float) -> tuple[float, int]:
-        """Tell others that our phases take `phase` seconds; return what the run's take, and by how many rounds one at round
-        `number` is before the others. 0 seconds: not known."""
-        ...
-
-    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
-        """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
-        ...
-
-    def suspect(self, peer: PeerId) -> None:
-        """This peer could not be reached: do not choose it for a while."""
-        ...
+_FAR = 2 / 3
+"""Of the rounds at which others refuse us."""
 
 
 @dataclass(frozen=True)
@@ -119,30 +58,6 @@ class LoopSettings:
 
     def reached(self, standing: Standing) -> bool:
         return 0 < self.goal <= standing.round
-
-
-class TrainerSide:
-    """The trainer, engaged for one outer step (proto.types.LocalSide); a solo step has no partner."""
-
-    def __init__(
-        self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf,
-        *, wary: bool = False, credit: float = 1.0,
-    ) -> None:  # fmt: skip
-        """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
-        self._trainer, self.phase, self.wary, self.credit = trainer, phase, wary, credit
-        self.outbox, self.inbox = trainer.outbox, trainer.inbox
-        self._begun = begun
-        self._probation = probation
-        self.captured = False
-        """A capture may lie in the outbox."""
-
-    async def capture(self, subject: int) -> Description:
-        self._begun()
-        self.captured = True  # before the await: cancelled in it, the trainer may have taken one
-        return await self._trainer.capture(subject)
-
-    async def inspect(self) -> bytes:
-        return (await self._trainer.inspect(probation=self._probation())).skipped
 
 
 class OuterLoop:
@@ -206,7 +121,8 @@ class OuterLoop:
             own = self._trainer.standing
             if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
                 return  # taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
-            deadline = since + min(self._settings.patience, self._longest_search())
+            ahead = self._is_ahead()
+            deadline = since + self._search_seconds(ahead=ahead)
             partner = None if (late := trio.current_time() >= deadline) else self._draw(own)
             self._tries = self._tries + 1 if partner is not None else _OWN_TRIES
             if partner is not None:
@@ -214,16 +130,24 @@ class OuterLoop:
                     await trio.sleep_until(min(deadline, trio.current_time() + self._pause))
                     longest = _LONGEST_PAUSE / 2 if self._wasted.wary(trio.current_time()) else _LONGEST_PAUSE
                     self._pause = min(2 * self._pause, longest * self._phase.seconds)
-            elif late or not self._busy:
+            elif late or not (self._busy or ahead):
                 await self._solo()
             else:
                 await self._look_again(deadline)
 
-    def _longest_search(self) -> float:
-        """Seconds for which a partner is looked for at most, however patient the run is."""
+    def _is_ahead(self) -> bool:
+        """Whether we are before the others by so much that soon they would refuse us."""
+        _, lead = self._mesh.pace(self._trainer.standing.round, self._phase.own)
+        return lead > _FAR * self._settings.staleness
+
+    def _search_seconds(self, *, ahead: bool) -> float:
+        """For how long a partner is looked for. Who is far before the others waits for them: with each step alone it would come
+        further out of their reach."""
+        if ahead:
+            return max(self._settings.patience, self._phase.longest)
         if self._let_down:
-            return self._phase.seconds / 2
-        return self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf
+            return min(self._settings.patience, self._phase.seconds / 2)
+        return min(self._settings.patience, self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf)
 
     def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()
@@ -238,8 +162,8 @@ class OuterLoop:
 
     async def _look_again(self, deadline: float) -> None:
         names = ", ".join(short(peer) for peer in self._busy)
-        self._emit(StateChanged("training", f"a partner ({names}: busy)"))
-        free = min(self._busy.values())
+        self._emit(StateChanged("training", f"a partner ({names}: busy)" if names else "the others, who are far behind"))
+        free = min(self._busy.values(), default=math.inf)
         await trio.sleep_until(min(free, deadline, trio.current_time() + _LOOK_AGAIN))
 
     async def _attempt(self, partner: PeerId) -> str:

@@ -43,6 +43,11 @@ class Phase:
     def seconds(self) -> float:
         return self.after(self.steps)
 
+    @property
+    def longest(self) -> float:
+        """Seconds that none takes more than."""
+        return _MOST * self.own
+
     def after(self, steps: int) -> float:
         """Seconds that `steps` inner steps take."""
         return steps * (self._step_seconds or 1.0)

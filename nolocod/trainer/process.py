@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class TrainerProcess:
-    """One trainer, as the network process sees it (outer.loop.Trainer and more)."""
+    """One trainer, as the network process sees it (outer.sides.Trainer and more)."""
 
     outbox: Box
     inbox: Box

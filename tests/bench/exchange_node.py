@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from nolocod.identity import PeerId, load_or_create
-from nolocod.outer.loop import TrainerSide
+from nolocod.outer.sides import TrainerSide
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.exchange.receipts import ReceiptStore
 from nolocod.p2p.exchange.service import ExchangeService

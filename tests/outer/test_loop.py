@@ -12,11 +12,13 @@ import trio
 from nolocod.errors import TrainerError
 from nolocod.identity import PeerId
 from nolocod.observe.events import Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep
-from nolocod.outer.loop import LoopSettings, OuterLoop, TrainerSide
+from nolocod.outer.loop import LoopSettings, OuterLoop
 from nolocod.proto.types import Accept, Applied, Busy, Description, Ended, Inspection, Offer, Refuse, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from nolocod.outer.sides import TrainerSide
 
 INNER_STEPS = 20
 EXCHANGE_SECONDS = 0.4
@@ -557,6 +559,36 @@ async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most_and_the_wa
     assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
     least = phases * INNER_STEPS
     assert least <= trio.current_time() - began - INNER_STEPS < least + 2
+
+
+@pytest.mark.parametrize(("lead", "waits"), [(2, False), (3, True)])
+async def test_who_is_far_before_the_others_waits_for_them_for_eight_phases_at_most(
+    autojump_clock: object, lead: int, waits: bool
+) -> None:
+    """Of three real daemons two met over a slow line; the third took a step alone in each turn, until both refused it."""
+    table = Table()
+    node = table.add("one", goal=1)
+    node.lead = lead
+    node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
+    began = trio.current_time()
+    await node.loop.run()
+    took = trio.current_time() - began
+    assert took >= 9 * INNER_STEPS if waits else took < 2 * INNER_STEPS
+    assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
+
+
+async def test_who_was_far_before_the_others_goes_on_once_they_are_near(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("one", goal=1)
+    node.lead = 3
+    node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.loop.run)
+        await trio.sleep(3 * INNER_STEPS)
+        assert not node.trainer.calls["solo"]
+        node.lead = 2
+        await trio.sleep(INNER_STEPS)
+        assert node.trainer.calls["solo"] == 1
 
 
 async def test_a_busy_partner_is_not_followed_by_the_next_at_once(autojump_clock: object) -> None:

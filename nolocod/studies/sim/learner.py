@@ -60,7 +60,7 @@ a smaller share with honest partners: starved."""
 
 
 class Learner(SimReplica):
-    """outer.loop.Trainer around the replica `own`."""
+    """outer.sides.Trainer around the replica `own`."""
 
     def __init__(self, outer: OuterSettings, speed: float, own: Replica) -> None:
         super().__init__(outer, speed, random.Random(0), size=0)

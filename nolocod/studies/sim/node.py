@@ -121,7 +121,7 @@ class SimNode(SimMember):
     def members(self) -> list[Member]:
         return self.table.live(trio.current_time())
 
-    # --- outer.loop.Mesh ------------------------------------------------------------------------------------
+    # --- outer.sides.Mesh ------------------------------------------------------------------------------------
 
     def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
         now, members = trio.current_time(), self.members()

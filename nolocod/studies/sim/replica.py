@@ -1,7 +1,7 @@
 """A replica of a few numbers, exact to the last bit: the product's outer step on float64, and inner steps that are the
 passing of virtual time.
 
-The rule: it is outer.loop.Trainer to the product, and an open book to the simulation, whose oracle works out by another
+The rule: it is outer.sides.Trainer to the product, and an open book to the simulation, whose oracle works out by another
 formula what every outer step must come to. theta moves by a draw for each inner step; those taken while an exchange is
 under way are kept when it is merged.
 """
@@ -71,7 +71,7 @@ class State:
 
 
 class SimReplica:
-    """outer.loop.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
+    """outer.sides.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
 
     codec = "float64/1"
 

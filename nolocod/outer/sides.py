@@ -1,0 +1,104 @@
+"""What the loop stands between: the trainer, and the peers; and the trainer as it is engaged for one outer step.
+
+The rule: nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from nolocod.identity import PeerId
+    from nolocod.proto.types import Applied, Box, Description, Ended, Inspection, Standing
+
+
+class Trainer(Protocol):
+    """The replica, as the loop sees it."""
+
+    @property
+    def outbox(self) -> Box: ...
+    @property
+    def inbox(self) -> Box: ...
+    @property
+    def standing(self) -> Standing: ...
+    @property
+    def steps_since_outer(self) -> int: ...
+    def subject(self, turn: float) -> int:
+        """What our next outer step should be about, where a turn has `turn` inner steps."""
+        ...
+
+    async def wait_steps(self, count: int) -> None:
+        """Return once `count` inner steps were done since the last outer step."""
+        ...
+
+    async def capture(self, subject: int) -> Description: ...
+    async def inspect(self, *, probation: bool) -> Inspection:
+        """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
+        ...
+
+    async def apply(self, run_round: int, skipped: bytes) -> Applied:
+        """Our round becomes the next one, or `run_round` if that is further."""
+        ...
+
+    async def solo(self, run_round: int, subject: int) -> Applied: ...
+    async def discard(self) -> None: ...
+
+
+class Mesh(Protocol):
+    """The peers, as the loop sees them."""
+
+    def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
+        """Draw a live training member within the staleness limit, or None; as if those `apart` were not there."""
+        ...
+
+    def admits(self, peer: PeerId, own: Standing, apart: Collection[PeerId], *, late: bool) -> bool:
+        """Whether an offer of `peer` may be taken; `late`: our own draws have failed."""
+        ...
+
+    def met(self, peer: PeerId, *, offered: bool) -> None:
+        """An exchange with `peer` was committed, that it `offered`."""
+        ...
+
+    def believed(self, peer: PeerId, told: int, phase: float) -> int:
+        """The round to which a step with `peer`, who says that it is at `told`, takes us; a round takes `phase` seconds."""
+        ...
+
+    def pace(self, number: int, phase: float) -> tuple[float, int]:
+        """Tell others that our phases take `phase` seconds; return what the run's take, and by how many rounds one at round
+        `number` is before the others. 0 seconds: not known."""
+        ...
+
+    async def offer(self, partner: PeerId, standing: Standing, subject: int, local_side: TrainerSide) -> Ended:
+        """Run a whole exchange as the one who offers; remote faults are outcomes, not exceptions."""
+        ...
+
+    def suspect(self, peer: PeerId) -> None:
+        """This peer could not be reached: do not choose it for a while."""
+        ...
+
+
+class TrainerSide:
+    """The trainer, engaged for one outer step (proto.types.LocalSide); a solo step has no partner."""
+
+    def __init__(
+        self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf,
+        *, wary: bool = False, credit: float = 1.0,
+    ) -> None:  # fmt: skip
+        """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
+        self._trainer, self.phase, self.wary, self.credit = trainer, phase, wary, credit
+        self.outbox, self.inbox = trainer.outbox, trainer.inbox
+        self._begun = begun
+        self._probation = probation
+        self.captured = False
+        """A capture may lie in the outbox."""
+
+    async def capture(self, subject: int) -> Description:
+        self._begun()
+        self.captured = True  # before the await: cancelled in it, the trainer may have taken one
+        return await self._trainer.capture(subject)
+
+    async def inspect(self) -> bytes:
+        return (await self._trainer.inspect(probation=self._probation())).skipped
