@@ -181,9 +181,8 @@ class Study:
                     continue
                 loss, cost, harm = self._told(attack, trust, log)
                 cells += [f"{loss:.4f}", f"{cost:+.2f} %", ", ".join(map(str, harm))]
-            if cells[4] != "not run":
-                shares = zip(*((one.captured, one.alone) for one in found), strict=True)
-                cells += [*(f"{statistics.mean(some):.1%}" for some in shares), f"{sum(one.bans for one in found)}"]
+            shares = [statistics.mean(some) for some in zip(*((one.captured, one.alone) for one in found), strict=True)]
+            cells += [*(f"{share:.1%}" for share in shares), f"{sum(one.bans for one in found)}"] if shares else [""] * 3
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
