@@ -19,7 +19,7 @@ from nolocod.paths import DataDir
 from nolocod.run.manifest import Inner, Outer
 from nolocod.trainer import muon, shards
 from nolocod.trainer.inner import pieces
-from nolocod.trainer.model import BYTES_ON_HOST, Place, bytes_on_device, check_memory, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, Place, bytes_on_device, check_memory, fast_kind, layout_of, read_config
 from nolocod.trainer.opening import open_shared
 from tests.support.architectures import CASES
 from tests.support.base_model import publish
@@ -61,7 +61,8 @@ def test_an_adapter_trains_beside_a_base_in_shards(tmp_path: Path) -> None:
             for _ in range(3):
                 one.step()
         assert (replica.theta - alone.theta).abs().max() <= 1e-4, "at its rate of 1e-2"
-        assert abs(replica.evaluate() - alone.evaluate()) <= 1e-5
+        rounded = fast_kind(torch.device("cpu")) == torch.bfloat16  # the base is multiplied in it, by one or two rows at a time
+        assert abs(replica.evaluate() - alone.evaluate()) <= (1e-3 if rounded else 1e-5)
     finally:
         replica.close()
 
