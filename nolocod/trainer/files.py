@@ -38,7 +38,7 @@ _ROOM = 1.25
 
 _ALIGNED = 64
 """Bytes at which a copied tensor begins."""
-REST, _LONGEST_REST = 8.0, 2.0
+REST, _LONGEST_REST = 10.0, 2.0
 """Times as long as it computed with a piece the thread rests, this many seconds at most: the memory's bus and the caches are
 training's too. While it waits for the disk, or for a processor, they are."""
 

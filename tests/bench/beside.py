@@ -42,6 +42,8 @@ MODELS = {
     "125M": {"hidden_size": 896, "num_hidden_layers": 13, "intermediate_size": 2389},
 }
 
+KINDS = ("checkpoint", "weights")
+
 
 def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
@@ -86,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--files", type=int, default=6, help="of each kind (%(default)s)")
+    parser.add_argument("--only", choices=KINDS, help="files of this kind (both)")
     parser.add_argument("--turn", type=float, default=4.0, metavar="SECONDS", help="of writing, and of none (%(default)s)")
     parser.add_argument("--sequence", type=int, default=64)
     options = parser.parse_args()
@@ -138,19 +141,21 @@ def main() -> None:
         parameters = msgspec.msgpack.decode(loaded.result, type=pipe.Loaded).parameters
         send(pipe.Train())
         threading.Thread(target=turns.run, daemon=True).start()
-        spans: dict[str, list[tuple[float, float]]] = {"checkpoint": [], "weights": []}
+        spans: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
         stopped: list[float] = []
-        for number in range(2 * options.files):
-            kind = "weights" if number % 2 else "checkpoint"
-            asked = time.perf_counter()
-            send(pipe.Dump(number, Path(folder, "weights")) if number % 2 else pipe.Checkpoint(number))
-            told = wait(pipe.Written)
-            assert isinstance(told, pipe.Written)
-            if number % 2 == 0:
-                stopped.append(msgspec.msgpack.decode(told.result, type=Checkpointed).stopped)
-            spans[kind].append((asked, time.perf_counter()))
+        kinds = [options.only] if options.only else KINDS
+        for number in range(options.files):
+            for kind in kinds:
+                asked = time.perf_counter()
+                is_checkpoint = kind == "checkpoint"
+                send(pipe.Checkpoint(number) if is_checkpoint else pipe.Dump(number, Path(folder, "weights")))
+                told = wait(pipe.Written)
+                assert isinstance(told, pipe.Written)
+                if is_checkpoint:
+                    stopped.append(msgspec.msgpack.decode(told.result, type=Checkpointed).stopped)
+                spans[kind].append((asked, time.perf_counter()))
     say(f"{parameters:,} parameters, {torch.get_num_threads()} thread, {len(steps)} steps")
-    for kind, of_kind in spans.items():
+    for kind, of_kind in ((kind, spans[kind]) for kind in kinds):
         found = turns.compare(steps, of_kind)
         took = statistics.median(ended - began for began, ended in of_kind)
         if len(found) < 2:
@@ -161,7 +166,8 @@ def main() -> None:
             f"{kind}: {took:.1f} s each, half of it held; a step while it is written {statistics.mean(found):+.1%} "
             f"(standard error {error:.1%}, {len(found)} turns of {options.turn:g} s)"
         )
-    say(f"copy of a checkpoint: training stood still for {statistics.median(stopped):.3f} s")
+    if stopped:
+        say(f"copy of a checkpoint: training stood still for {statistics.median(stopped):.3f} s")
     sys.stdout.flush()
     os._exit(0)  # the trainer's loop trains on
 
