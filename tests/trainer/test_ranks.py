@@ -51,8 +51,11 @@ CLOSE = 1e-6
 
 
 def ranks_below(leader: psutil.Process) -> list[psutil.Process]:
-    """The processes of the other devices, that of the second first."""
-    found = [child for child in leader.children() if "nolocod.trainer.rank" in child.cmdline()]
+    """The processes of the other devices, that of the second first. A child of another kind may end while it is looked at."""
+    found = []
+    for child in leader.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child] if "nolocod.trainer.rank" in child.cmdline() else []
     return sorted(found, key=lambda child: child.pid)
 
 
