@@ -22,26 +22,24 @@ import trio
 
 from nolocod.observe.events import OuterStep
 from nolocod.run.manifest import Trust
-from nolocod.studies.lab.attacks import NONE, AttackTrial
+from nolocod.studies.lab.attacks import NONE, AttackTrial, simulated
 from nolocod.studies.pages import Place
-from nolocod.studies.sim.learner import LearningSwarm
 from nolocod.studies.sim.replica import OuterSettings
-from nolocod.studies.sim.scenarios import SCENARIOS, Plan, Scenario
-from nolocod.studies.sim.swarm import Swarm, simulate
+from nolocod.studies.sim.scenarios import SCENARIOS, Plan
+from nolocod.studies.sim.swarm import Swarm, simulate_in
 
 if TYPE_CHECKING:
     from nolocod.observe.events import Event
     from nolocod.studies.sim.member import SimMember
+    from nolocod.studies.sim.swarm import Report
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "outer-step.md"
 SEEDS = (1, 2)
-_LOGNORMAL = 0.53
-"""The standard deviation over the mean that a sigma of 0.5 makes."""
-KINDS: dict[str, dict[str, Any]] = {
-    "an eighth of them 8 times as fast": {"fast": 0.125, "faster": 8.0},
-    "speeds lognormal, sigma 0.5": {"unlike": _LOGNORMAL},
-}
-_OUTER = OuterSettings(inner_steps=15)
+TWO_SPEEDS, LOGNORMAL = "an eighth of them 8 times as fast", "speeds lognormal, sigma 0.5"
+KINDS: dict[str, dict[str, Any]] = {TWO_SPEEDS: {"fast": 0.125, "faster": 8.0}, LOGNORMAL: {"unlike": 0.53}}
+"""A sigma of 0.5 makes a standard deviation of 0.53 of the mean."""
+OUTER = OuterSettings(inner_steps=15)
+"""Of the nodes that meet."""
 _ROUNDS = 30
 _RULE = "|---|---|---|"
 
@@ -58,17 +56,22 @@ class Learnt:
 
 
 class Meeting(Swarm):
-    """Counts who meets whom, and when nodes end. A node is fast if it is faster than the mean of all."""
+    """Counts who meets whom, when nodes end, and how far they come apart. Fast is who is faster than the mean of all."""
 
     def __init__(self, *given: Any) -> None:  # noqa: ANN401 - a Swarm's
         super().__init__(*given)
-        self.pairs: Counter[bool] = Counter()
+        self.pairs: Counter[tuple[bool, bool]] = Counter()
         self.ends: list[float] = []
+        self.apart = 0
+        """Rounds from the first node to the last one, at most."""
 
     def told(self, member: SimMember, event: Event) -> None:
         super().told(member, event)
-        if isinstance(event, OuterStep) and event.partner is not None and self.is_fast(member):
-            self.pairs[self.is_fast(self.by_peer[event.partner])] += 1
+        if isinstance(event, OuterStep):
+            rounds = [node.replica.round for node in self.nodes]
+            self.apart = max(self.apart, max(rounds) - min(rounds))
+            if event.partner is not None:
+                self.pairs[self.is_fast(member), self.is_fast(self.by_peer[event.partner])] += 1
 
     def is_fast(self, member: Any) -> bool:  # noqa: ANN401 - a SimNode
         rates = [1 / node.replica.speed for node in self.nodes]
@@ -78,46 +81,39 @@ class Meeting(Swarm):
         super().finished(member)
         self.ends.append(trio.current_time())
 
+    @property
+    def cross(self) -> float:
+        """Of a fast node's pairs the share with slow ones, against chance."""
+        chance = sum(not self.is_fast(node) for node in self.nodes) / (len(self.nodes) - 1)
+        cross, among = self.pairs[True, False], self.pairs[True, True]
+        return cross / (cross + among) / chance
 
-class Learning(LearningSwarm):
-    """Counts inner steps."""
+    @property
+    def ended(self) -> tuple[float, float]:
+        """When the first node ended, and the last one, of the time that the median machine plans."""
+        speed = statistics.median(node.replica.speed for node in self.nodes)
+        planned = self.plan.rounds * self.scenario.outer.inner_steps * speed
+        return min(self.ends) / planned, max(self.ends) / planned
 
-    inner_steps = 0
 
-    def told(self, member: SimMember, event: Event) -> None:
-        super().told(member, event)
-        self.inner_steps += event.inner_steps if isinstance(event, OuterStep) else 0
+def met(kind: str, seed: int) -> tuple[Report, Meeting]:
+    """32 nodes that run to their end."""
+    plan = Plan(nodes=32, rounds=_ROUNDS * OUTER.turns, seed=seed, cheap=True)
+    return simulate_in(Meeting, plan, replace(SCENARIOS["calm"], outer=OUTER, **KINDS[kind]))
 
 
 def meet(kind: str, seed: int) -> tuple[float, float, float]:
-    """Of a fast node's pairs the share with slow ones, against chance; first and last end, of the planned time."""
-    made: list[Meeting] = []
-
-    def make(*given: Any) -> Meeting:  # noqa: ANN401 - a Swarm's
-        made.append(Meeting(*given))
-        return made[0]
-
-    plan = Plan(nodes=32, rounds=_ROUNDS * _OUTER.turns, seed=seed, cheap=True)
-    simulate(plan, replace(SCENARIOS["calm"], outer=_OUTER, **KINDS[kind]), made=make)
-    swarm, nodes = made[0], made[0].nodes
-    chance = sum(not swarm.is_fast(node) for node in nodes) / (len(nodes) - 1)
-    planned = plan.rounds * _OUTER.inner_steps * statistics.median(node.replica.speed for node in nodes)
-    return swarm.pairs[False] / swarm.pairs.total() / chance, min(swarm.ends) / planned, max(swarm.ends) / planned
+    """Meeting.cross and Meeting.ended."""
+    _, swarm = met(kind, seed)
+    return swarm.cross, *swarm.ended
 
 
 def learn(seed: int, phase: int, scenario: dict[str, Any]) -> Learnt:
     """Train 16 nodes for twenty rounds of `phase` inner steps of the median machine."""
     trial = AttackTrial(NONE, Trust(), honest=16, hostile=0, seed=seed, head_start=10, phase=phase)
-    made: list[Learning] = []
     with tempfile.TemporaryDirectory() as cache:
-
-        def make(*given: Any) -> Learning:  # noqa: ANN401 - a Swarm's
-            made.append(Learning(trial.manifest(), trial.head_start, (), Path(cache), *given))
-            return made[0]
-
-        given: Scenario = replace(trial.scenario, **scenario)
-        simulate(trial.plan, given, made=make)
-        return Learnt(statistics.mean(made[0].losses()), made[0].inner_steps / trial.honest / trial.rounds)
+        _, swarm = simulated(trial, Path(cache), replace(trial.scenario, **scenario))
+        return Learnt(statistics.mean(swarm.losses()), swarm.inner_steps.total() / trial.honest / trial.rounds)
 
 
 def compare(kind: str, seed: int) -> tuple[Learnt, Learnt]:
@@ -133,7 +129,7 @@ def main() -> None:
     places = [Place(PAGE, name, "Run this in the project's own folder.") for name in ("unlike-meet", "unlike-learn")]
     cells = [(kind, seed) for kind in KINDS for seed in SEEDS]
     with ProcessPoolExecutor(options.workers) as pool:
-        met = list(pool.map(meet, *zip(*cells, strict=True)))
+        meetings = list(pool.map(meet, *zip(*cells, strict=True)))
         learnt = list(pool.map(compare, *zip(*cells, strict=True)))
     head = [
         "| 32 nodes | a fast node's pairs with slow ones, against chance | first and last end, of the median's plan |",
@@ -141,7 +137,7 @@ def main() -> None:
     ]
     rows = [
         f"| {kind}, seed {seed} | {share:.2f} | {first:.2f}, {last:.2f} |"
-        for (kind, seed), (share, first, last) in zip(cells, met, strict=True)
+        for (kind, seed), (share, first, last) in zip(cells, meetings, strict=True)
     ]
     places[0].fill("\n".join([*head, *rows]))
     head = ["| 16 nodes | loss; inner steps | all alike: loss; inner steps (unlike against alike) |", _RULE]

@@ -43,17 +43,19 @@ _SILENT = 25.0
 
 @dataclass(frozen=True)
 class Large(Load):
-    """A model of beside.py's, on real text."""
+    """A model of beside.py's, or a preset, on real text."""
 
     model: str = "10M"
     sequence: int = 16
     turns: int = 0
     """0: as a run file has that does not say."""
+    evaluation: Evaluation = field(default_factory=lambda: Evaluation(batches=1))
 
     def to_run_file(self) -> str:
-        model = {"model_type": "llama", "num_attention_heads": 8, "max_position_embeddings": 1024, **MODELS[self.model]}
+        large = {"model_type": "llama", "num_attention_heads": 8, "max_position_embeddings": 1024}
+        model = presets.MODELS.get(self.model) or {**large, **MODELS[self.model]}
         inner = Inner(steps=self.steps, batch=1, sequence=self.sequence, optimizer="adamw")
-        data, evaluation = Data(source="stdlib"), Evaluation(batches=1)
+        data, evaluation = Data(source="stdlib"), self.evaluation
         outer = Outer(turns=self.turns or presets.usual_turns(self.steps))
         run = Manifest(name="homes", model=model, codec="modulo8", data=data, inner=inner, outer=outer, evaluation=evaluation)
         return presets.to_toml(run)

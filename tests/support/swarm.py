@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -105,8 +105,17 @@ def ready(daemon: Daemon) -> bool:
         return False
 
 
+def children(process: psutil.Process, argument: str) -> list[psutil.Process]:
+    """Those whose command line has this argument, the oldest first; others may end while they are looked at."""
+    found = []
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if argument in child.cmdline() else []
+    return sorted(found, key=lambda child: child.pid)
+
+
 def trainer_of(daemon: Daemon) -> psutil.Process:
-    return next(c for c in psutil.Process(daemon.running.pid).children() if "nolocod.trainer.worker" in c.cmdline())
+    return next(iter(children(psutil.Process(daemon.running.pid), "nolocod.trainer.worker")))
 
 
 def gone(process: psutil.Process) -> bool:

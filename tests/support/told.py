@@ -39,10 +39,15 @@ class Seen:
     blamed: list[str] = field(default_factory=list)
     lost: list[tuple[float, str]] = field(default_factory=list)
     """Members that fell silent, and the time of day in seconds."""
+    sent: int = 0
+    """Bytes, in exchanges that were committed."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Held out, by round."""
 
     @classmethod
-    def of(cls, log: Path, stops: float = math.inf) -> Seen:
-        """`stops`: the time of day at which the first of them was told to stop, which breaks its partner's exchange off."""
+    def of(cls, log: Path, stops: float = math.inf, begin: float = 0.0) -> Seen:
+        """`stops`: the time of day at which the first of them was told to stop, which breaks its partner's exchange off. Before
+        the time of day `begin`, outer steps and exchanges do not count."""
         seen = cls()
         for line in log.read_text(encoding="utf-8").splitlines():
             try:
@@ -55,15 +60,18 @@ class Seen:
             match told["event"]:
                 case "state_changed" if fields["state"] == "stopping":
                     break  # what is given up for a stop is not wrong
-                case "exchange_ended":
+                case "exchange_ended" if at >= begin:
                     seen.outcomes[fields["outcome"]] += 1
                     if fields["outcome"] in _ENDED and at < stops:
                         seen.trouble.append(told["message"])
-                case "outer_step":
+                case "outer_step" if at >= begin:
                     seen.steps[fields["kind"]] += 1
                     seen.order += fields["kind"][0]
+                    seen.sent += fields.get("sent", 0)
                     if "exchange_seconds" in fields:
                         seen.exchange_seconds.append(fields["exchange_seconds"])
+                case "evaluated":
+                    seen.losses[fields["round"]] = fields["loss"]
                 case "checkpointed":
                     seen.checkpoints.append((fields["seconds"], fields["stopped"], fields["size"]))
                 case "weights_fetched":

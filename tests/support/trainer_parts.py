@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import psutil
+
 from nolocod.identity import Identity
 from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, Sealed, seal
 from nolocod.trainer import checkpoint
 from nolocod.trainer.pipe import Setup
 from nolocod.trainer.replica import Replica, open_replica
+from tests.support.swarm import children
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
     from nolocod.proto.types import Description
+    from nolocod.trainer.process import TrainerProcess
 
 OWNER = Identity.from_secret(b"o" * 32)
 MODEL = {
@@ -39,6 +43,12 @@ def sealed_run(**changes: Any) -> Sealed:  # noqa: ANN401 - any key of the manif
         "evaluation": Evaluation(every=2, batches=2),
     }
     return seal(Manifest(**(keys | changes)), OWNER)
+
+
+def child_of(trainer: TrainerProcess) -> psutil.Process:
+    """Its process. The handle does not tell its pid: the child is known by the descriptor that it was given."""
+    found = children(psutil.Process(), "nolocod.trainer.worker")
+    return next(child for child in found if child.cmdline()[-1:] == [str(trainer._memory)])
 
 
 def write_text(folder: Path) -> Path:

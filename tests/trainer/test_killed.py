@@ -22,7 +22,7 @@ import trio
 
 from nolocod.errors import TrainerError
 from nolocod.trainer import process
-from tests.support.trainer_parts import sealed_run, setup_for
+from tests.support.trainer_parts import child_of, sealed_run, setup_for
 from tests.trainer.test_ranks import INNER, ranks_below
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def live(folder: Path, devices: str) -> None:
         while True:
             try:
                 async with process.open_trainer(lambda event: None) as alice:
-                    say(f"starts {alice_of(alice)}")
+                    say(f"starts {child_of(alice).pid}")
                     await alice.load(setup_for(sealed, folder, "alice", devices=devices))
                     say(f"began {alice.inner_steps}")
                     await alice.train()
@@ -79,10 +79,6 @@ async def take_turn(alice: TrainerProcess, bob: TrainerProcess) -> None:
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def alice_of(trainer: TrainerProcess) -> int:
-    return next(child.pid for child in psutil.Process().children() if child.cmdline()[-1:] == [str(trainer._memory)])
 
 
 # --- who kills

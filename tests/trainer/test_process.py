@@ -26,7 +26,7 @@ from nolocod.proto.types import Applied, Description, SnapshotParts, Standing, d
 from nolocod.run.manifest import Data, Outer
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
-from tests.support.trainer_parts import dump, make_replica, sealed_run, setup_for
+from tests.support.trainer_parts import child_of, dump, make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,11 +43,6 @@ async def loaded(sealed: Sealed, folder: Path, peer: str, events: list[Event] | 
         async with open_trainer(emit) as trainer:
             await trainer.load(setup_for(sealed, folder, peer))
             yield trainer
-
-
-def child_of(trainer: TrainerProcess) -> psutil.Process:
-    # The handle does not tell its pid: the child is known by the descriptor that it was given.
-    return next(child for child in psutil.Process().children() if child.cmdline()[-1:] == [str(trainer._memory)])
 
 
 def copy_outbox(source: TrainerProcess, target: TrainerProcess) -> None:

@@ -29,8 +29,8 @@ from nolocod.trainer import checkpoint, muon, pace, process
 from nolocod.trainer.devices import check_count, find_devices, read_devices
 from nolocod.trainer.opening import open_shared
 from nolocod.trainer.pace import shares
-from tests.support.swarm import stopped_often
-from tests.support.trainer_parts import make_replica, save, sealed_run, setup_for
+from tests.support.swarm import children, stopped_often
+from tests.support.trainer_parts import child_of, make_replica, save, sealed_run, setup_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,12 +51,8 @@ CLOSE = 1e-6
 
 
 def ranks_below(leader: psutil.Process) -> list[psutil.Process]:
-    """The processes of the other devices, that of the second first. A child of another kind may end while it is looked at."""
-    found = []
-    for child in leader.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [child] if "nolocod.trainer.rank" in child.cmdline() else []
-    return sorted(found, key=lambda child: child.pid)
+    """The processes of the other devices, that of the second first."""
+    return children(leader, "nolocod.trainer.rank")
 
 
 @contextlib.contextmanager
@@ -252,10 +248,6 @@ async def loaded(sealed: Sealed, folder: Path, peer: str, devices: str, *events:
             yield trainer
 
 
-def leader_of(trainer: TrainerProcess) -> psutil.Process:
-    return next(child for child in psutil.Process().children() if child.cmdline()[-1:] == [str(trainer._memory)])
-
-
 def exchange(*partners: Replica) -> list[bytes]:
     """Take a paired step; returns the messages."""
     boxes = [torch.empty(one.plan.box_size, dtype=torch.uint8) for one in partners]
@@ -328,7 +320,7 @@ async def test_whoever_is_killed_takes_all_with_it_and_the_checkpoint_counts(mom
     family: list[psutil.Process] = []
 
     async def kill(trainer: TrainerProcess) -> None:
-        leader = leader_of(trainer)
+        leader = child_of(trainer)
         while len(family) < (3 if doing else 2):
             family[:] = [leader, *ranks_below(leader)]
             await trio.sleep(0.01)

@@ -36,7 +36,7 @@ MEMORY = 0.75
 FINER = 16.0
 """Where the steps of bfloat16 are finer than ours by more than this, on average, its two bytes are worth it: the partner is far
 beyond all others then. Replicas that train fast are so far apart that by a quarter of this most of a run's first half took two
-bytes, and learnt nothing better (docs/codecs.md)."""
+bytes, and learnt nothing better (docs/evidence.md)."""
 SMALLEST = 1024
 """Blocks of fewer elements travel as bfloat16: their largest distance tells little about the next one."""
 

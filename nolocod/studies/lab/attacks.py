@@ -11,8 +11,9 @@ import math
 import statistics
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,13 +23,14 @@ from nolocod.run.manifest import Outer, Trust
 from nolocod.studies.lab.results import Results
 from nolocod.studies.sim.replica import OuterSettings
 from nolocod.studies.sim.scenarios import Plan, Scenario
-from nolocod.studies.sim.swarm import simulate
+from nolocod.studies.sim.swarm import simulate_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nolocod.run.manifest import Manifest
     from nolocod.studies.sim.learner import LearningSwarm
+    from nolocod.studies.sim.swarm import Report
 
     Log = Results["AttackTrial", "AttackOutcome"]
 
@@ -65,6 +67,11 @@ class AttackTrial:
         return change(run, inner=inner, outer=outer, trust=self.trust, evaluation=change(run.evaluation, batches=64))
 
     @property
+    def _run(self) -> Manifest:
+        """As the nodes have it: a round is a turn."""
+        return self.manifest().in_turns()
+
+    @property
     def attacks(self) -> list[str]:
         from nolocod.studies.sim.learner import ATTACKS  # torch: the package is imported without it
 
@@ -73,12 +80,12 @@ class AttackTrial:
     @property
     def plan(self) -> Plan:
         nodes, trust = self.honest + bool(self.attacks) * self.hostile, self.trust
-        rounds = self.manifest().in_turns().outer.rounds
+        rounds = self._run.outer.rounds
         return Plan("attacks", nodes, rounds, self.seed, trust.probation, trust.reputation, cheap=True)
 
     @property
     def scenario(self) -> Scenario:
-        run = self.manifest().in_turns()
+        run = self._run
         outer = OuterSettings(turns=run.outer.turns, inner_steps=run.inner.steps, step_seconds=self.step_seconds)
         return Scenario(outer, hostile=1 - self.honest / self.plan.nodes, staleness=run.outer.staleness)
 
@@ -97,18 +104,18 @@ class AttackOutcome:
     """Nodes that ended, that were reset, that were starved (learner.py)."""
 
 
-def perform(trial: AttackTrial) -> AttackOutcome:
-    """Simulate; SimulationError if the swarm broke a rule. One thread for each process."""
+def simulated(trial: AttackTrial, cache: Path, scenario: Scenario | None = None) -> tuple[Report, LearningSwarm]:
+    """A swarm in its end, and what is told of it. `scenario`: in place of the trial's own."""
     from nolocod.studies.sim.learner import LearningSwarm  # torch: the package is imported without it
 
-    made: list[LearningSwarm] = []
+    made = partial(LearningSwarm, trial.manifest(), trial.head_start, trial.attacks, cache)
+    return simulate_in(made, trial.plan, scenario or trial.scenario)
+
+
+def perform(trial: AttackTrial) -> AttackOutcome:
+    """Simulate; SimulationError if the swarm broke a rule. One thread for each process."""
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
-
-        def make(*given: Any) -> LearningSwarm:  # noqa: ANN401 - a Swarm's
-            made.append(LearningSwarm(trial.manifest(), trial.head_start, trial.attacks, Path(cache), *given))
-            return made[0]
-
-        report, swarm = simulate(trial.plan, trial.scenario, made=make), made[0]
+        report, swarm = simulated(trial, Path(cache))
     if report.broken and not swarm.ended:
         raise SimulationError(f"{report.broken} things do not hold, the first: {report.violations[0]}.")
     loss, steps = statistics.mean(swarm.losses() or [math.nan]), max(1, report.paired + report.solo)

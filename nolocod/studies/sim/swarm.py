@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from nolocod.studies.sim.member import SimMember
     from nolocod.studies.sim.network import Port
     from nolocod.studies.sim.scenarios import Partition, Plan, Scenario
+
+S = TypeVar("S", bound="Swarm")
 
 _NATS: tuple[NatClass, ...] = ("public", "cone", "symmetric")
 
@@ -83,6 +85,8 @@ class Swarm(World):
         """Made once all nodes are there."""
         self.outcomes: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
+        self.inner_steps: Counter[int] = Counter()
+        """Of each node, those that its outer steps were of."""
         self.others: Counter[type] = Counter()
         self.durations: list[float] = []
         self.done = trio.Event()
@@ -151,6 +155,7 @@ class Swarm(World):
                     self.durations.append(event.seconds)
             case OuterStep():
                 self.steps[event.kind] += 1
+                self.inner_steps[member.number] += event.inner_steps
                 self.steps["hostile"] += self.attack is not None and event.partner in self.attack.peers
             case PartitionHealed() | PeerBanned():
                 self.others[type(event)] += 1
@@ -194,12 +199,21 @@ class Swarm(World):
         )  # fmt: skip
 
 
-def simulate(plan: Plan, scenario: Scenario, log: IO[bytes] | None = None, made: Callable[..., Swarm] = Swarm) -> Report:
+def simulate(plan: Plan, scenario: Scenario, log: IO[bytes] | None = None) -> Report:
     """Run `plan`; the report has `violations` if something did not hold."""
-    return clock.run(lambda: _simulated(plan, scenario, Journal(log), made), plan.seed)
+    return simulate_in(Swarm, plan, scenario, log)[0]
 
 
-async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, made: Callable[..., Swarm]) -> Report:
+def simulate_in(
+    made: Callable[[Plan, Scenario, trio.Nursery, Journal], S], plan: Plan, scenario: Scenario, log: IO[bytes] | None = None
+) -> tuple[Report, S]:
+    """The same in a swarm that `made` makes, which is returned too."""
+    return clock.run(lambda: _simulated(made, plan, scenario, Journal(log)), plan.seed)
+
+
+async def _simulated(
+    made: Callable[[Plan, Scenario, trio.Nursery, Journal], S], plan: Plan, scenario: Scenario, journal: Journal
+) -> tuple[Report, S]:
     began, busy_before = time.perf_counter(), time.process_time()
     async with trio.open_nursery() as nursery:
         swarm = made(plan, scenario, nursery, journal)
@@ -226,4 +240,4 @@ async def _simulated(plan: Plan, scenario: Scenario, journal: Journal, made: Cal
             swarm.oracle.end()
             report = swarm.report(time.perf_counter() - began, time.process_time() - busy_before)
             nursery.cancel_scope.cancel()
-    return report
+    return report, swarm

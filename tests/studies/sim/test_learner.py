@@ -9,37 +9,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod.errors import TrainerError
-from nolocod.observe.events import OuterStep
 from nolocod.run.manifest import Trust
 from nolocod.studies.lab import attacks
 from nolocod.studies.sim.learner import LearningSwarm
-from nolocod.studies.sim.swarm import simulate
+from nolocod.studies.sim.swarm import simulate_in
 from nolocod.trainer.replica import Replica
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nolocod.observe.events import Event
-    from nolocod.studies.sim.member import SimMember
     from nolocod.studies.sim.swarm import Report
 
 SMALL = attacks.AttackTrial(attacks.NONE, Trust(), 6, 2, hidden=16, phase=10, step_seconds=6.0, head_start=2, rounds=5)
 
 
 class Kept(LearningSwarm):
-    """Can be looked at when it is over."""
+    """Can be looked at while it runs."""
 
     last: Kept
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
         Kept.last = self
-        self.inner_steps = [0] * self.plan.nodes
-
-    def told(self, member: SimMember, event: Event) -> None:
-        super().told(member, event)
-        if isinstance(event, OuterStep):
-            self.inner_steps[member.number] += event.inner_steps
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +42,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     cache: Path, attack: str = attacks.NONE, trust: Trust | None = None, kind: type[Kept] = Kept, **changes: int
 ) -> tuple[Kept, Report]:
-    trial = replace(SMALL, attack=attack, trust=trust or Trust(), **changes)  # type: ignore[arg-type] # numbers of its own
+    trial = replace(SMALL, attack=attack, trust=trust or Trust(), **changes)
     given = trial.manifest(), trial.head_start, trial.attacks, cache
-    report = simulate(trial.plan, trial.scenario, made=partial(kind, *given))
+    report, swarm = simulate_in(partial(kind, *given), trial.plan, trial.scenario)
     assert report.violations == ()
-    return Kept.last, report
+    return swarm, report
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +59,7 @@ def test_nodes_learn_and_no_inner_step_is_lost(calm: tuple[Kept, Report]) -> Non
     assert max(swarm.losses()) < 5.0, "guessing is 5.5"
     assert report.paired > 5 * report.solo
     assert (swarm.ended, swarm.behind, swarm.starved()) == (0, set(), [])
-    late = [replica.inner_steps - counted for replica, counted in zip(swarm.replicas.values(), swarm.inner_steps, strict=True)]
+    late = [replica.inner_steps - swarm.inner_steps[number] for number, replica in swarm.replicas.items()]
     assert all(0 <= steps <= SMALL.phase for steps in late), "what is not of an outer step came after the last one"
 
 

@@ -32,7 +32,7 @@ from nolocod.studies.sim.oracle import Oracle
 from nolocod.studies.sim.replica import OuterSettings, SimReplica, State
 from nolocod.studies.sim.scenarios import SCENARIOS, Plan, paced
 from nolocod.studies.sim.signing import Signing
-from nolocod.studies.sim.swarm import Swarm, simulate
+from nolocod.studies.sim.swarm import Swarm, simulate, simulate_in
 from tests.support.faulty_network import Fault, FaultyEnd, FaultyNetwork
 
 if TYPE_CHECKING:
@@ -116,14 +116,14 @@ def test_hours_cost_honest_nodes_little_once_the_run_has_begun() -> None:
             if isinstance(event, OuterStep) and event.kind == "solo":
                 solo[event.round > 24] += 1
 
-    simulate(Plan("calm", nodes=42, rounds=40, seed=1, probation=3, cheap=True), SCENARIOS["calm"], made=Counting)
+    simulate_in(Counting, Plan("calm", nodes=42, rounds=40, seed=1, probation=3, cheap=True), SCENARIOS["calm"])
     assert solo[False] < 0.18 * 42 * 24
     assert solo[True] < 0.16 * 42 * 16
 
 
 def test_nodes_that_exchange_come_closer_than_nodes_that_do_not() -> None:
     paired = simulate(SMALL, SCENARIOS["calm"])
-    lonely = simulate(SMALL, SCENARIOS["calm"], made=Parted)
+    lonely, _ = simulate_in(Parted, SMALL, SCENARIOS["calm"])
     assert lonely.paired == 0
     assert lonely.spread > 1.5 * paired.spread
 
