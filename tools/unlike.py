@@ -4,7 +4,7 @@
 
 The rule: the simulator's nodes, all the product's own but time and network, with a run file's defaults. The first table is of
 32 nodes whose replicas are a few numbers; the second of 16 that learn. Machines that are alike are given the inner steps that
-unlike ones took on average, as nearly as turns let them, so that both have seen as many tokens.
+unlike ones took on average, as nearly as turns let them; what both took at last stands in the table.
 """
 
 from __future__ import annotations
