@@ -40,13 +40,15 @@ KINDS: dict[str, dict[str, Any]] = {TWO_SPEEDS: {"fast": 0.125, "faster": 8.0}, 
 """A sigma of 0.5 makes a standard deviation of 0.53 of the mean."""
 OUTER = OuterSettings(inner_steps=15)
 """Of the nodes that meet."""
-_ROUNDS = 30
+_ROUNDS, _LEARNING = 30, 100
+"""Of nodes that meet, and of nodes that learn."""
 _RULE = "|---|---|---|"
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """Of nodes that learn: their mean held-out loss at the end, and inner steps of each in a round of the whole model."""
+    """Of nodes that learn: their mean held-out loss at the end, and inner steps of each in a round of the whole model; a larger
+    step counts as so many."""
 
     loss: float
     inner_steps: float
@@ -96,10 +98,10 @@ class Meeting(Swarm):
         return min(self.ends) / planned, max(self.ends) / planned
 
 
-def met(kind: str, seed: int) -> tuple[Report, Meeting]:
-    """32 nodes that run to their end."""
-    plan = Plan(nodes=32, rounds=_ROUNDS * OUTER.turns, seed=seed, cheap=True)
-    return simulate_in(Meeting, plan, replace(SCENARIOS["calm"], outer=OUTER, **KINDS[kind]))
+def met(kind: str, seed: int, nodes: int = 32, outer: OuterSettings = OUTER) -> tuple[Report, Meeting]:
+    """Nodes that run to their end."""
+    plan = Plan(nodes=nodes, rounds=_ROUNDS * outer.turns, seed=seed, cheap=True)
+    return simulate_in(Meeting, plan, replace(SCENARIOS["calm"], outer=outer, **KINDS[kind]))
 
 
 def meet(kind: str, seed: int) -> tuple[float, float, float]:
@@ -109,8 +111,8 @@ def meet(kind: str, seed: int) -> tuple[float, float, float]:
 
 
 def learn(seed: int, phase: int, scenario: dict[str, Any]) -> Learnt:
-    """Train 16 nodes for twenty rounds of `phase` inner steps of the median machine."""
-    trial = AttackTrial(NONE, Trust(), honest=16, hostile=0, seed=seed, head_start=10, phase=phase)
+    """Train 16 nodes for a hundred rounds of `phase` inner steps of the median machine."""
+    trial = AttackTrial(NONE, Trust(), honest=16, hostile=0, seed=seed, head_start=10, rounds=_LEARNING, phase=phase)
     with tempfile.TemporaryDirectory() as cache:
         _, swarm = simulated(trial, Path(cache), replace(trial.scenario, **scenario))
         return Learnt(statistics.mean(swarm.losses()), swarm.inner_steps.total() / trial.honest / trial.rounds)

@@ -41,7 +41,8 @@ class TrainingSession:
         self, settings: SessionSettings, trainer: TrainerProcess, peers: Peers, pause_policy: PausePolicy, emit: Emit
     ) -> None:
         manifest, own = settings.manifest, PeerId(settings.setup.peer_id)
-        pace = LoopSettings(manifest.inner.steps, manifest.outer.staleness, manifest.outer.patience, settings.goal)
+        inner, outer = manifest.inner, manifest.outer
+        pace = LoopSettings(inner.steps, outer.staleness, outer.patience, settings.goal, inner.tokens_per_step)
         self.state: Literal["joining", "training", "finished"] = "joining"
         self.weights = Weights(settings, trainer, peers, emit)
         self.loop = OuterLoop(own, trainer, peers, pace, emit, peers.probation)

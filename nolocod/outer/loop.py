@@ -55,6 +55,8 @@ class LoopSettings:
     patience: float
     goal: int
     """Outer steps at which the run ends; 0 for never."""
+    step_tokens: int = 0
+    """Of an inner step; 0: nobody knows."""
 
     def reached(self, standing: Standing) -> bool:
         return 0 < self.goal <= standing.round
@@ -82,7 +84,7 @@ class OuterLoop:
         self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
         self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
         self._wasted = WastedTime()
-        self._phase = Phase(settings.inner_steps)
+        self._phase = Phase(settings.inner_steps, enlarges=trainer.can_enlarge)
         self._pause = 0.0  # after a partner that is busy
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
@@ -96,6 +98,7 @@ class OuterLoop:
         self._closing = False
         while not (self._closing or self._settings.reached(self._trainer.standing)):
             self._fit_phase()
+            await self._trainer.enlarge(self._phase.times)
             await self._trainer.wait_steps(self._phase.steps)
             await self._outer_step()
 
@@ -257,7 +260,8 @@ class OuterLoop:
     def follow(self, event: Event) -> None:
         """Learn how long an inner step takes."""
         if isinstance(event, InnerSteps) and event.steps > 0:
-            self._phase.follow(event.steps, event.seconds)
+            known = event.tokens and self._settings.step_tokens
+            self._phase.follow(event.tokens / self._settings.step_tokens if known else event.steps, event.seconds)
 
     # --- both sides -------------------------------------------------------------------------------
 

@@ -1,29 +1,42 @@
-"""How many inner steps this node takes between two outer steps.
+"""How many inner steps this node takes between two outer steps, and how large they are.
 
 The rule: a phase lasts as long as the median machine's, in time. So machines of unlike speeds take their outer steps together,
-and each trains as much in between as it can. Nothing here waits, and nothing is counted twice: the trainer tells how long an
-inner step takes, membership what it takes others (p2p/membership/run_clock.py).
+and each trains as much in between as it can: up to twice as many inner steps, and from there on larger ones. Many steps in a
+row would part a fast node's weights from the others' by more than a partner's clip radius lets through. Nothing here waits,
+and nothing is counted twice: the trainer tells how long an inner step takes, membership what it takes others
+(p2p/membership/run_clock.py).
 """
 
 from __future__ import annotations
 
 import math
 
-PARTS, _MOST = 8, 8
-"""A phase is so many parts of the run's `inner.steps`, one at least; and at most so many times `inner.steps`. A machine that is
-faster or slower than that beside the median one is before the others, or gives up rounds."""
+PARTS = 8
+"""A phase is so many parts of the run's `inner.steps`, one at least. A machine that is slower than that beside the median one
+gives up rounds."""
+_IN_A_ROW, _MOST = 2, 64
+"""Times `inner.steps` that are taken as such at most; what is more makes steps larger, up to the work of so many times."""
+_MOST_OWN = 8
+"""In a loop that is its caller's own, steps are never larger: so many times `inner.steps`, all as such."""
+_WAITS = 8
+"""Phases of the run."""
 _ALIKE = 4 / 3
 """A machine that is faster by less than that takes the run's `inner.steps`: members who tell endless phases move the median by
 a few hundredths, and would have everybody's last longer."""
 
 
 class Phase:
-    """The phases of one node in a run of `inner_steps`; the one under way has `steps`."""
+    """The phases of one node in a run of `inner_steps`; the one under way has `steps`, each of `times` as many tokens as the
+    run's. `enlarges`: whether they may have more."""
 
-    def __init__(self, inner_steps: int) -> None:
+    def __init__(self, inner_steps: int, *, enlarges: bool = True) -> None:
         self._inner_steps = inner_steps
-        self._step_seconds = 0.0  # not known yet
-        self._parts = PARTS
+        self._most_parts = PARTS * (_IN_A_ROW if enlarges else _MOST_OWN)
+        self._most_work = PARTS * (_MOST if enlarges else _MOST_OWN)
+        self._runs = 0.0
+        self._step_seconds = 0.0  # of a step with the run's tokens; not known yet
+        self._parts = self._work = PARTS
+        self.times = 1
 
     @property
     def turn(self) -> float:
@@ -45,24 +58,27 @@ class Phase:
 
     @property
     def longest(self) -> float:
-        """Seconds that none takes more than."""
-        return _MOST * self.own
+        """Seconds for which who is far before the others waits for them."""
+        return _WAITS * max(self._runs, self.own)
 
     def after(self, steps: int) -> float:
         """Seconds that `steps` inner steps take."""
-        return steps * (self._step_seconds or 1.0)
+        return steps * self.times * (self._step_seconds or 1.0)
 
-    def follow(self, steps: int, seconds: float) -> None:
-        """Learn from `steps` that took `seconds` how long one takes, over the last phase or so."""
+    def follow(self, steps: float, seconds: float) -> None:
+        """Learn from so many steps' tokens that took `seconds` how long one takes, over the last phase or so."""
         new = min(1.0, steps / self._inner_steps) if self._step_seconds else 1.0
         self._step_seconds += new * (seconds / steps - self._step_seconds)
 
     def fit(self, runs: float, lead: int) -> None:
-        """Begin one that lasts `runs` seconds, and longer while we are `lead` rounds before the others all the same; but twice
-        or half as long as the last one at most."""
-        ratio = runs / self.own if self.own else 1.0
+        """Begin one that lasts `runs` seconds, and longer by an eighth for each round but one that we are before the others, by
+        `lead`, all the same; but twice or half as long as the last one at most."""
+        ratio, self._runs = runs / self.own if self.own else 1.0, runs
         parts = PARTS if 1 <= ratio < _ALIKE else round(PARTS * ratio)
-        self._parts = min(max(parts + max(lead - 1, 0), self._parts // 2, 1), 2 * self._parts, PARTS * _MOST)
+        longer = round(parts * (1 + max(lead - 1, 0) / PARTS))
+        self._work = min(max(longer, self._work // 2, 1), 2 * self._work, self._most_work)
+        self.times = math.ceil(self._work / self._most_parts)
+        self._parts = round(self._work / self.times)
 
 
 def is_part(done: int, inner_steps: int) -> bool:

@@ -33,7 +33,7 @@ R = TypeVar("R")
 class AttachedTrainer(TrainerProcess):
     """A trainer that trains, serves and stops in a process of its own will."""
 
-    can_end = False
+    can_end = can_enlarge = False
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         super().__init__(stream, memory, emit)

@@ -99,6 +99,12 @@ class Ease(Message, frozen=True):
     share: float
 
 
+class Enlarge(Message, frozen=True):
+    """Take inner steps of so many times the run's tokens."""
+
+    times: int
+
+
 class Capture(Message, frozen=True):
     """Write our message about `subject` into the outbox. Answered with its Description."""
 
@@ -157,7 +163,7 @@ class Stop(Message, frozen=True):
 
 
 Command = (
-    (Setup | Download | Adopt | Place | Compare | Train | Ease | Pause)
+    (Setup | Download | Adopt | Place | Compare | Train | Ease | Enlarge | Pause)
     | (Capture | Inspect | Apply | Solo | Discard)
     | (Checkpoint | Dump | Evaluate | Stop)
 )

@@ -53,7 +53,7 @@ class TrainerProcess:
     outbox: Box
     inbox: Box
     """Both from `load` on."""
-    can_end = True
+    can_end = can_enlarge = True
     """Whether it may be ended, and another one go on from its checkpoint."""
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
@@ -64,7 +64,7 @@ class TrainerProcess:
         self._stream = stream
         self._memory = memory
         self._emit = emit
-        self._phase = 0
+        self._phase, self._times = 0, 1
         self._training = False
         self._heard = trio.Event()  # replaced whenever the child says something
         self._lock = trio.Lock()
@@ -109,7 +109,7 @@ class TrainerProcess:
         self.inbox = SharedBox(self._memory, loaded.box_size)
         self.parameters, self.built = loaded.parameters, loaded.built
         self._emit(events.DevicesChosen(loaded.devices))
-        self._phase = loaded.phase
+        self._phase, self._times = loaded.phase, 1
         return loaded
 
     async def download(self, source: str, commit: str, file: tuple[str, int]) -> Path:
@@ -144,6 +144,12 @@ class TrainerProcess:
         """Compute in this share of the time."""
         await self._ask(pipe.Ease(share), NoneType)
         self.share = share
+
+    async def enlarge(self, times: int) -> None:
+        """Take inner steps of so many times the run's tokens."""
+        if times != self._times:
+            await self._ask(pipe.Enlarge(times), NoneType)
+            self._times = times
 
     async def capture(self, subject: int) -> Description:
         """Between two inner steps. The message may be smaller than the box."""

@@ -148,7 +148,8 @@ class Ranks:
     def _share(self, windows: Tensor) -> list[tuple[Tensor, int]]:
         """Each device's windows of a step, the more the faster it is."""
         pace, paces = self._part.inner.pace, [other.pace for other in self._others]
-        self._shares = self._shares or [len(part) for part in windows.tensor_split(len(self.devices))]
+        if sum(self._shares) != len(windows):
+            self._shares, self._paces = [len(part) for part in windows.tensor_split(len(self.devices))], []
         if pace is not None and pace.seconds and paces != self._paces and all(paces):
             self._shares, self._paces = shares([pace.seconds, *paces], self._shares), paces
         return [(part, 0) for part in torch.split(windows, self._shares)]

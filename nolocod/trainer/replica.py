@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
@@ -71,6 +72,8 @@ class Replica:
     inner: Steps
     source: Source
     _ranks: Ranks | None = None
+    times = 1
+    """An inner step has so many times the run's tokens."""
 
     def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place, ranks: Ranks | None = None) -> None:
         """Train on the devices of `ranks` too. Raises RunFileError or ModelTooLargeError before anything large is allocated."""
@@ -128,7 +131,8 @@ class Replica:
         self.rate = learning_rate(at(self._sealed, self.standing.round), self.standing.round, self.steps_since_outer)
         self.train_on()
         inner = self.manifest.inner
-        windows = torch.from_numpy(self.source.take(inner.batch * inner.accumulation))
+        taken = [self.source.take(inner.batch * inner.accumulation) for _ in range(self.times)]
+        windows = torch.from_numpy(np.concatenate(taken) if self.times > 1 else taken[0])
         (self._ranks or self._part).step(windows, self.rate)
         self.count()
 
@@ -142,7 +146,7 @@ class Replica:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.manifest.inner.tokens_per_step
+        return self.times * self.manifest.inner.tokens_per_step
 
     def train_on(self) -> None:
         """Let inner steps follow, a capture being out: theta gets our own part of the outer step."""

@@ -39,7 +39,7 @@ class Taken:
         return self._waited - told
 
     def mfu(self, steps: int, seconds: float) -> float | None:
-        """Of so many inner steps in so much time."""
+        """Of so many inner steps with the run's tokens in so much time."""
         return steps * self._step / (seconds * self._speed) if self._speed and seconds else None
 
     def memory(self) -> MemoryTaken | None:

@@ -192,7 +192,7 @@ class Worker:
             self._tell_micro_batch()
         loss = replica.report()
         assert self._taken is not None
-        taken = self._taken.waited(), self._taken.mfu(self._reported_steps, self._computing)
+        taken = self._taken.waited(), self._taken.mfu(self._reported_steps * replica.times, self._computing)
         told = self._reported_steps, self._reported_steps * replica.tokens_per_step, loss, replica.rate, self._computing
         self._parent.send(lambda: pipe.Trained(InnerSteps(*told, *taken), self._progress()))
         if not self._memory_told:
@@ -246,6 +246,9 @@ class Worker:
                 self._reported = time.perf_counter()
             case pipe.Ease(share):
                 self._duty.share = share
+            case pipe.Enlarge(times):
+                self._report(time.perf_counter())
+                replica.times = times
             case pipe.Pause():
                 self._training = False
                 self._report(time.perf_counter())

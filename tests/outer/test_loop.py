@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nolocod.outer.sides import TrainerSide
 
 INNER_STEPS = 20
+STEP_TOKENS = 512
 EXCHANGE_SECONDS = 0.4
 LATENCY = 0.05
 
@@ -28,6 +29,8 @@ LATENCY = 0.05
 class ClockTrainer:
     """A trainer whose inner steps are the passing of (virtual) time."""
 
+    can_enlarge = True
+    times = 1
     outbox = inbox = None  # type: ignore[assignment]  # the stand-in mesh moves no bytes
 
     def __init__(self, step_seconds: float) -> None:
@@ -45,6 +48,9 @@ class ClockTrainer:
     @property
     def steps_since_outer(self) -> int:
         return int((trio.current_time() - self.began) / self.step_seconds + 1e-9)
+
+    async def enlarge(self, times: int) -> None:
+        self.times = times
 
     async def wait_steps(self, count: int) -> None:
         while self.steps_since_outer < count:  # noqa: ASYNC110 - the step count is a function of the clock
@@ -120,7 +126,7 @@ class Node:
         self.run_phase, self.lead = 0.0, 0
         self.told_phase = 0.0
         self.partners: list[tuple[PeerId, bool]] = []
-        settings = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal))
+        settings = LoopSettings(INNER_STEPS, int(staleness), patience, int(goal), STEP_TOKENS)
         self.loop = OuterLoop(name, self.trainer, self, settings, self.events.append, trusted)
 
     def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
@@ -218,6 +224,17 @@ async def test_the_outer_step_is_due_when_the_median_machines_is(autojump_clock:
     assert node.loop.decide(Offer(PeerId("other"), b"s", node.trainer.standing, 0)) == Busy(
         1.0 * INNER_STEPS, f"{INNER_STEPS} inner steps before the next exchange"
     )
+
+
+async def test_a_trainer_beside_slow_machines_is_told_to_take_larger_steps(autojump_clock: object) -> None:
+    table = Table()
+    node = table.add("fast", goal=4)
+    node.run_phase = 8.0 * INNER_STEPS
+    node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
+    await node.loop.run()
+    assert node.trainer.times == 4
+    node.loop.follow(InnerSteps(INNER_STEPS, 4 * STEP_TOKENS * INNER_STEPS, 0.0, 0.0, 4.0 * INNER_STEPS))
+    assert node.loop._phase.own == INNER_STEPS, "by their tokens they take no longer"
 
 
 async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:

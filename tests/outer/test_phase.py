@@ -9,35 +9,63 @@ from nolocod.outer.phase import Phase, is_part
 INNER = 25
 
 
-def measured(step_seconds: float) -> Phase:
-    phase = Phase(INNER)
+def measured(step_seconds: float, *, enlarges: bool = True) -> Phase:
+    phase = Phase(INNER, enlarges=enlarges)
     phase.follow(INNER, INNER * step_seconds)
     return phase
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "runs", "steps"),
+    ("step_seconds", "runs", "work"),
     [
         (1.0, 25.0, 25),
         (1.03, 25.0, 25),
         (0.5, 25.0, 50),
         (2.0, 25.0, 13),
         (1 / 8, 25.0, 200),
-        (1 / 100, 25.0, 200),
+        (1 / 32, 25.0, 800),
+        (1 / 100, 25.0, 1600),
         (8.0, 25.0, 4),
         (100.0, 25.0, 4),
-        (1.0, 1e9, 200),
+        (1.0, 1e9, 1600),
         (1.0, 1e-9, 4),
     ],
 )
-def test_a_phase_lasts_as_long_as_the_median_machines_between_an_eighth_and_eight_times_the_inner_steps(
-    step_seconds: float, runs: float, steps: int
+@pytest.mark.parametrize("enlarges", [True, False])
+def test_a_phase_lasts_as_long_as_the_median_machines_between_an_eighth_and_sixty_four_times_the_inner_steps(
+    step_seconds: float, runs: float, work: int, *, enlarges: bool
 ) -> None:
-    phase = measured(step_seconds)
-    for _ in range(3):
+    phase = measured(step_seconds, enlarges=enlarges)
+    for _ in range(6):
         phase.fit(runs, 0)
-    assert phase.steps == steps
-    assert phase.seconds == pytest.approx(steps * step_seconds)
+    work = work if enlarges else min(work, 8 * INNER)
+    assert phase.steps * phase.times == work
+    assert phase.seconds == pytest.approx(work * step_seconds)
+
+
+def test_a_fast_machine_takes_larger_steps_rather_than_more_than_twice_as_many_in_a_row() -> None:
+    phase = measured(1.0)
+    found = []
+    for times in (1, 1.5, 2, 2.5, 4, 6, 8):
+        for _ in range(3):
+            phase.fit(times * INNER, 0)
+        found.append((phase.steps / INNER, phase.times))
+    assert found == [(1, 1), (1.52, 1), (2, 1), (1.28, 2), (2, 2), (2, 3), (2, 4)]
+
+
+def test_in_a_callers_own_loop_no_step_is_larger() -> None:
+    phase = measured(1.0, enlarges=False)
+    for _ in range(3):
+        phase.fit(8 * INNER, 0)
+    assert (phase.steps, phase.times) == (8 * INNER, 1)
+
+
+def test_a_larger_step_is_no_slower_machine() -> None:
+    phase = measured(1.0)
+    for _ in range(3):
+        phase.fit(8 * INNER, 0)
+    phase.follow(2 * INNER * phase.times, 8.0 * INNER)
+    assert phase.own == INNER
 
 
 def test_of_a_slow_node_several_turns_go_by_in_one_inner_step() -> None:
@@ -53,10 +81,26 @@ def test_who_is_two_rounds_before_the_others_trains_longer() -> None:
     assert [phase.fit(25.0, lead) or phase.steps for lead in (-5, 0, 1, 2, 3)] == [25, 25, 25, 29, 32]
 
 
+def test_a_fast_machine_comes_back_to_the_others_as_soon_as_one_like_them() -> None:
+    """Phases of its own length would be nothing to them: two fast ones stayed before all others, and met each other alone."""
+    phase = measured(1 / 8)
+    for _ in range(5):
+        phase.fit(25.0, 9)
+    assert phase.seconds == 50.0
+    assert phase.longest == 8 * 25.0
+
+
 def test_a_phase_is_at_most_twice_or_half_as_long_as_the_one_before() -> None:
     phase = measured(1.0)
-    assert [phase.fit(runs, 0) or phase.steps for runs in (1e9, 1e9, 1e9, 1e9, 1e-9, 1e-9)] == [50, 100, 200, 200, 100, 50]
-    assert [phase.fit(25.0, 0) or phase.steps for _ in range(2)] == [25, 25]
+    assert [phase.fit(runs, 0) or phase.steps * phase.times for runs in (1e9, 1e9, 1e9, 1e9, 1e-9, 1e-9)] == [
+        50,
+        100,
+        200,
+        400,
+        200,
+        100,
+    ]
+    assert [phase.fit(25.0, 0) or phase.steps for _ in range(2)] == [50, 25]
 
 
 def test_nothing_is_fitted_before_a_step_was_timed() -> None:
@@ -74,7 +118,7 @@ def test_one_slow_step_is_not_the_machines_speed() -> None:
 @pytest.mark.parametrize("inner", [1, 3, 8, 10, 25, 100])
 def test_a_trainer_tells_of_each_step_that_a_phase_may_end_after(inner: int) -> None:
     told = [done for done in range(1, 8 * inner + 1) if is_part(done, inner)]
-    phase = Phase(inner)
+    phase = Phase(inner, enlarges=False)
     phase.follow(1, 1.0)
     ends = []
     for _ in range(3):

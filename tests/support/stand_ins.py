@@ -47,7 +47,7 @@ class StandInTrainer:
     """A trainer whose inner steps are the passing of (virtual) time."""
 
     outbox = inbox = None
-    can_end = True
+    can_end = can_enlarge = True
     share = 1.0
 
     def __init__(self, emit: Emit, source: Literal["seed", "checkpoint"] = "seed", round_number: int = 0) -> None:
@@ -121,10 +121,13 @@ class StandInTrainer:
         self.note("train")
         await trio.sleep(1e-9)  # the pipe
         self.began = trio.current_time()
-        self.emit(InnerSteps(1, 1, 1.0, 1e-3, 1.0))
+        self.emit(InnerSteps(1, 0, 1.0, 1e-3, 1.0))
 
     async def pause(self) -> None:
         self.note("pause")
+
+    async def enlarge(self, times: int) -> None:
+        await trio.lowlevel.checkpoint()
 
     async def wait_steps(self, count: int) -> None:
         await trio.sleep_until(self.began + PHASE)

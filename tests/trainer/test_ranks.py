@@ -130,6 +130,18 @@ def test_a_step_is_the_same_with_unlike_shares(tmp_path: Path) -> None:
         assert abs(replica.report() - alone.report()) <= CLOSE
 
 
+def test_larger_steps_are_shared_too(tmp_path: Path) -> None:
+    sealed = sealed_run(inner=INNER, codec="float32")
+    alone = make_replica(sealed, tmp_path)
+    with shared(sealed, tmp_path, "cpu:2") as replica:
+        for one in (alone, replica):
+            for times in (1, 3, 1):
+                one.times = times
+                one.step()
+        assert (replica.theta - alone.theta).abs().max() <= CLOSE
+        assert abs(replica.report() - alone.report()) <= CLOSE
+
+
 def test_a_slow_device_gets_less_of_a_step(tmp_path: Path) -> None:
     sealed = sealed_run(inner=replace(INNER, batch=8))
     with shared(sealed, tmp_path, "cpu:2") as replica:

@@ -333,6 +333,17 @@ def test_a_step_that_is_not_finite_changes_nothing_and_many_end_the_training(tmp
     alice.report()
 
 
+def test_a_step_of_twice_the_tokens_is_that_of_a_run_of_twice_the_accumulation(tmp_path: Path) -> None:
+    settings = Inner(steps=4, batch=2, sequence=32)
+    enlarged = make_replica(sealed_run(inner=settings), tmp_path)
+    enlarged.times = 2
+    other = make_replica(sealed_run(inner=msgspec.structs.replace(settings, accumulation=2)), tmp_path)
+    for replica in (enlarged, other):
+        train(replica, 3)
+    assert torch.equal(enlarged.theta, other.theta)
+    assert enlarged.standing.tokens == other.standing.tokens == 3 * 2 * 2 * 32
+
+
 def test_gradients_are_clipped_all_together(tmp_path: Path) -> None:
     """By both optimizers' first states, which are the clipped gradients times 0.1 and 0.05."""
     alice = make_replica(sealed_run(inner=Inner(steps=4, batch=2, sequence=32, optimizer="muon", clip=0.01)), tmp_path)

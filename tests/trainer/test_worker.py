@@ -481,6 +481,27 @@ def test_a_share_is_seen_in_the_time_that_steps_take(parent: Parent, monkeypatch
     assert held == pytest.approx(reply.event.seconds / 2), "what a partner waits for has no rest"
 
 
+def test_a_report_is_of_steps_of_one_size(parent: Parent, tmp_path: Path) -> None:
+    sealed = sealed_run()
+    parent.ask(setup_for(sealed, tmp_path), pipe.Loaded)
+    parent.ask(pipe.Train(), NoneType)
+    reports, commands = [], {4: pipe.Enlarge(3), 9: pipe.Pause()}
+    while True:
+        reply = parent.next()
+        if isinstance(reply, pipe.Trained):
+            if reply.event is not None:
+                reports.append(reply.event)
+            if commands and reply.progress.inner_steps >= min(commands):
+                last = parent.send(commands.pop(min(commands)))
+        elif isinstance(reply, pipe.Answer) and not commands and reply.id == last:
+            break
+    assert reply.progress is not None
+    sizes = [report.tokens / report.steps / sealed.manifest.inner.tokens_per_step for report in reports]
+    assert sizes == sorted(sizes)
+    assert {*sizes} == {1, 3}
+    assert sum(report.tokens for report in reports) == reply.progress.standing.tokens
+
+
 @pytest.mark.parametrize("room", [True, False])
 def test_a_gpu_has_its_memory_back_before_the_disk_has_done_unless_it_is_full(
     parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: bool

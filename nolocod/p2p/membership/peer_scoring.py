@@ -45,10 +45,13 @@ _NEIGHBOURS = 3
 
 
 class Conduct(Enum):
-    """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name."""
+    """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name.
+
+    A false tensor bans a stranger at once: no honest node makes one, and each costs an inner step or two.
+    """
 
     COMMITTED = (1.0, 0.1, "an exchange was committed")
-    FALSE_TENSOR = (0.0, 0.5, "its tensor was none of this run, or not finite")
+    FALSE_TENSOR = (0.0, 0.65, "its tensor was none of this run, or not finite")
     REJECTED = (0.0, 0.2, "its tensor was rejected")
     BROKE_PROTOCOL = (0.0, 0.25, "it broke the protocol")
     FALSE_SIGNATURE = (0.0, 0.5, "a signature was false")

@@ -162,4 +162,4 @@ class Attack:
                     hunters.append(may[0])
                     if await may[0].attack(victim) == "committed":
                         continue
-            await sleep(replica.speed * (missing if missing > 0 else replica.outer.inner_steps / 10))
+            await sleep(replica.step_seconds * (missing if missing > 0 else replica.outer.inner_steps / 10))

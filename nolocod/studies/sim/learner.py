@@ -73,7 +73,11 @@ class Learner(SimReplica):
 
     @property
     def standing(self) -> Standing:
-        return replace(self.own.standing, step_seconds=self.speed)
+        return replace(self.own.standing, step_seconds=self.step_seconds)
+
+    async def enlarge(self, times: int) -> None:
+        await super().enlarge(times)
+        self.own.times = times
 
     def _advance(self, steps: int) -> None:
         for _ in range(steps):
@@ -126,7 +130,7 @@ class Forger(Attacker):
         assert victim is not None  # it is engaged
         await self._stall()
         while victim.replica.captured is None:
-            await clock.sleep(victim.replica.speed / 8)
+            await clock.sleep(victim.replica.step_seconds / 8)
         free = [node for node in self._victims if node.idle and node.state == "training"]
         try:
             return self.world.forge(self.tactic, subject, victim, self._rng.choice(free or [victim]), self.outbox)
@@ -143,7 +147,7 @@ class Forger(Attacker):
         stalls, victim, size = self.tactic == "stall", self.victim, self.outbox.size
         assert victim is not None  # it is engaged
         side = victim.loop.local_side
-        steps = victim.replica.speed, SLOWEST_STEP
+        steps = victim.replica.step_seconds, SLOWEST_STEP
         limits = self.world.limits.paced(side.phase, size, steps, side.credit, wary=side.wary)
         await clock.sleep(0.9 * (limits.snapshot_seconds + limits.accept_seconds) if stalls else 0.0)
         return stalls

@@ -20,6 +20,7 @@ from nolocod.p2p.nat.classify import needs_relay
 from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.studies.sim.clock import sleep
 from nolocod.studies.sim.member import SimMember
+from nolocod.studies.sim.replica import STEP_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -82,7 +83,7 @@ class SimNode(SimMember):
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
             fragments=scenario.outer.turns, staleness=scenario.staleness, rng=self._rng, aside=self.aside, clock=self.wall,
         )  # fmt: skip
-        settings = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal)
+        settings = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal, STEP_TOKENS)
         self.loop = OuterLoop(self.peer_id, replica, self, settings, self.emit, self.reputation.probation)
         self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
         port.handlers[EXCHANGE] = self._handle

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nolocod.proto.types import Description
 
+STEP_TOKENS = 512
 SIZE = 32
 """Weights of a replica, unless told otherwise."""
 
@@ -74,11 +75,12 @@ class SimReplica:
     """outer.sides.Trainer. `applied` is told every outer step: the states before and after, and whether it was paired."""
 
     codec = "float64/1"
+    can_enlarge = True
 
     def __init__(
         self, outer: OuterSettings, speed: float, rng: random.Random, size: int = SIZE, chunk: int = CHUNK_SIZE
     ) -> None:
-        """`speed`: seconds of an inner step, of this node."""
+        """`speed`: seconds of an inner step with the run's tokens, of this node."""
         self.outer = outer
         self.speed = speed
         self.state = State(*[(0.0,) * size] * 3)
@@ -89,7 +91,8 @@ class SimReplica:
         self.captured: State | None = None
         self._chunk = chunk
         self._rng = rng
-        self._began = trio.current_time()
+        self.times = 1
+        self._began = trio.current_time()  # of inner steps, had they all been as large as they are now
         self._last = [0] * outer.turns  # of each part: how many inner steps were taken before its last outer step
         self._trained = 0  # inner steps that are in theta
         self._captured_steps = self._subject = 0
@@ -100,7 +103,11 @@ class SimReplica:
 
     @property
     def standing(self) -> Standing:
-        return Standing(self.round, self.tokens, 1.0, self.speed)
+        return Standing(self.round, self.tokens, 1.0, self.step_seconds)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.times * self.speed
 
     @property
     def steps_since_outer(self) -> int:
@@ -108,13 +115,23 @@ class SimReplica:
 
     @property
     def _steps(self) -> int:
-        return int((trio.current_time() - self._began) / self.speed + 1e-9)
+        return int((trio.current_time() - self._began) / self.step_seconds + 1e-9)
+
+    async def enlarge(self, times: int) -> None:
+        """From the next inner step on: the one under way is as long as it was."""
+        await trio.lowlevel.checkpoint()
+        if times != self.times:
+            self._train()
+            done = self._trained + 1
+            ends = self._began + done * self.step_seconds
+            self.times = times
+            self._began = ends - done * self.step_seconds
 
     async def wait_steps(self, count: int) -> None:
         await trio.lowlevel.checkpoint()
         while self.steps_since_outer < count:
-            due = self._began + (max(self._last) + count) * self.speed
-            await sleep_until(max(due, trio.current_time() + self.speed))
+            due = self._began + (max(self._last) + count) * self.step_seconds
+            await sleep_until(max(due, trio.current_time() + self.step_seconds))
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
@@ -126,7 +143,7 @@ class SimReplica:
     def _advance(self, steps: int) -> None:
         spread = 0.01 * math.sqrt(steps)
         self.state = replace(self.state, theta=tuple(weight + self._rng.gauss(0.001, spread) for weight in self.state.theta))
-        self.tokens += 512 * steps
+        self.tokens += STEP_TOKENS * self.times * steps
 
     def restore(self, state: State, number: int, tokens: int) -> None:
         """Go on from a checkpoint of round `number`."""
@@ -155,7 +172,7 @@ class SimReplica:
     async def capture(self, subject: int) -> Description:
         """At the end of the inner step that is under way, as the trainer does it."""
         async with self._commands:
-            await sleep(self.speed / 2)
+            await sleep(self.step_seconds / 2)
         self._train()
         self.captured, self._subject = self.state, subject
         self._captured_steps = self._trained
@@ -175,7 +192,7 @@ class SimReplica:
 
     async def inspect(self, *, probation: bool) -> Inspection:
         async with self._commands:
-            await sleep(self.speed / 4)
+            await sleep(self.step_seconds / 4)
         if self.captured is None:
             raise AssertionError("inspected without a capture")
         return self._look(self.captured, probation=probation)

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import trio
 
@@ -86,7 +86,7 @@ class Swarm(World):
         self.outcomes: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
         self.inner_steps: Counter[int] = Counter()
-        """Of each node, those that its outer steps were of."""
+        """Of each node, those that its outer steps were of; a larger one counts as so many."""
         self.others: Counter[type] = Counter()
         self.durations: list[float] = []
         self.done = trio.Event()
@@ -155,7 +155,7 @@ class Swarm(World):
                     self.durations.append(event.seconds)
             case OuterStep():
                 self.steps[event.kind] += 1
-                self.inner_steps[member.number] += event.inner_steps
+                self.inner_steps[member.number] += event.inner_steps * cast("SimNode", member).replica.times
                 self.steps["hostile"] += self.attack is not None and event.partner in self.attack.peers
             case PartitionHealed() | PeerBanned():
                 self.others[type(event)] += 1

@@ -69,7 +69,7 @@ class Scene:
         (Conduct.FALSE_SIGNATURE, 2, 3),
         (Conduct.ALTERED_BYTES, 2, 3),
         (Conduct.FALSE_WEIGHTS, 2, 3),
-        (Conduct.FALSE_TENSOR, 2, 3),
+        (Conduct.FALSE_TENSOR, 1, 2),
         (Conduct.BROKE_PROTOCOL, 4, 6),
         (Conduct.REJECTED, 5, 8),
         (Conduct.FALSE_NEWS, 9, 16),

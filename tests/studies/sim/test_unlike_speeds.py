@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
+from nolocod.studies.sim.replica import OuterSettings
 from tools.unlike import LOGNORMAL, OUTER, TWO_SPEEDS, Meeting, met
 
 APART = 8 * OUTER.turns
 """Rounds from the first to the last node, at most."""
 
 
-def watched(kind: str) -> Meeting:
-    report, swarm = met(kind, seed=2)
+def watched(kind: str, *given: Any) -> Meeting:  # noqa: ANN401 - as met has them
+    report, swarm = met(kind, 2, *given)
     assert report.violations == ()
     return swarm
 
@@ -31,6 +33,13 @@ def test_nodes_that_are_eight_times_as_fast_meet_the_others_and_end_with_them() 
     fast = statistics.mean(swarm.inner_steps[node.number] for node in swarm.nodes if swarm.is_fast(node))
     slow = statistics.mean(swarm.inner_steps[node.number] for node in swarm.nodes if not swarm.is_fast(node))
     assert fast > 6 * slow, "nobody waits: what is faster trains more between two outer steps"
+
+
+def test_two_fast_nodes_that_came_far_before_the_others_go_back_to_them() -> None:
+    """Nobody is followed in the first minute. They stayed 25 rounds ahead, where nobody else may meet them, and had each other:
+    63 % of the pairs with others that chance has."""
+    swarm = watched(TWO_SPEEDS, 16, OuterSettings(inner_steps=5, step_seconds=3.0))
+    assert swarm.cross >= 0.8
 
 
 def test_machines_of_all_speeds_end_within_fifteen_hundredths_of_the_planned_time() -> None:
