@@ -237,6 +237,17 @@ async def test_a_trainer_beside_slow_machines_is_told_to_take_larger_steps(autoj
     assert node.loop._phase.own == INNER_STEPS, "by their tokens they take no longer"
 
 
+async def test_a_callers_own_loop_is_told_of_no_larger_steps(autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClockTrainer, "can_enlarge", False)
+    table = Table()
+    node = table.add("fast", goal=4)
+    node.run_phase = 8.0 * INNER_STEPS
+    node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
+    await node.loop.run()
+    assert node.trainer.times == 1
+    assert node.loop._phase.steps == 8 * INNER_STEPS
+
+
 async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:
     table = Table()
     node = table.add("only", goal=5)

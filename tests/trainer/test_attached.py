@@ -53,6 +53,11 @@ async def attached() -> AsyncIterator[tuple[AttachedTrainer, Loop]]:
         yield trainer, Loop(end)
 
 
+async def test_a_loop_takes_steps_as_large_as_its_owner_likes(autojump_clock: object) -> None:
+    async with attached() as (trainer, _):
+        assert not trainer.can_enlarge
+
+
 async def test_a_loop_that_stands_still_owes_nothing_until_it_is_heard_again(autojump_clock: object) -> None:
     async with attached() as (trainer, loop):
         await loop.step(9)

@@ -187,7 +187,8 @@ class Study:
                     cells += ["not run", "", ""]
                     continue
                 loss, cost, harm = self._told(attack, trust, log)
-                cells += [f"{loss:.4f}", f"{cost:+.2f} %", ", ".join(map(str, harm))]
+                cells += [f"{loss:.4f}", f"{cost:+.2f} %"] if loss < _LOST else ["no model is left", ""]
+                cells.append(", ".join(map(str, harm)))
             shares = [statistics.mean(some) for some in zip(*((one.captured, one.alone) for one in found), strict=True)]
             cells += [*(f"{share:.1%}" for share in shares), f"{sum(one.bans for one in found)}"] if shares else [""] * 3
             lines.append(f"| {' | '.join(cells)} |")
@@ -201,6 +202,8 @@ class Study:
         return statistics.mean(losses), cost, tuple(map(sum, zip(*(one.harm for one in found), strict=True)))
 
 
+_LOST = 100.0
+"""Nats per token: what is told of a loss above that."""
 BOUND = 3.0
 """Percent of their loss that attackers may cost defended nodes."""
 FULL = Study(AttackTrial(NONE), (1, 2))
