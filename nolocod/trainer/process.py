@@ -54,7 +54,7 @@ class TrainerProcess:
     inbox: Box
     """Both from `load` on."""
     can_end = can_enlarge = True
-    """Whether it may be ended, and another one go on from its checkpoint."""
+    """Whether it may be ended, and another one go on from its checkpoint; whether it takes larger inner steps when told."""
 
     def __init__(self, stream: trio.SocketStream, memory: int, emit: Emit) -> None:
         self.parameters, self.built = 0, Built()
