@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from nolocod.errors import DataDirError, DiskFullError, LocalError, LostStepsError, RejectedTensorError
+from nolocod.errors import DataDirError, DiskFullError, HarmfulTensorError, LocalError, LostStepsError
 from nolocod.observe.events import DoubtSettled, Event, ExchangeEnded, OuterStep, Troubled
 from nolocod.p2p.exchange.receipts import sessions_since
 from nolocod.p2p.transport.stream import EXCHANGE
@@ -88,7 +88,7 @@ class RejectingReplica(SimReplica):
         await past(self.unheard_until)
         if self.reject_once:
             self.reject_once = False
-            raise RejectedTensorError("told to reject it.")
+            raise HarmfulTensorError("told to reject it.")  # which bans nobody at once: of two nodes nobody would be left
         return inspection
 
 

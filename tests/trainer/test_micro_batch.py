@@ -91,7 +91,8 @@ def test_a_step_that_runs_out_of_memory_is_taken_in_smaller_parts(tmp_path: Path
 
 
 def test_a_model_of_which_memory_takes_no_window_is_told(tmp_path: Path) -> None:
-    replica = large(tmp_path)
+    long = Inner(steps=4, batch=1, sequence=4096, optimizer="adamw")  # more than earlier tests may have left in the process
+    replica = make_replica(sealed_run(model=LARGE, inner=long), tmp_path)
     before = replica.theta.clone()
     with memory_left(5 << 20), pytest.raises(ModelTooLargeError, match="one window"):
         replica.step()
