@@ -56,7 +56,10 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the hosts' homes are; the stand-in for ssh is found before the system's, and no host has systemd."""
     executable(tmp_path / "bin/ssh", _SSH)
     executable(tmp_path / "bin/systemctl", "#!/bin/sh\nexit 1\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    others = [
+        one for one in os.environ["PATH"].split(os.pathsep) if not Path(one, "nolocod").exists()
+    ]  # a venv's, if one is active
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), *others]))
     executable(tmp_path / "bin/sleep", "#!/bin/sh\nexec /bin/sleep 0.02\n")
     monkeypatch.setenv("FLEET_HOSTS", str(tmp_path / "homes"))
     return tmp_path / "homes"
