@@ -55,8 +55,8 @@ class LoopSettings:
     patience: float
     goal: int
     """Outer steps at which the run ends; 0 for never."""
-    step_tokens: int = 0
-    """Of an inner step; 0: nobody knows."""
+    step_tokens: int
+    """Of an inner step."""
 
     def reached(self, standing: Standing) -> bool:
         return 0 < self.goal <= standing.round
@@ -147,7 +147,7 @@ class OuterLoop:
         """For how long a partner is looked for. Who is far before the others waits for them: with each step alone it would come
         further out of their reach."""
         if ahead:
-            return max(self._settings.patience, self._phase.longest)
+            return max(self._settings.patience, self._phase.wait_ahead)
         if self._let_down:
             return min(self._settings.patience, self._phase.seconds / 2)
         return min(self._settings.patience, self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf)
@@ -260,8 +260,8 @@ class OuterLoop:
     def follow(self, event: Event) -> None:
         """Learn how long an inner step takes."""
         if isinstance(event, InnerSteps) and event.steps > 0:
-            known = event.tokens and self._settings.step_tokens
-            self._phase.follow(event.tokens / self._settings.step_tokens if known else event.steps, event.seconds)
+            # A caller's own loop tells no tokens, and takes no larger steps.
+            self._phase.follow(event.tokens / self._settings.step_tokens or event.steps, event.seconds)
 
     # --- both sides -------------------------------------------------------------------------------
 

@@ -35,13 +35,16 @@ class Phase:
         self._most_work = PARTS * (_MOST if enlarges else _MOST_OWN)
         self._runs = 0.0
         self._step_seconds = 0.0  # of a step with the run's tokens; not known yet
-        self._parts = self._work = PARTS
-        self.times = 1
+        self._work = PARTS  # in parts, as if no step were larger
+
+    @property
+    def times(self) -> int:
+        return math.ceil(self._work / self._most_parts)
 
     @property
     def turn(self) -> float:
         """As `steps`, but not of whole steps: of a slow node several of the run's turns go by in one."""
-        return self._parts * self._inner_steps / PARTS
+        return round(self._work / self.times) * self._inner_steps / PARTS
 
     @property
     def steps(self) -> int:
@@ -57,7 +60,7 @@ class Phase:
         return self.after(self.steps)
 
     @property
-    def longest(self) -> float:
+    def wait_ahead(self) -> float:
         """Seconds for which who is far before the others waits for them."""
         return _WAITS * max(self._runs, self.own)
 
@@ -77,8 +80,6 @@ class Phase:
         parts = PARTS if 1 <= ratio < _ALIKE else round(PARTS * ratio)
         longer = round(parts * (1 + max(lead - 1, 0) / PARTS))
         self._work = min(max(longer, self._work // 2, 1), 2 * self._work, self._most_work)
-        self.times = math.ceil(self._work / self._most_parts)
-        self._parts = round(self._work / self.times)
 
 
 def is_part(done: int, inner_steps: int) -> bool:

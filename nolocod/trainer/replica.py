@@ -132,7 +132,7 @@ class Replica:
         self.train_on()
         inner = self.manifest.inner
         taken = [self.source.take(inner.batch * inner.accumulation) for _ in range(self.times)]
-        windows = torch.from_numpy(np.concatenate(taken) if self.times > 1 else taken[0])
+        windows = torch.from_numpy(np.concatenate(taken))
         (self._ranks or self._part).step(windows, self.rate)
         self.count()
 

@@ -465,7 +465,7 @@ async def failing(_: Path) -> Dumped:
 def loop_of(trainer: StandInTrainer) -> OuterLoop:
     trainer.began -= PHASE  # due
     mesh = cast("Any", StandInMesh())
-    return OuterLoop(PeerId("own"), cast("Any", trainer), mesh, LoopSettings(4, 3, 60.0, 0), [].append, lambda _: False)
+    return OuterLoop(PeerId("own"), cast("Any", trainer), mesh, LoopSettings(4, 3, 60.0, 0, 1), [].append, lambda _: False)
 
 
 async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autojump_clock: object) -> None:

@@ -226,26 +226,18 @@ async def test_the_outer_step_is_due_when_the_median_machines_is(autojump_clock:
     )
 
 
-async def test_a_trainer_beside_slow_machines_is_told_to_take_larger_steps(autojump_clock: object) -> None:
-    table = Table()
-    node = table.add("fast", goal=4)
+@pytest.mark.parametrize(("can_enlarge", "times", "steps"), [(True, 4, 2), (False, 1, 8)])
+async def test_beside_slow_machines_a_trainer_that_can_takes_larger_steps(
+    can_enlarge: bool, times: int, steps: int, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClockTrainer, "can_enlarge", can_enlarge)
+    node = Table().add("fast", goal=4)
     node.run_phase = 8.0 * INNER_STEPS
     node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
     await node.loop.run()
-    assert node.trainer.times == 4
-    node.loop.follow(InnerSteps(INNER_STEPS, 4 * STEP_TOKENS * INNER_STEPS, 0.0, 0.0, 4.0 * INNER_STEPS))
+    assert (node.trainer.times, node.loop._phase.steps) == (times, steps * INNER_STEPS)
+    node.loop.follow(InnerSteps(INNER_STEPS, times * STEP_TOKENS * INNER_STEPS, 0.0, 0.0, float(times * INNER_STEPS)))
     assert node.loop._phase.own == INNER_STEPS, "by their tokens they take no longer"
-
-
-async def test_a_callers_own_loop_is_told_of_no_larger_steps(autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClockTrainer, "can_enlarge", False)
-    table = Table()
-    node = table.add("fast", goal=4)
-    node.run_phase = 8.0 * INNER_STEPS
-    node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, 1.0))
-    await node.loop.run()
-    assert node.trainer.times == 1
-    assert node.loop._phase.steps == 8 * INNER_STEPS
 
 
 async def test_alone_every_step_is_solo_at_its_boundary(autojump_clock: object) -> None:
@@ -540,7 +532,7 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
 async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object) -> None:
     table = Table()
     alice, bob = table.add("alice"), table.add("bob")
-    settings = LoopSettings(INNER_STEPS, 3, 60.0, 1)
+    settings = LoopSettings(INNER_STEPS, 3, 60.0, 1, STEP_TOKENS)
     alice.loop = OuterLoop(alice.name, alice.trainer, alice, settings, alice.events.append, lambda peer: peer == bob.name)
     bob.loop = OuterLoop(bob.name, bob.trainer, bob, settings, bob.events.append, trusted)
     async with trio.open_nursery() as nursery:

@@ -15,6 +15,13 @@ def measured(step_seconds: float, *, enlarges: bool = True) -> Phase:
     return phase
 
 
+def fitted(phase: Phase, runs: float, lead: int = 0) -> Phase:
+    """After as many phases as it takes to follow the run."""
+    for _ in range(6):
+        phase.fit(runs, lead)
+    return phase
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "runs", "work"),
     [
@@ -35,9 +42,7 @@ def measured(step_seconds: float, *, enlarges: bool = True) -> Phase:
 def test_a_phase_lasts_as_long_as_the_median_machines_between_an_eighth_and_sixty_four_times_the_inner_steps(
     step_seconds: float, runs: float, work: int, *, enlarges: bool
 ) -> None:
-    phase = measured(step_seconds, enlarges=enlarges)
-    for _ in range(6):
-        phase.fit(runs, 0)
+    phase = fitted(measured(step_seconds, enlarges=enlarges), runs)
     work = work if enlarges else min(work, 8 * INNER)
     assert phase.steps * phase.times == work
     assert phase.seconds == pytest.approx(work * step_seconds)
@@ -47,23 +52,18 @@ def test_a_fast_machine_takes_larger_steps_rather_than_more_than_twice_as_many_i
     phase = measured(1.0)
     found = []
     for times in (1, 1.5, 2, 2.5, 4, 6, 8):
-        for _ in range(3):
-            phase.fit(times * INNER, 0)
+        fitted(phase, times * INNER)
         found.append((phase.steps / INNER, phase.times))
     assert found == [(1, 1), (1.52, 1), (2, 1), (1.28, 2), (2, 2), (2, 3), (2, 4)]
 
 
 def test_in_a_callers_own_loop_no_step_is_larger() -> None:
-    phase = measured(1.0, enlarges=False)
-    for _ in range(3):
-        phase.fit(8 * INNER, 0)
+    phase = fitted(measured(1.0, enlarges=False), 8 * INNER)
     assert (phase.steps, phase.times) == (8 * INNER, 1)
 
 
 def test_a_larger_step_is_no_slower_machine() -> None:
-    phase = measured(1.0)
-    for _ in range(3):
-        phase.fit(8 * INNER, 0)
+    phase = fitted(measured(1.0), 8 * INNER)
     phase.follow(2 * INNER * phase.times, 8.0 * INNER)
     assert phase.own == INNER
 
@@ -83,23 +83,15 @@ def test_who_is_two_rounds_before_the_others_trains_longer() -> None:
 
 def test_a_fast_machine_comes_back_to_the_others_as_soon_as_one_like_them() -> None:
     """Phases of its own length would be nothing to them: two fast ones stayed before all others, and met each other alone."""
-    phase = measured(1 / 8)
-    for _ in range(5):
-        phase.fit(25.0, 9)
+    phase = fitted(measured(1 / 8), 25.0, lead=9)
     assert phase.seconds == 50.0
-    assert phase.longest == 8 * 25.0
+    assert phase.wait_ahead == 8 * 25.0
 
 
 def test_a_phase_is_at_most_twice_or_half_as_long_as_the_one_before() -> None:
     phase = measured(1.0)
-    assert [phase.fit(runs, 0) or phase.steps * phase.times for runs in (1e9, 1e9, 1e9, 1e9, 1e-9, 1e-9)] == [
-        50,
-        100,
-        200,
-        400,
-        200,
-        100,
-    ]
+    found = [phase.fit(runs, 0) or phase.steps * phase.times for runs in (1e9, 1e9, 1e9, 1e9, 1e-9, 1e-9)]
+    assert found == [50, 100, 200, 400, 200, 100]
     assert [phase.fit(25.0, 0) or phase.steps for _ in range(2)] == [50, 25]
 
 

@@ -23,7 +23,7 @@ from nolocod.studies.sim.attackers import Attack, Attacker
 from nolocod.studies.sim.journal import Journal
 from nolocod.studies.sim.member import World
 from nolocod.studies.sim.node import SimNode
-from nolocod.studies.sim.replica import SimReplica
+from nolocod.studies.sim.replica import STEP_TOKENS, SimReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ class Swarm(World):
         if donor is not None:
             replica.take_over(donor.replica)
         node = SimNode(self, number, port, replica, self.plan.rounds)
-        node.loop.follow(InnerSteps(1, 0, 0.0, 0.0, replica.speed))
+        node.loop.follow(InnerSteps(1, STEP_TOKENS, 0.0, 0.0, replica.speed))
         self.nodes.append(node)
         self._left.add(number)
         return node
