@@ -117,7 +117,7 @@ class Needs:
     hidden: float
     """The share of exchanges that fits behind inner steps."""
     late: float
-    """Inner steps that are taken meanwhile, by which what the partner sent is merged late."""
+    """Inner steps from the capture to the merge."""
     fewest_steps: int
     """Inner steps in a phase that leave the line free half of the time."""
     fetch: float
@@ -145,9 +145,10 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
     rate, step = min(machine.down, machine.up), machine.step  # both directions at once
     phase, line = run.inner_steps * step, run.turns * run.turn_message / rate
     busy = line / phase
-    # What is due goes together: on a line that cannot keep up, the whole model. And one waits for the end of an inner step
-    # twice, before the capture and before the merge: half of one each.
-    exchange = (line if busy > 1 else line / run.turns) + step
+    # What is due goes together: on a line that cannot keep up, the whole model. Who offers has just begun an inner step, at
+    # whose end it captures; the partner is in the midst of one. Then both wait for the end of one to merge: half a step.
+    carried = line if busy > 1 else line / run.turns
+    exchange = carried + 1.5 * step
     saving = run.checkpoint / machine.disk
     every = rest_after(run.checkpoint, saving)
     each = run.on_device + run.activations
@@ -159,7 +160,7 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
         exchange=exchange,
         busy=busy,
         hidden=min(1.0, 1 / busy),
-        late=exchange / step,
+        late=carried / step + 0.75,
         fewest_steps=math.ceil(2 * line / step),
         # a member ends a step and writes them beside training, at its leisure
         fetch=step + run.weights * (1 / machine.disk + REST / _WRITES + 1 / rate),

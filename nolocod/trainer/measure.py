@@ -7,6 +7,7 @@ partner, and writes a checkpoint, in a folder that goes. Raises what the trainer
 from __future__ import annotations
 
 import math
+import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,14 @@ from nolocod.run.manifest import seal
 from nolocod.trainer.process import Setup, open_trainer
 
 if TYPE_CHECKING:
-    from nolocod.observe.events import Event
+    from nolocod.observe.events import Checkpointed, Event
     from nolocod.run.manifest import Manifest
     from nolocod.trainer.process import TrainerProcess
 
 _LEAST, _SECONDS = 4, 10.0
 """Inner steps that are timed, and for how long at least. The first one of a trainer is none of them."""
+_SAVES = 3
+"""Checkpoints at most, of which the mean counts: one after another as long as these seconds have not gone by."""
 _LOOK_SECONDS = 0.02
 
 
@@ -93,9 +96,17 @@ async def measure(manifest: Manifest, devices: str, data: Path | None, base: Pat
             step = await watch.step(trainer)
             await _outer_step(trainer)
             memory, watch.peak = watch.peak, 0
-            saved = await trainer.checkpoint()
+            saved = await _checkpoints(trainer)
             nursery.cancel_scope.cancel()
-    return Measured(step, memory, watch.peak, saved.seconds, saved.size, saved.stopped)
+    seconds, stopped = (statistics.fmean(times) for times in zip(*((one.seconds, one.stopped) for one in saved), strict=True))
+    return Measured(step, memory, watch.peak, seconds, saved[-1].size, stopped)
+
+
+async def _checkpoints(trainer: TrainerProcess) -> list[Checkpointed]:
+    saved, began = [await trainer.checkpoint()], trio.current_time()
+    while len(saved) < _SAVES and trio.current_time() < began + _SECONDS:
+        saved.append(await trainer.checkpoint())
+    return saved
 
 
 def _folder(disk: Path) -> tempfile.TemporaryDirectory[str]:

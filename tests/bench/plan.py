@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 OFF = 0.15
 """What planned and measured may differ by."""
 _SECONDS = 600.0
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.01
+"""A checkpoint of the smallest model is written in some hundredths."""
 _TURNS = 5
 
 
@@ -134,6 +135,7 @@ def _compare(size: Size) -> Compared:
         began = first.wait("its first exchanges", _SECONDS, lambda report: report.outer_paired >= _TURNS)
         used = sum(trainer.cpu_times()[:2])
         ended = first.wait("more", _SECONDS, lambda report: report.outer_paired >= 3 * _TURNS)
+        partners = second.wait("its report", _SECONDS, lambda _: True)
         used = sum(trainer.cpu_times()[:2]) - used
         first.wait("its checkpoints", _SECONDS, lambda _: len(_saved(first)) >= 3)
         saved, stopped = _saved(first), time.monotonic()
@@ -142,9 +144,10 @@ def _compare(size: Size) -> Compared:
         stop = time.monotonic() - stopped
         told, other = Seen.of(first.log), Seen.of(second.log)
     computed = ended.utilisation * ended.uptime - began.utilisation * began.uptime
+    message = run["turn_message"]
     step = computed / (ended.inner_steps - began.inner_steps)
-    exchanges = [row for row in ended.exchanges if row.outcome == "committed"][:_TURNS]
-    took = statistics.median(row.seconds for row in exchanges)
+    turns = [row for row in (*ended.exchanges, *partners.exchanges) if row.outcome == "committed" and row.sent < 2 * message]
+    took = statistics.fmean(row.seconds for row in turns)
     every = statistics.fmean(later - before for before, later in pairwise(saved))
     result = Compared(f"{run['parameters']:,} parameters, {size.down}/{size.up} Mbit/s", used / (ended.uptime - began.uptime))
     result.add("trainer, memory", needs["trainer_memory"], seen.trainer[0], size=True)
@@ -152,12 +155,11 @@ def _compare(size: Size) -> Compared:
     result.add("network process, memory", needs["network_memory"], seen.network, size=True)
     result.add("disk at the peak", needs["disk"], seen.disk, size=True)
     result.add("a checkpoint", run["checkpoint"], told.checkpoints[-1][2], size=True)
-    result.add("an exchange, each way", run["turn_message"], statistics.median(row.sent for row in exchanges), size=True)
+    result.add("an exchange, each way", message, statistics.median(row.sent for row in turns), size=True)
     result.add("inner step, s", machine["step"], step)
     result.add("exchange, s", needs["exchange"], took)
-    result.add("merged late, inner steps", needs["late"], took / step)
     result.add("a newcomer's fetch, s", needs["fetch"], other.fetched[0])
-    result.add("checkpoint on the disk, s", needs["saving"], statistics.median(one[0] for one in told.checkpoints))
+    result.add("checkpoint on the disk, s", needs["saving"], statistics.fmean(one[0] for one in told.checkpoints))
     result.add("written a day", needs["written"], run["checkpoint"] * 86_400 / every, size=True)
     result.add("stop, s, at most", needs["stop"], stop)
     return result

@@ -111,8 +111,8 @@ def test_times_follow_from_operations_and_rates() -> None:
     assert RUN.step_seconds(1e10) == pytest.approx(0.8 / EFFICIENCY)
     needs = needs_on(RUN, MACHINE, 3.0)
     assert needs.phase == 100.0
-    assert needs.exchange == 2.0 + 2.0, "by the slower direction, and a step that it waits for"
-    assert needs.late == 2.0
+    assert needs.exchange == 2.0 + 3.0, "by the slower direction, and a step and a half that it waits for"
+    assert needs.late == 1.0 + 0.75
     assert (needs.busy, needs.hidden) == (0.1, 1.0)
     assert needs.fetch == pytest.approx(4.0 + 2.0 + 0.4 + REST * 0.004), (
         "the line, the donor's step, the disk, and rests between"
@@ -123,7 +123,7 @@ def test_times_follow_from_operations_and_rates() -> None:
 def test_a_line_that_cannot_keep_up_exchanges_the_whole_model_at_once() -> None:
     needs = needs_on(RUN, replace(MACHINE, up=5e4), 3.0)
     assert (needs.busy, needs.hidden) == (2.0, 0.5)
-    assert needs.exchange == 200.0 + 2.0
+    assert needs.exchange == 200.0 + 3.0
 
 
 def test_files_wear_and_stop() -> None:
@@ -132,9 +132,9 @@ def test_files_wear_and_stop() -> None:
     assert (needs.saving, needs.saved_every) == (2.0, 100.0), "fifty times as long as it took"
     assert needs.written == 864 * 20 * MB
     assert needs.stop == 2.0 + 3.0 + 2.0, "the step, the grace for an exchange, the checkpoint"
-    quick = needs_on(RUN, replace(MACHINE, disk=USUAL_RATE, up=4e6), 3.0)
+    quick = needs_on(RUN, replace(MACHINE, disk=USUAL_RATE, up=4e6), 5.0)
     assert quick.saved_every == 60.0
-    assert quick.stop == 2.0 + 2.5 + 20 * MB / USUAL_RATE
+    assert quick.stop == 2.0 + 3.5 + 20 * MB / USUAL_RATE
 
 
 def test_memory_by_process_and_device() -> None:
