@@ -1,10 +1,10 @@
 """When an outer step is due, and how it is taken: draw, offer, answer, apply, or solo. Who is drawn: peer_selection.
 
-The rule: training never waits here. At a boundary (enough inner steps since the last outer step) this
-node looks for a partner; a node past half of its inner steps accepts the offer of another whose turn it is
-(`Mesh.admits`); and when patience ends without a partner, the step is taken solo. Nothing is applied unless
-the exchange was committed on both sides. The trainer and the mesh are two protocols (sides.py) and time is
-trio's clock, so the simulator runs this very file.
+The rule: training never waits here. In the last inner step before a boundary (enough of them since the last outer step)
+this node looks for a partner, so that weights are copied right at the boundary. A node that will then be past half of its
+inner steps accepts the offer of another whose turn it is (`Mesh.admits`); and when patience ends without a partner, the step
+is taken solo. Nothing is applied unless the exchange was committed on both sides. The trainer and the mesh are two protocols
+(sides.py) and time is trio's clock, so the simulator runs this very file.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class OuterLoop:
         while not (self._closing or self._settings.reached(self._trainer.standing)):
             self._fit_phase()
             await self._trainer.enlarge(self._phase.times)
-            await self._trainer.wait_steps(self._phase.steps)
+            await self._trainer.wait_steps(self._phase.steps - 1)
             await self._outer_step()
 
     async def close(self, grace: float) -> None:
@@ -111,8 +111,9 @@ class OuterLoop:
     def _fit_phase(self) -> None:
         self._phase.fit(*self._mesh.pace(self._trainer.standing.round, self._phase.own))
 
-    def _due(self) -> bool:
-        return self._trainer.steps_since_outer >= self._phase.steps
+    def _missing(self, steps: int) -> int:
+        """Inner steps before the one that will be the last of `steps`: an exchange may begin in that."""
+        return steps - 1 - self._trainer.steps_since_outer
 
     async def _outer_step(self) -> None:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
@@ -122,7 +123,7 @@ class OuterLoop:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
             own = self._trainer.standing
-            if self._closing or self._settings.reached(own) or not self._due() or own.round != began:
+            if self._closing or self._settings.reached(own) or self._missing(self._phase.steps) > 0 or own.round != began:
                 return  # taken meanwhile, by us or in an exchange that we accepted: the next one has its own patience
             ahead = self._is_ahead()
             deadline = since + self._search_seconds(ahead=ahead)
@@ -213,7 +214,8 @@ class OuterLoop:
         local_side = self._engage(None, initiator=True)
         try:
             subject = self._trainer.subject(self._phase.turn)
-            applied = await self._trainer.solo(self._run_round(self._own, self._trainer.standing.round), subject)
+            number = self._run_round(self._own, self._trainer.standing.round)
+            applied = await self._trainer.solo(number, subject, self._phase.steps)
         finally:
             self._release(local_side)
         self._tries, self._failed, self._let_down = 0, False, False
@@ -236,13 +238,13 @@ class OuterLoop:
             return Busy(_CLOSED_SECONDS, "not training now")
         if self._local_side is not None and not glare:
             return Busy(_BUSY_SECONDS, "in another exchange")
-        missing = math.ceil(self._phase.steps / 2) - self._trainer.steps_since_outer
+        missing = self._missing(self._phase.half)
         if missing > 0:
             return Busy(self._phase.after(missing), f"{missing} inner steps before the next exchange")
         late = self._tries >= _OWN_TRIES
         others = set() if late and self._none_better else self._wasted.apart(trio.current_time())
         if not glare and (offer.partner in others or not self._mesh.admits(offer.partner, own, others, late=late)):
-            missing = self._phase.steps - self._trainer.steps_since_outer
+            missing = self._missing(self._phase.steps)
             return Busy(self._phase.after(max(missing, 1)), "others come first")
         self._engage(offer.partner, initiator=False)
         return Accept(own)
@@ -277,7 +279,10 @@ class OuterLoop:
         lost = self._wasted.wary(now := trio.current_time())
         wary = partner in self._wasted.apart(now) or (probation() and lost)
         credit = 0.0 if lost else 0.25 if probation() else 1.0
-        self._local_side = TrainerSide(self._trainer, begun, probation, self._phase.seconds, wary=wary, credit=credit)
+        after = self._phase.steps if initiator else self._phase.half
+        self._local_side = TrainerSide(
+            self._trainer, begun, probation, self._phase.seconds, after=after, wary=wary, credit=credit
+        )
         self._started = now
         if self._idle.is_set():
             self._idle = trio.Event()

@@ -51,6 +51,11 @@ class Phase:
         return math.ceil(self.turn)
 
     @property
+    def half(self) -> int:
+        """The fewest steps after which another's offer is taken."""
+        return math.ceil(self.steps / 2)
+
+    @property
     def own(self) -> float:
         """Seconds that the run's `inner.steps` take us; 0 while they are not known."""
         return self._inner_steps * self._step_seconds

@@ -43,7 +43,10 @@ class Trainer(Protocol):
         """Return once `count` inner steps were done since the last outer step."""
         ...
 
-    async def capture(self, subject: int) -> Description: ...
+    async def capture(self, subject: int, after: int) -> Description:
+        """Copy theta at the end of an inner step, once `after` were done since the last outer step."""
+        ...
+
     async def inspect(self, *, probation: bool) -> Inspection:
         """Check the partner's message; one on `probation` has half of the clip radius. RejectedTensorError."""
         ...
@@ -52,7 +55,10 @@ class Trainer(Protocol):
         """Our round becomes the next one, or `run_round` if that is further."""
         ...
 
-    async def solo(self, run_round: int, subject: int) -> Applied: ...
+    async def solo(self, run_round: int, subject: int, after: int) -> Applied:
+        """Take an outer step with nobody, when a `capture` would be."""
+        ...
+
     async def discard(self) -> None: ...
 
 
@@ -94,10 +100,12 @@ class TrainerSide:
 
     def __init__(
         self, trainer: Trainer, begun: Callable[[], None], probation: Callable[[], bool], phase: float = math.inf,
-        *, wary: bool = False, credit: float = 1.0,
+        *, after: int = 0, wary: bool = False, credit: float = 1.0,
     ) -> None:  # fmt: skip
-        """`begun` is told of the capture; `probation` says whether the partner's message counts for less."""
+        """`begun` is told of the capture, which comes `after` so many inner steps; `probation` says whether the partner's
+        message counts for less."""
         self._trainer, self.phase, self.wary, self.credit = trainer, phase, wary, credit
+        self._after = after
         self.outbox, self.inbox = trainer.outbox, trainer.inbox
         self._begun = begun
         self._probation = probation
@@ -107,7 +115,7 @@ class TrainerSide:
     async def capture(self, subject: int) -> Description:
         self._begun()
         self.captured = True  # before the await: cancelled in it, the trainer may have taken one
-        return await self._trainer.capture(subject)
+        return await self._trainer.capture(subject, self._after)
 
     async def inspect(self) -> bytes:
         return (await self._trainer.inspect(probation=self._probation())).skipped

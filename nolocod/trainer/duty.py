@@ -10,11 +10,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from queue import SimpleQueue
-
     import torch
 
-    from nolocod.trainer import pipe
     from nolocod.trainer.replica import Replica
 
 _SLICE = 0.05
@@ -67,6 +64,7 @@ class Duty:
         """Seconds of rest that are left."""
         return max(0.0, self._ended + self._took * (1 / self.share - 1) - perf_counter())
 
-    def next(self, requests: SimpleQueue[pipe.Request | None], *, wait: bool) -> pipe.Request | None:
-        """The next request: when there is one if it is to `wait`, else within a part of the rest; queue.Empty if none came."""
-        return requests.get() if wait else requests.get(timeout=min(self.left, _SLICE))
+    @property
+    def slice(self) -> float:
+        """Seconds for which to look for what else there is to do."""
+        return min(self.left, _SLICE)

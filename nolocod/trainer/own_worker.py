@@ -45,7 +45,7 @@ class OwnWorker(Worker):
     def wait_setup(self) -> pipe.Setup:
         """What the daemon tells once it has found the run and its files."""
         while self._asked is None:
-            request = self._requests.get()
+            request = self._requests.next()
             if request is None:
                 raise EOFError
             if isinstance(request.command, pipe.Setup):

@@ -106,9 +106,11 @@ class Enlarge(Message, frozen=True):
 
 
 class Capture(Message, frozen=True):
-    """Write our message about `subject` into the outbox. Answered with its Description."""
+    """Write our message about `subject` into the outbox, as theta is at the end of an inner step, once `after` were taken
+    since the last outer step. Answered with its Description."""
 
     subject: int
+    after: int = 0
 
 
 class Inspect(Message, frozen=True):
@@ -126,10 +128,11 @@ class Apply(Message, frozen=True):
 
 
 class Solo(Message, frozen=True):
-    """Take the outer step alone, about `subject`. Answered with Applied."""
+    """Take the outer step alone, about `subject`, `after` so many inner steps. Answered with Applied."""
 
     run_round: int
     subject: int
+    after: int = 0
 
 
 class Discard(Message, frozen=True):

@@ -151,9 +151,9 @@ class TrainerProcess:
             await self._ask(pipe.Enlarge(times), NoneType)
             self._times = times
 
-    async def capture(self, subject: int) -> Description:
-        """Between two inner steps. The message may be smaller than the box."""
-        return await self._ask(pipe.Capture(subject), Description)
+    async def capture(self, subject: int, after: int = 0) -> Description:
+        """Between two inner steps, `after` so many of them. The message may be smaller than the box."""
+        return await self._ask(pipe.Capture(subject, after), Description)
 
     async def inspect(self, *, probation: bool) -> Inspection:
         return await self._ask(pipe.Inspect(probation), Inspection)
@@ -161,8 +161,8 @@ class TrainerProcess:
     async def apply(self, run_round: int, skipped: bytes) -> Applied:
         return await self._ask(pipe.Apply(run_round, skipped), Applied)
 
-    async def solo(self, run_round: int, subject: int) -> Applied:
-        return await self._ask(pipe.Solo(run_round, subject), Applied)
+    async def solo(self, run_round: int, subject: int, after: int = 0) -> Applied:
+        return await self._ask(pipe.Solo(run_round, subject, after), Applied)
 
     async def discard(self) -> None:
         await self._ask(pipe.Discard(), NoneType)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING
 
 from nolocod.errors import LocalError, NolocodError, TrainerError
@@ -29,6 +29,7 @@ from nolocod.run.amendments import unseal_amended
 from nolocod.trainer import pipe
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.duty import Duty
+from nolocod.trainer.requests import Requests
 from nolocod.trainer.settled import importing, keep_to_one_thread, memory_errors, quiet, settle_in
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Worker:
         self._taken: Taken | None = None
         self._memory_told = False
         self._thread = ThreadPoolExecutor(1, initializer=keep_to_one_thread)
-        self._requests: SimpleQueue[pipe.Request | None] = SimpleQueue()
+        self._requests = Requests()
         self._work: Future[object] | None = None  # the last that was given to the thread ...
         self._end: Callable[[], None] | None = None  # ... and what follows it between two inner steps
         self._held: dict[str, float] = {}  # seconds for which training stood still, or a step took, by what it was for
@@ -92,7 +93,7 @@ class Worker:
                 self._settle()
             self._write_files()
             try:
-                request = self._duty.next(self._requests, wait=wait())
+                request = self._requests.next() if wait() else self._requests.next(self._duty.slice, self._steps)
             except Empty:
                 if self._duty.left:
                     continue
@@ -181,7 +182,7 @@ class Worker:
         if self._first or now - self._reported >= _REPORT_SECONDS:
             self._first = False
             self._report(now)
-        elif is_part(replica.steps_since_outer, replica.manifest.inner.steps):
+        elif is_part(replica.steps_since_outer + 1, replica.manifest.inner.steps):  # in the next one a phase may end
             self._parent.send(lambda: pipe.Trained(None, self._progress()))  # the outer loop waits for exactly these
 
     def _report(self, now: float) -> None:
@@ -213,6 +214,10 @@ class Worker:
     def _progress(self) -> pipe.Progress:
         replica, held = self._loaded(), max(self._held.values(), default=0.0)
         return pipe.Progress(replace(replica.standing, step_seconds=held), replica.inner_steps, tuple(replica.ages))
+
+    @property
+    def _steps(self) -> int | None:
+        return self._replica.steps_since_outer if self._replica is not None else None
 
     def _loaded(self) -> Replica:
         if self._replica is None:
@@ -252,7 +257,7 @@ class Worker:
             case pipe.Pause():
                 self._training = False
                 self._report(time.perf_counter())
-            case pipe.Capture(subject):
+            case pipe.Capture(subject, _):
                 replica.capture(subject)
                 if not self._training:
                     return replica.write(outbox)
@@ -262,7 +267,7 @@ class Worker:
                 return replica.inspect(inbox, probation=probation)
             case pipe.Apply(run_round, skipped):
                 return self._apply(request, lambda: replica.take_step(inbox, skipped), run_round)
-            case pipe.Solo(run_round, subject):
+            case pipe.Solo(run_round, subject, _):
                 return replica.solo(run_round, subject)
             case pipe.Discard():
                 replica.discard()

@@ -74,8 +74,8 @@ class RejectingReplica(SimReplica):
     reject_once = False
     unheard_until = 0.0
 
-    async def capture(self, subject: int) -> Description:
-        description = await super().capture(subject)
+    async def capture(self, subject: int, after: int = 0) -> Description:
+        description = await super().capture(subject, after)
         await past(self.unheard_until)
         return description
 

@@ -130,12 +130,13 @@ class StandInTrainer:
         await trio.lowlevel.checkpoint()
 
     async def wait_steps(self, count: int) -> None:
-        await trio.sleep_until(self.began + PHASE)
+        await trio.sleep_until(self.began + count)
 
     def subject(self, turn: float) -> int:
         return 0
 
-    async def capture(self, subject: int) -> Description:
+    async def capture(self, subject: int, after: int) -> Description:
+        await trio.sleep_until(self.began + after)
         self.note("snapshot")
         return Description(0, 1, ())
 
@@ -149,7 +150,8 @@ class StandInTrainer:
         self.note("apply")
         return self._stepped(max(self.round + 1, run_round))
 
-    async def solo(self, run_round: int, subject: int) -> Applied:
+    async def solo(self, run_round: int, subject: int, after: int) -> Applied:
+        await trio.sleep_until(self.began + after)
         self.note("solo")
         return self._stepped(max(self.round + 1, run_round))
 

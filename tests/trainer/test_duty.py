@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from queue import Empty, SimpleQueue
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 
-from nolocod.trainer import duty, pipe
+from nolocod.trainer import duty
 from nolocod.trainer.duty import Duty
 
 if TYPE_CHECKING:
@@ -63,14 +62,15 @@ def test_another_share_counts_in_the_rest_under_way(clock: Clock) -> None:
     assert duty.left == 0
 
 
-def test_what_is_asked_for_is_taken_at_once(clock: Clock) -> None:
-    duty, requests = Duty(), cast("SimpleQueue[Any]", SimpleQueue())
-    with pytest.raises(Empty):
-        duty.next(requests, wait=False)
-    request = pipe.Request(1, pipe.Train())
-    for wait in (True, False):
-        requests.put(request)
-        assert duty.next(requests, wait=wait) is request
+def test_a_rest_is_cut_into_slices_in_which_others_are_looked_for(clock: Clock) -> None:
+    duty = Duty()
+    duty.share = 0.5
+    duty.step(replica_of(clock, 2.0))
+    assert 0 < duty.slice < 0.1
+    clock.now += 1.99
+    assert duty.slice == duty.left == pytest.approx(0.01)
+    clock.now += 1.0
+    assert duty.slice == 0
 
 
 def test_a_card_is_asked_for_one_step_ahead_and_times_are_its_own(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

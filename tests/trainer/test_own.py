@@ -62,7 +62,7 @@ class Loop:
         self._last += 1
         self.daemon.sendall(pipe.frame(pipe.Request(self._last, command)))
         deadline = time.monotonic() + 60
-        while self.worker._requests.empty() and not isinstance(command, pipe.Inspect):
+        while self.worker._requests._queue.empty() and not isinstance(command, pipe.Inspect):
             assert time.monotonic() < deadline, "the listener does not take it in"
             time.sleep(0.001)
         return self._last
@@ -225,7 +225,7 @@ def test_the_weights_that_a_loop_begins_with_are_untouched_by_what_is_due_at_onc
     loop.send(pipe.Train())
     loop.send(pipe.Solo(7, 0))
     deadline = time.monotonic() + 60
-    while loop.worker._requests.qsize() < 2:
+    while loop.worker._requests._queue.qsize() < 2:
         assert time.monotonic() < deadline, "the listener does not take both in"
         time.sleep(0.001)
     loop.worker.begin(loop.make)

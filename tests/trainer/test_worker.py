@@ -191,7 +191,7 @@ def test_what_leaves_the_weights_as_they_are_waits_for_no_inner_step(
     assert reply.progress is not None
     before = reply.progress.inner_steps
     number = parent.send(pipe.Apply(0, b""))
-    while parent.worker._requests.empty():
+    while parent.worker._requests._queue.empty():
         pass  # it lies before the worker when the step ends
     go.set()
     while not isinstance(reply := parent.next(), pipe.Answer):
@@ -218,7 +218,7 @@ def test_who_asks_for_a_file_waits_for_no_inner_step(parent: Parent, monkeypatch
         parent.ask(pipe.Checkpoint(1), NoneType)
         parent.ask(pipe.Dump(2, tmp_path / "weights"), NoneType)
         number = parent.send(pipe.Capture(0))
-        while parent.worker._requests.qsize() < 3:
+        while parent.worker._requests._queue.qsize() < 3:
             pass  # all lie before the worker when the step ends
     finally:
         parent.ours.settimeout(DEADLINE)
@@ -227,6 +227,23 @@ def test_who_asks_for_a_file_waits_for_no_inner_step(parent: Parent, monkeypatch
         pass
     assert (reply.id, reply.failure) == (number, None)
     assert {written(parent).number, written(parent).number} == {1, 2}
+
+
+@pytest.mark.parametrize(("command", "name"), [(pipe.Capture(0, 40), "capture"), (pipe.Solo(1, 0, 40), "solo")])
+def test_an_outer_step_that_is_asked_for_early_is_taken_when_it_is_due(
+    command: pipe.Command, name: str, parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    take, at = getattr(Replica, name), []
+
+    def noted(replica: Replica, *given: int) -> object:
+        at.append(replica.inner_steps)
+        return take(replica, *given)
+
+    monkeypatch.setattr(Replica, name, noted)
+    parent.answer(setup_for(sealed_run(), tmp_path))
+    parent.answer(pipe.Train())
+    assert parent.answer(command).failure is None
+    assert at == [40]
 
 
 def test_theta_has_its_own_part_before_anything_is_done_beside_training(

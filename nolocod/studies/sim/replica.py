@@ -169,10 +169,14 @@ class SimReplica:
         size, turns = len(self.state.phi), self.outer.turns
         return slice(size * self.among.start // turns, size * self.among.stop // turns)
 
-    async def capture(self, subject: int) -> Description:
-        """At the end of the inner step that is under way, as the trainer does it."""
+    async def _end_of_step(self, after: int = 0) -> None:
+        """Wait for the end of the inner step that is under way, and of as many as make `after` since the last outer step."""
         async with self._commands:
-            await sleep(self.step_seconds / 2)
+            last = max(self._steps + 1, max(self._last) + after)
+            await sleep_until(self._began + last * self.step_seconds)
+
+    async def capture(self, subject: int, after: int = 0) -> Description:
+        await self._end_of_step(after)
         self._train()
         self.captured, self._subject = self.state, subject
         self._captured_steps = self._trained
@@ -212,8 +216,8 @@ class SimReplica:
         self._train()
         return self._stepped(before, self._pair(before, run_round, skipped), paired=True)
 
-    async def solo(self, run_round: int, subject: int) -> Applied:
-        await trio.lowlevel.checkpoint()
+    async def solo(self, run_round: int, subject: int, after: int = 0) -> Applied:
+        await self._end_of_step(after)
         self._train()
         before, self._subject = self.state, subject
         self._captured_steps = self._trained
