@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _LEAST_DIGITS = 12
 _AS_GIVEN = (
-    *("http_token", "http_open_metrics", "data", "base", "base_bits", "spare_memory", "tf32", "clip_change", "max_uploads"),
+    *("http_token", "http_open_metrics", "data", "base", "base_bits", "spare_memory", "compile", "tf32"),
+    *("clip_change", "max_uploads"),
     *("checkpoint_every", "linger", "stop_within", "loop"),
 )
 """Options that are settings of the same name."""
@@ -130,6 +131,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         help="in which the base beside an adapter lies here (%(default)s)",
     )
     add("--spare-memory", action="store_true", help="compute layers twice, and keep less of them meanwhile")
+    add("--compile", action="store_true", help="have torch compile the model's layers: faster steps, after a minute or more")
     add("--tf32", action="store_true", help="let an NVIDIA GPU round what it multiplies in float32 (TF32)")
     add(
         "--clip-change",

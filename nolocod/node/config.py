@@ -41,6 +41,8 @@ class NodeConfig:
     """In which the base beside an adapter lies: 16, 8 or 4 (trainer/quantized.py)."""
     spare_memory: bool = False
     """Whether the trainer computes layers twice, so that less is kept of them."""
+    compile: bool = False
+    """Whether the trainer has torch compile the model's layers."""
     tf32: bool = False
     """Whether a GPU may multiply float32 in TF32."""
     clip_change: float | None = None

@@ -366,6 +366,7 @@ class Node:
             base=config.paths.base if sealed.manifest.base else None,
             base_bits=config.base_bits,
             spare_memory=config.spare_memory,
+            compile=config.compile,
             tf32=config.tf32,
             clip_change=config.clip_change,
             amendments=self._joined[0].raw if self._joined else b"",

@@ -190,6 +190,18 @@ class Inner:
         self.spares_memory = True
         return True
 
+    def try_out(self, tokens: int) -> None:
+        """Compute with windows of so many tokens as in a step, but without the head, and forget what comes of it."""
+        ids = torch.zeros((self.at_once, tokens), dtype=torch.int64, device=self._device)
+        body = self._model.base_model
+        assert isinstance(body, torch.nn.Module)
+        try:
+            with autocast(self._device):
+                states = body(input_ids=ids)[0]
+            states.float().sum().backward()
+        finally:
+            self._clear()
+
     def step(self, windows: Tensor, rate: float, weight: int | None = None, idle: int = 0) -> None:
         """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them.
 

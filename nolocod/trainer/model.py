@@ -108,6 +108,8 @@ class Place:
     """That train on the same device: those of a node on the CPU share its memory."""
     spares_memory: bool = False
     """Whether layers are computed twice from the first step on."""
+    compiles: bool = False
+    """Whether torch compiles its layers; not in shards."""
     shards: int = 1
     """In so many parts the model lies on as many devices."""
     group: Group | None = None

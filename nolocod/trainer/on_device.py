@@ -6,6 +6,7 @@ trains on are all that they must be told (ranks.py). Phi, delta and what exchang
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import blake3
@@ -14,6 +15,7 @@ import torch
 from nolocod.errors import UnsupportedModelError
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Plan
+from nolocod.trainer.compiled import compile_layers
 from nolocod.trainer.inner import Inner, sum_losses
 from nolocod.trainer.model import check_length, check_memory, fast_kind, flatten, layout_of, read_config
 from nolocod.trainer.objective import objective_of
@@ -33,7 +35,7 @@ class DevicePart:
         """Raises RunFileError or ModelTooLargeError before anything large is allocated."""
         if place.bits != 16 and manifest.adapter is None:
             raise UnsupportedModelError("--base-bits is for runs that train an adapter, and this one trains the whole model.")
-        self.device = place.device
+        self.device, self.name = place.device, str(place.device)
         config = read_config(manifest, vocabulary)
         check_length(config, manifest.inner.sequence)
         self.layout = layout_of(config, manifest.adapter)
@@ -45,6 +47,9 @@ class DevicePart:
         self._group = place.group
         self._build(manifest, config, place, at_once, leads=leads)
         self.model.train()
+        try_out = partial(self.inner.try_out, manifest.inner.sequence)
+        if place.compiles and place.shards == 1 and compile_layers(self.model, try_out):
+            self.name += " (compiled)"
         if self._group is not None:
             self._group.meet()  # all are ready
 

@@ -32,7 +32,8 @@ def open_shared(
 ) -> tuple[Replica, Found]:
     """With the checkpoint that it goes on from; `fallen` as in ranks.Ranks. Raises what is wrong with run, data or devices."""
     devices, manifest = find_devices(setup.devices), sealed.manifest
-    place, ranks = Place(devices[0], setup.base, setup.base_bits, devices.count(devices[0]), setup.spare_memory), None
+    ranks, processes = None, devices.count(devices[0])
+    place = Place(devices[0], setup.base, setup.base_bits, processes, setup.spare_memory, setup.compile)
     if len(devices) > 1 or is_sharded(setup.devices):
         config = read_config(manifest, make_tokenizer(manifest.data, setup.base).vocabulary)
         layout = layout_of(config, manifest.adapter)

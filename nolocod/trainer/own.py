@@ -154,6 +154,7 @@ class OwnReplica(Replica):
             raise RunFileError(f"the parameters lie on {len(devices)} devices.", remedy="Train the model on one.")
         self.manifest = sealed.manifest
         self.device = devices.pop()
+        self.name = str(self.device)
         self._tensors = {one.name: tensor for one, (_, tensor) in zip(pinned, parameters, strict=True)}
         self._optimizer = optimizer
         self._held_out = evaluate

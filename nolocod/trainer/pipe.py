@@ -47,6 +47,8 @@ class Setup(Message, frozen=True, kw_only=True):
     """In which the base beside an adapter lies: 16, 8 or 4."""
     spare_memory: bool = False
     """Whether layers are computed twice, so that less is kept of them."""
+    compile: bool = False
+    """Whether torch compiles the model's layers (compiled.py)."""
     tf32: bool = False
     """Whether a GPU may multiply float32 in TF32."""
     clip_change: float | None = None

@@ -41,7 +41,7 @@ def build(join: Join, files: tuple[int, int]) -> DevicePart:
     vocabulary = make_tokenizer(manifest.data, setup.base).vocabulary
     group = Group(files, join.rank, join.count, device, lambda command: None)
     shards = join.count if join.sharded else 1
-    place = Place(device, setup.base, setup.base_bits, 1, setup.spare_memory, shards, group)
+    place = Place(device, setup.base, setup.base_bits, 1, setup.spare_memory, setup.compile, shards, group)
     part = make_part(manifest, vocabulary, place, leads=False)
     torch.manual_seed(draws(manifest, f"{setup.peer_id} {join.rank}"))
     return part

@@ -105,7 +105,9 @@ class Ranks:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the devices, as status and log have them."""
-        return tuple(f"{device} (shard)" if self.sharded else str(device) for device in self.devices)
+        if self.sharded:
+            return tuple(f"{device} (shard)" for device in self.devices)
+        return self._part.name, *map(str, self.devices[1:])
 
     def lead(self, part: DevicePart, weights: Weights) -> None:
         """`part` is the leader's, which knows the `weights`. They are not spread yet: devices may have rounded otherwise."""

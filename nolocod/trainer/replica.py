@@ -78,7 +78,7 @@ class Replica:
     def __init__(self, sealed: Sealed, vocabulary: int, source: Source, place: Place, ranks: Ranks | None = None) -> None:
         """Train on the devices of `ranks` too. Raises RunFileError or ModelTooLargeError before anything large is allocated."""
         part = self._part = make_part(sealed.manifest, vocabulary, place, leads=True)
-        self.manifest, self.source, self.device = sealed.manifest, source, part.device
+        self.manifest, self.source, self.device, self.name = sealed.manifest, source, part.device, part.name
         self.inner, self.model, self.objective, self._ranks = part.inner, part.model, part.objective, ranks
         self._lay_out(sealed, part.layout, part.plan, part.theta, part.bring)
         if ranks is not None:
@@ -117,7 +117,7 @@ class Replica:
     @property
     def devices(self) -> tuple[str, ...]:
         """That train."""
-        return self._ranks.names if self._ranks is not None else (str(self.device),)
+        return self._ranks.names if self._ranks is not None else (self.name,)
 
     @property
     def steps_since_outer(self) -> int:

@@ -47,8 +47,12 @@ def settle_in(setup: Setup) -> None:
     """Take the owner's threads and priority, for this thread and those that it will start."""
     import torch
 
+    from nolocod.trainer.compiled import keep_in
+
     if setup.threads:
         torch.set_num_threads(setup.threads)
+    if setup.compile:
+        keep_in(setup.cache)
     if setup.tf32:
         torch.backends.cuda.matmul.allow_tf32 = True
     if setup.nice:
