@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import socket
+from functools import partialmethod
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from torch import _dynamo, _inductor
 from torch._dynamo.utils import counters
 
-from nolocod.trainer import compiled
+from nolocod.trainer import compiled, on_device
+from nolocod.trainer.boxes import anonymous_file
+from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.model import Place
 from nolocod.trainer.replica import open_replica
-from tests.support.trainer_parts import sealed_run, write_text
+from nolocod.trainer.worker import Worker
+from tests.support.trainer_parts import sealed_run, setup_for, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,18 +48,35 @@ def trained(folder: Path, *, compiles: bool) -> tuple[tuple[str, ...], list[floa
     return replica.devices, [*found, replica.evaluate()]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler for processors needs g++")
-def test_a_compiled_model_learns_the_same_and_its_layers_share_one_form(tmp_path: Path) -> None:
-    (names, compiled), (plain, usual) = (trained(tmp_path, compiles=compiles) for compiles in (True, False))
-    assert (names, plain) == (("cpu (compiled)",), ("cpu",))
-    assert compiled == pytest.approx(usual, rel=1e-4)
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    names, losses = trained(tmp_path_factory.mktemp("usual"), compiles=False)
+    assert names == ("cpu",)
+    return losses
+
+
+def test_a_compiled_model_learns_the_same_and_its_layers_share_one_form(
+    tmp_path: Path, usual: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it but the code for the processor, which takes half a minute to make."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
+    assert trained(tmp_path, compiles=True) == (("cpu (compiled)",), pytest.approx(usual, rel=1e-4))
     assert 0 < counters["stats"]["unique_graphs"] <= 2, "to train and to evaluate, for all layers"
 
 
-def test_without_a_compiler_it_computes_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_computes_as_before(tmp_path: Path, usual: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_inductor.config.cpp, "cxx", ("/nowhere/compiler",))
-    assert trained(tmp_path, compiles=True) == trained(tmp_path, compiles=False)
+    assert trained(tmp_path, compiles=True) == (("cpu",), usual)
     assert counters["frames"]["total"], "it was tried"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_trainer_is_told_to(asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[torch.nn.Module] = []
+    monkeypatch.setattr(on_device, "compile_layers", lambda model, compute: found.append(model))
+    worker = Worker(ChildEnd(socket.socketpair()[0].detach()), anonymous_file("boxes"))
+    worker._load(setup_for(sealed_run(), tmp_path, compile=asked))
+    assert len(found) == asked
 
 
 def test_the_layers_of_a_model_are_its_longest_row_of_alike_modules() -> None:
