@@ -10,7 +10,6 @@ is taken solo. Nothing is applied unless the exchange was committed on both side
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.outer.sides import Mesh, Trainer
 
-_BUSY_SECONDS, _MOST_BUSY = 0.125, 1.0
-"""What a peer is told when we are in another exchange. Who is told so again in one step waits twice as long each time, up to
-this long: many exchanges take some tenths of a second, and one over a slow line half a minute."""
+_BUSY_SECONDS = 1.0
+"""What a peer is told when we are in another exchange: about as long as one takes."""
 _CLOSED_SECONDS = 5.0
 """What a peer is told when we are stopping, or fetching weights."""
 _AVOID_SECONDS = 30.0
@@ -88,7 +86,6 @@ class OuterLoop:
         self._wasted = WastedTime()
         self._phase = Phase(settings.inner_steps, enlarges=trainer.can_enlarge)
         self._pause = 0.0  # after a partner that is busy
-        self._put_off: Counter[PeerId] = Counter()  # who was busy in this step, and how often
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
         self._failed = False  # in this step an exchange failed while we were wary ...
@@ -122,7 +119,6 @@ class OuterLoop:
         """Offer to one partner after another until a step was taken, by them, by us, or solo."""
         since, began = trio.current_time(), self._trainer.standing.round
         self._pause = _FIRST_PAUSE * self._phase.seconds
-        self._put_off.clear()
         while True:
             while self._local_side is not None:  # looked at again: whoever was told first may have accepted the next one
                 await self._idle.wait()
@@ -204,10 +200,8 @@ class OuterLoop:
         if ended.outcome == "committed":
             self._busy.clear()
         elif ended.outcome == "busy":
-            least = min(_MOST_BUSY, _BUSY_SECONDS * 2 ** self._put_off[ended.partner])
-            least = max(least, 2 * self._pause) if self._wasted.wary(now) else least  # others are asked before
+            least = 2 * self._pause if self._wasted.wary(now) else 0.05  # others are asked before
             self._busy[ended.partner] = now + max(ended.retry_after, least)
-            self._put_off[ended.partner] += 1
         else:
             until = now + min(_AVOID_SECONDS, self._phase.seconds)
             again = ended.outcome in ("aborted", "in_doubt") and not self._wasted.wary(now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -217,28 +216,6 @@ async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object
         assert len(node.steps("paired")) >= 0.9 * 1000 / node.run_phase
     rounds = [node.trainer.round for node in table.nodes.values()]
     assert max(rounds) - min(rounds) <= 3
-
-
-async def test_who_is_in_an_exchange_is_asked_again_soon_and_then_less_often(autojump_clock: object) -> None:
-    """It may take some tenths of a second, or half a minute."""
-    table = Table()
-    node, other = table.add("node", patience=20, goal=1), table.add("other")
-    other.loop._engage(PeerId("third"), initiator=False)
-    other.trainer.began -= INNER_STEPS
-    asked = []
-    decide = other.loop.decide
-
-    def noted(offer: Offer) -> Accept | Busy | Refuse:
-        asked.append(trio.current_time())
-        return decide(offer)
-
-    other.loop.decide = noted  # type: ignore[method-assign]
-    await node.loop.run()
-    waited = [round(later - before, 6) for before, later in pairwise(asked)]
-    assert waited[0] < 0.4
-    assert waited == sorted(waited)
-    assert 1.0 <= waited[-1] < 1.5
-    assert len(asked) < 25
 
 
 async def test_the_outer_step_is_due_when_the_median_machines_is(autojump_clock: object) -> None:
