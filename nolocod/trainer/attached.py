@@ -41,8 +41,9 @@ class AttachedTrainer(TrainerProcess):
 
     @property
     def steps_since_outer(self) -> int:
+        """-1 where the loop stands still: no outer step begins in its next inner step."""
         still = max(STILL, STEPS * self.standing.step_seconds)
-        return 0 if trio.current_time() - self._heard_at > still else super().steps_since_outer
+        return -1 if trio.current_time() - self._heard_at > still else super().steps_since_outer
 
     @property
     def _patience(self) -> Patience:

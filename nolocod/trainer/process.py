@@ -65,7 +65,7 @@ class TrainerProcess:
         self._memory = memory
         self._emit = emit
         self._phase, self._times = 0, 1
-        self._training = False
+        self._training, self._trained_before = False, 0
         self._heard = trio.Event()  # replaced whenever the child says something
         self._lock = trio.Lock()
         self._last_id = 0
@@ -92,7 +92,9 @@ class TrainerProcess:
 
     @property
     def steps_since_outer(self) -> int:
-        return min(self._progress.ages)
+        """-1 as long as the first inner step since training began is under way: nobody knows how long that takes."""
+        first = self._training and self.inner_steps == self._trained_before
+        return -1 if first else min(self._progress.ages)
 
     def subject(self, turn: float) -> int:
         """What our next outer step is about, where a turn has `turn` inner steps."""
@@ -133,6 +135,7 @@ class TrainerProcess:
         return await self._ask(pipe.Compare(samples), str, self._patience.files(4))
 
     async def train(self) -> None:
+        self._trained_before = self.inner_steps
         await self._ask(pipe.Train(), NoneType)
         self._training = True
 

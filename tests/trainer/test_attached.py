@@ -64,7 +64,7 @@ async def test_a_loop_that_stands_still_owes_nothing_until_it_is_heard_again(aut
         await trainer.wait_steps(9)
         assert trainer.steps_since_outer == 9
         await trio.sleep(STILL + 1)
-        assert trainer.steps_since_outer == 0, "no partner is looked for, nor is an offer accepted"
+        assert trainer.steps_since_outer == -1, "no partner is looked for, nor is an offer accepted"
         with trio.move_on_after(10 * STILL) as patience:
             await trainer.wait_steps(9)
         assert patience.cancelled_caught

@@ -82,6 +82,17 @@ async def test_two_trainers_take_an_outer_step_together(tmp_path: Path) -> None:
         assert all(event.tokens == 64 * event.steps for event in steps)
 
 
+async def test_no_outer_step_begins_in_the_first_inner_step(tmp_path: Path) -> None:
+    """Not in turns of one inner step either: it may take minutes, and a partner would wait."""
+    async with loaded(sealed_run(), tmp_path, "alice") as alice:
+        for _ in range(2):
+            before = alice.inner_steps
+            await alice.train()
+            await alice.wait_steps(0)
+            assert alice.inner_steps > before
+            await alice.pause()
+
+
 async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
     sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
     phase = sealed.manifest.inner.steps
