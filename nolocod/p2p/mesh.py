@@ -303,8 +303,8 @@ class Mesh:
         return believed_round(self.live(), phase, peer, told)
 
     def pace(self, number: int, phase: float) -> tuple[float, int]:
-        """Tell others that our phases take `phase` seconds (0: not known); return how long the run's are, and, as soon as we
-        know the run, by how many rounds one at round `number` is before the others."""
+        """Tell others that our phases take `phase` seconds (0: not known); return how long the run's are, as soon as we know
+        the run, and by how many rounds one at round `number` is before the others."""
         self._phase = phase
         return pace_in(self._table, trio.current_time(), number, phase)
 

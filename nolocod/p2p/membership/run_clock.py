@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from nolocod.proto.types import Member
 
 
-_NEWCOMERS = 2.0
-"""Times as long as it takes itself a newcomer has its phases last at others' word."""
-
-
 def median_round(members: Iterable[Member]) -> int:
     """Of the verified of `members` that train, the lower one of two; 0 without any."""
     rounds = [member.standing.round for member in _counted(members)]
@@ -51,10 +47,9 @@ def _counted(members: Iterable[Member], states: Collection[str] = ("training",))
 
 
 def pace_in(table: Membership, now: float, number: int, phase: float) -> tuple[float, int]:
-    """`pace` among the members of `table`. Whom a newcomer meets first may all lie: until we know the run nobody is far behind
-    us, and no phase takes much longer than ours. Without the others' word who is fast would run away from them meanwhile."""
-    runs, lead = pace(table.live(now), number, phase)
-    return (runs, lead) if table.settled(now) else (min(runs, _NEWCOMERS * phase), 0)
+    """`pace` among the members of `table`; nobody is followed until we know the run, for whom a newcomer meets first may all
+    lie."""
+    return pace(table.live(now) if table.settled(now) else (), number, phase)
 
 
 def pace(members: Iterable[Member], number: int, phase: float) -> tuple[float, int]:

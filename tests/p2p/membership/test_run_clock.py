@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,11 +10,8 @@ from msgspec.structs import replace
 from nolocod.identity import Identity, PeerId
 from nolocod.p2p.membership import heartbeat
 from nolocod.p2p.membership.heartbeat import OwnHeartbeat
-from nolocod.p2p.membership.run_clock import believed_round, pace, pace_in
+from nolocod.p2p.membership.run_clock import believed_round, pace
 from nolocod.proto.types import Member, Standing
-
-if TYPE_CHECKING:
-    from nolocod.p2p.membership.table import Membership
 
 RUN = "run"
 
@@ -97,10 +93,3 @@ def test_who_is_last_goes_on_at_the_pace_of_those_who_have_finished() -> None:
     liars = [verified(f"liar {number}", phase=1e9) for number in range(3)]
     finished = [verified(f"finished {number}", phase=60.0, state="finished") for number in range(9)]
     assert pace([*finished, *liars], 10, 60.0)[0] == 60.0
-
-
-@pytest.mark.parametrize(("settled", "found"), [(False, (20.0, 0)), (True, (60.0, 12))])
-def test_a_newcomer_is_not_held_back_by_those_it_met_first(settled: bool, found: tuple[float, int]) -> None:
-    """All of them may lie."""
-    table = SimpleNamespace(live=lambda now: 3 * [verified("liar", round=8, phase=60.0)], settled=lambda now: settled)
-    assert pace_in(cast("Membership", table), 0.0, 20, 10.0) == found
