@@ -131,7 +131,7 @@ def _node_options(parser: argparse.ArgumentParser) -> None:
         help="in which the base beside an adapter lies here (%(default)s)",
     )
     add("--spare-memory", action="store_true", help="compute layers twice, and keep less of them meanwhile")
-    add("--compile", action="store_true", help="have torch compile the model's layers: faster steps, after a minute or more")
+    add("--compile", action="store_true", help="have torch compile the model's layers, where it can: to load takes longer")
     add("--tf32", action="store_true", help="let an NVIDIA GPU round what it multiplies in float32 (TF32)")
     add(
         "--clip-change",

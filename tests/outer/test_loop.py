@@ -271,15 +271,16 @@ async def test_who_accepts_copies_at_half_a_phase_at_the_earliest(autojump_clock
     assert node.trainer.steps_since_outer == INNER_STEPS / 2
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-async def test_phases_of_a_step_or_two_have_no_more_and_no_less(steps: int, autojump_clock: object) -> None:
+@pytest.mark.parametrize(("steps", "most"), [(1, 2.0), (2, 2.1)])
+async def test_phases_of_a_step_or_two_have_hardly_more(steps: int, most: float, autojump_clock: object) -> None:
+    """Of one step: the one is as far as the other only now and then."""
     table = Table()
     nodes = [table.add(name, inner_steps=steps, patience=2.0) for name in ("a", "b")]
     nodes[0].trainer.began -= 0.5  # never at once
     await run_for(table, 200)
     for node in nodes:
         taken = [step.inner_steps for step in node.steps("paired")]
-        assert sum(taken) / len(taken) <= steps + 1, "the one is as far as the other at times"
+        assert sum(taken) / len(taken) <= most
         assert min(step.inner_steps for step in node.steps("paired") + node.steps("solo")) >= 1
 
 

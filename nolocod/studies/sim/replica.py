@@ -123,15 +123,19 @@ class SimReplica:
         if times != self.times:
             self._train()
             done = self._trained + 1
-            ends = self._began + done * self.step_seconds
+            ends = self._end_of(done)
             self.times = times
             self._began = ends - done * self.step_seconds
 
     async def wait_steps(self, count: int) -> None:
         await trio.lowlevel.checkpoint()
         while self.steps_since_outer < count:
-            due = self._began + (max(self._last) + count) * self.step_seconds
+            due = self._end_of(max(self._last) + count)
             await sleep_until(max(due, trio.current_time() + self.step_seconds))
+
+    def _end_of(self, number: int) -> float:
+        """When so many inner steps are done."""
+        return self._began + number * self.step_seconds
 
     def _train(self) -> None:
         """Bring theta to the step that the clock has come to."""
@@ -169,14 +173,13 @@ class SimReplica:
         size, turns = len(self.state.phi), self.outer.turns
         return slice(size * self.among.start // turns, size * self.among.stop // turns)
 
-    async def _end_of_step(self, after: int = 0) -> None:
+    async def _wait_due(self, after: int) -> None:
         """Wait for the end of the inner step that is under way, and of as many as make `after` since the last outer step."""
         async with self._commands:
-            last = max(self._steps + 1, max(self._last) + after)
-            await sleep_until(self._began + last * self.step_seconds)
+            await sleep_until(self._end_of(max(self._steps + 1, max(self._last) + after)))
 
     async def capture(self, subject: int, after: int = 0) -> Description:
-        await self._end_of_step(after)
+        await self._wait_due(after)
         self._train()
         self.captured, self._subject = self.state, subject
         self._captured_steps = self._trained
@@ -217,7 +220,7 @@ class SimReplica:
         return self._stepped(before, self._pair(before, run_round, skipped), paired=True)
 
     async def solo(self, run_round: int, subject: int, after: int = 0) -> Applied:
-        await self._end_of_step(after)
+        await self._wait_due(after)
         self._train()
         before, self._subject = self.state, subject
         self._captured_steps = self._trained
