@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 28
 """Bytes of logits in float32. Fewer rows would make it dearer to add up what they give the layer's gradient."""
+_FLOAT16_ROWS = 1024
 
 
 class _Output:
@@ -98,6 +99,8 @@ class _Loss(torch.autograd.Function):
         ]
         by_states, by_weight, by_bias = found
         at_once = max(1, CHUNK // (4 * len(weight)))
+        if kind == torch.float16:  # whose sums over more rows may be too large for it
+            at_once = min(at_once, _FLOAT16_ROWS)
         for start in range(0, len(ids), at_once):
             rows = slice(start, start + at_once)
             states, said = hidden[rows].to(kind), ids[rows, None]

@@ -14,7 +14,8 @@ import torch
 
 from nolocod.errors import ModelTooLargeError, TrainerError
 from nolocod.trainer.adapter import trained
-from nolocod.trainer.model import fast_kind, matrices_of
+from nolocod.trainer.loss_scale import LossScale
+from nolocod.trainer.model import fast_kind, matrices_of, step_kind
 from nolocod.trainer.muon import Muon
 from nolocod.trainer.objective import NextToken
 from nolocod.trainer.pace import Pace
@@ -77,11 +78,11 @@ def make_adamw(parameters: Sequence[Tensor], manifest: Manifest, device: torch.d
     return torch.optim.AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), fused=fused)
 
 
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Compute in bfloat16 where a card has it; weights and optimizer stay float32."""
-    if device.type == "cuda" and fast_kind(device) == torch.bfloat16:
-        return torch.autocast("cuda", torch.bfloat16)
-    return contextlib.nullcontext()
+def autocast(device: torch.device, kind: torch.dtype | None = None) -> contextlib.AbstractContextManager[Any]:
+    """Multiply in `kind`, or in bfloat16 where a card has it; weights and optimizer stay float32."""
+    if kind is None:
+        kind = fast_kind(device) if device.type == "cuda" else torch.float32
+    return contextlib.nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
 
 
 def pieces(windows: Tensor, batch: int, idle: int = 0) -> Iterator[tuple[Tensor, bool]]:
@@ -140,10 +141,18 @@ class Inner:
     """Takes inner steps on `model`."""
 
     def __init__(
-        self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int, objective: Objective
+        self,
+        model: torch.nn.Module,
+        manifest: Manifest,
+        device: torch.device,
+        at_once: int,
+        objective: Objective,
+        *,
+        scales: bool,
     ) -> None:
         """`at_once`: windows that are computed together at first, and halved for good where memory does not take them. 0 is
-        one, whose layers are computed twice, as they are in the end where memory does not take one otherwise."""
+        one, whose layers are computed twice, as they are in the end where memory does not take one otherwise. `scales`:
+        whether the loss is scaled, as on all devices that take a step together if one of them computes in float16."""
         self.at_once = max(1, at_once)
         here = self._here(trained(model))
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
@@ -156,6 +165,8 @@ class Inner:
         self._device = device
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._all = [*self._parameters, *(here[name] for name in by_muon)]
+        self._kind = step_kind(device)
+        self._scale = LossScale(device) if scales else None
         self._can_skip = bool(self.optimizer.defaults["fused"])
         self._shared: Tensor | None = None  # all gradients, and behind them the loss, where a step has parts
         self._add: Callable[[Tensor], None] | None = None
@@ -196,7 +207,7 @@ class Inner:
         body = self._model.base_model
         assert isinstance(body, torch.nn.Module)
         try:
-            with autocast(self._device):
+            with autocast(self._device, self._kind):
                 states = body(input_ids=ids)[0]
             states.float().sum().backward()
         finally:
@@ -228,7 +239,14 @@ class Inner:
         self._clear()
         self._loss += torch.where(is_finite, total, self._zero)
         self._finite += finite
-        self._skipped = (self._skipped + 1) * broken
+        if self._scale is None:
+            self._skipped = (self._skipped + 1) * broken
+            return
+        self._scale.follow(finite)
+        if self._scale.is_spent:
+            self._scale = None
+            if self._kind == torch.float16:
+                self._kind = torch.float32
 
     def _here(self, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
         """What this device has of them."""
@@ -247,17 +265,20 @@ class Inner:
 
     def _gather(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Have the gradient of all parts of a step, clipped; returns their loss, and the gradient's norm before."""
+        self._fill()
         if self._shared is not None and self._add is not None:
             self._shared[-1] = total
             self._add(self._shared)
             total = self._shared[-1].clone()
-        self._fill()
         return total, torch.nn.utils.clip_grad_norm_(self._all, self._settings.clip)
 
     def _fill(self) -> None:
+        """Have a gradient of this device's part, as it is without a scale."""
         for parameter in self._parameters:
             if parameter.grad is None:  # an expert without a token: Adam has one count of steps for all
                 parameter.grad = torch.zeros_like(parameter)
+        if self._scale is not None:
+            self._scale.remove([one.grad for one in self._all if one.grad is not None])
 
     def _clear(self) -> None:
         if self._shared is None:
@@ -270,9 +291,11 @@ class Inner:
         total = self._zero
         try:
             for part, counts in pieces(windows, self.at_once, idle):
-                with autocast(self._device):
+                with autocast(self._device, self._kind):
                     loss, balanced = self._objective.loss(self._model, part, self._device)
                 share = self._objective.weight(part) / weight if counts else 0.0
+                if self._scale is not None:
+                    balanced = balanced * self._scale.factor
                 (balanced * share).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
                 total = total + loss.detach() * share
         except (MemoryError, RuntimeError) as error:

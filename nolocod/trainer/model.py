@@ -239,6 +239,10 @@ def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype, bits:
     return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - spared - saved + reference
 
 
+_FLOAT16_UNITS = (7, 0)
+"""The compute capability since which NVIDIA's cards have them."""
+
+
 def activations(layout: Layout, vocabulary: int, manifest: Manifest, windows: int, kept: int = _KEPT) -> int:
     """Bytes, in float32, that so many windows keep for their backward pass, where a layer keeps `kept` times its hidden states;
     and of their logits."""
@@ -255,6 +259,14 @@ def fast_kind(device: torch.device) -> torch.dtype:
     else:  # a name without promise, newer than some torch that is allowed
         has = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.bfloat16 if has else torch.float32
+
+
+def step_kind(device: torch.device) -> torch.dtype:
+    """What a GPU multiplies in during inner steps: bfloat16; else float16, if it has units for that; else float32, as a CPU."""
+    if device.type != "cuda":
+        return torch.float32
+    kind = fast_kind(device)
+    return torch.float16 if kind == torch.float32 and torch.cuda.get_device_capability(device) >= _FLOAT16_UNITS else kind
 
 
 def _by_number(name: str) -> list[str | int]:

@@ -17,7 +17,7 @@ from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.compiled import compile_layers
 from nolocod.trainer.inner import Inner, sum_losses
-from nolocod.trainer.model import check_length, check_memory, fast_kind, flatten, layout_of, read_config
+from nolocod.trainer.model import check_length, check_memory, fast_kind, flatten, layout_of, read_config, step_kind
 from nolocod.trainer.objective import objective_of
 
 if TYPE_CHECKING:
@@ -72,11 +72,16 @@ class DevicePart:
         self.theta = flatten(dict(self.model.named_parameters()), self.layout, flat)
         self.model.to(self.device)  # the buffers, and what is frozen; the others are there already
         self.objective = objective_of(manifest, self.model)
-        self.inner = Inner(self.model, manifest, self.device, at_once, self.objective)
+        self.inner = Inner(self.model, manifest, self.device, at_once, self.objective, scales=self._scales())
         if place.spares_memory:
             self.inner.spare_memory()
         if self._group is not None:
             self.inner.share(self._group.add)
+
+    def _scales(self) -> bool:
+        """Whether this device or another computes in float16. All must ask."""
+        whole = int(step_kind(self.device) != torch.float16)
+        return not (whole if self._group is None else self._group.least(whole))
 
     def bring(self, span: slice) -> None:
         """Have the leader's `theta` hold there what inner steps made of it."""

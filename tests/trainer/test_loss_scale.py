@@ -1,0 +1,179 @@
+"""Inner steps in float16, as cards take them that have no bfloat16; a processor stands in for one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from nolocod.run.manifest import Inner as Settings
+from nolocod.run.manifest import Manifest, Outer
+from nolocod.trainer import inner, loss_scale, on_device
+from nolocod.trainer.head import losing
+from nolocod.trainer.inner import Inner
+from nolocod.trainer.loss_scale import LossScale
+from nolocod.trainer.model import step_kind
+from tests.support.trainer_parts import make_replica, sealed_run
+from tests.trainer.test_no_synchronisation import watched
+from tests.trainer.test_ranks import shared
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+CPU = torch.device("cpu")
+SETTINGS = Settings(steps=4, batch=2, sequence=32, learning_rate=1e-3, optimizer="adamw", weight_decay=0.0)
+
+
+@pytest.fixture
+def float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (inner, on_device):
+        monkeypatch.setattr(module, "step_kind", lambda device: torch.float16)
+
+
+class Times:
+    """What a layer says, times `factor`."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def weight(self, windows: Tensor) -> int:
+        return len(windows)
+
+    def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        said = (model(windows.float()) * self.factor).float().mean()
+        return said, said
+
+
+def taking(factor: float, *, scales: bool = True) -> tuple[torch.nn.Linear, Inner]:
+    model = torch.nn.Linear(4, 1)
+    manifest = Manifest(name="x", model={"model_type": "llama"}, inner=SETTINGS)
+    return model, Inner(model, manifest, CPU, 4, Times(factor), scales=scales)
+
+
+def step(steps: Inner, times: int = 1) -> None:
+    for _ in range(times):
+        steps.step(torch.ones(4, 4, dtype=torch.int64), 1e-3)
+
+
+@pytest.mark.usefixtures("float16")
+def test_gradients_too_small_for_float16_are_learnt_from() -> None:
+    for scales in (True, False):
+        model, steps = taking(1e-7, scales=scales)
+        before = model.weight.clone()
+        step(steps)
+        assert torch.equal(model.weight, before) is not scales
+
+
+@pytest.mark.usefixtures("float16")
+def test_the_gradient_is_the_loss_s_own() -> None:
+    model, steps = taking(0.5)
+    steps._differentiate(torch.ones(4, 4, dtype=torch.int64), 4)
+    steps._fill()
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, torch.full((1, 4), 0.5))
+
+
+@pytest.mark.usefixtures("float16")
+def test_a_step_whose_scaled_gradient_is_too_large_is_left_out_and_the_factor_falls() -> None:
+    model, steps = taking(10.0)
+    before = model.weight.clone()
+    step(steps)
+    assert torch.equal(model.weight, before)
+    assert math.isnan(steps.report())
+    step(steps, 4)
+    assert not torch.equal(model.weight, before)
+    assert math.isfinite(steps.report())
+
+
+def test_the_factor_rises_after_many_finite_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "_RISE_AFTER", 3)
+    scale, good, bad = LossScale(CPU), torch.ones(()), torch.zeros(())
+    first, seen = scale.factor.item(), []
+    for finite in (good, good, bad, good, good, good, good, good, good):
+        scale.follow(finite)
+        seen.append(scale.factor.item() / first)
+    assert seen == [1, 1, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1]
+
+
+@pytest.mark.usefixtures("float16")
+def test_a_model_whose_numbers_float16_does_not_hold_goes_on_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "_LOOK_EVERY", 16)
+    model, steps = taking(1.0)
+    model.weight.data.fill_(1e6)
+    step(steps, 16)
+    assert math.isnan(steps.report()), "no error yet, though ten steps had no finite gradient"
+    step(steps)
+    assert steps.report() == pytest.approx(4e6, rel=1e-3)
+
+
+@pytest.mark.usefixtures("float16")
+def test_a_replica_learns_in_float16_as_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = sealed_run(inner=Settings(steps=4, batch=2, sequence=32, learning_rate=3e-3))
+    half = make_replica(sealed, tmp_path)
+    monkeypatch.undo()
+    whole = make_replica(sealed, tmp_path)
+    begin = whole.evaluate()
+    for one in (half, whole):
+        for _ in range(30):
+            one.step()
+    assert not torch.equal(half.theta, whole.theta), "it was float16"
+    assert half.evaluate() == pytest.approx(whole.evaluate(), rel=0.01)
+    assert half.evaluate() < 0.8 * begin
+
+
+@pytest.mark.usefixtures("float16")
+def test_a_step_in_float16_asks_the_device_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = make_replica(sealed_run(inner=SETTINGS), tmp_path)
+    replica.step()
+    with watched(monkeypatch) as found:
+        replica.step()
+    assert found.asked == []
+
+
+@pytest.mark.usefixtures("float16")
+@pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:2"])
+def test_a_device_in_float16_beside_one_in_float32_makes_one_gradient(tmp_path: Path, devices: str) -> None:
+    sealed = sealed_run(
+        inner=Settings(steps=4, batch=2, accumulation=2, sequence=32, learning_rate=1e-3),
+        outer=Outer(rounds=100, turns=1),
+        codec="float32",
+    )
+    alone = make_replica(sealed, tmp_path)
+    alone.draw_as("alice")
+    with shared(sealed, tmp_path, devices) as replica:
+        before = replica.theta.clone()
+        for one in (alone, replica):
+            for _ in range(4):
+                one.step()
+        replica.solo()
+        alone.solo()
+        moved = (alone.theta - before).norm()
+        assert (replica.theta - alone.theta).norm() < 0.05 * moved
+
+
+@pytest.mark.parametrize(("capability", "kind"), [((6, 1), torch.float32), ((7, 0), torch.float16), ((7, 5), torch.float16)])
+def test_a_card_without_bfloat16_computes_in_float16_if_it_has_units_for_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kind: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for has in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, has=has: has)
+        assert step_kind(torch.device("cuda")) == (torch.bfloat16 if has else kind)
+    assert step_kind(CPU) == torch.float32
+
+
+def test_what_many_rows_give_a_head_s_gradient_is_not_too_large_for_float16() -> None:
+    layer, ids = torch.nn.Linear(2, 4, bias=False), torch.zeros(100_000, dtype=torch.int64)
+    torch.nn.init.zeros_(layer.weight)
+    states: Any = torch.full((1, len(ids), 2), 4.0)
+    with torch.autocast("cpu", torch.float16), losing(layer, None, ids):
+        layer(states).backward()
+    with torch.enable_grad():
+        wanted = torch.autograd.grad(functional.cross_entropy(layer(states)[0], ids), layer.weight)[0]
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, wanted, rtol=1e-3, atol=1e-4)
