@@ -1,8 +1,8 @@
 """`python -m tests.lab.slow_home`: three real daemons, one of them in a home whose line is far too slow for the others' pace.
 
 The rule: what is told was in the nodes' own events. The others' rounds take a third of the time in which the slow line carries
-the model once. It is an error where the one behind it uses less than 80 % of its line for exchanges that were committed,
-fetches weights a second time, or is more than 1 % above the others.
+the model once. It is an error where the one behind it uses less than 80 % of its line, on the way that has more to carry, for
+exchanges that were committed, fetches weights a second time, or is more than 1 % above the others.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
         were = {"first": first, "second": second, "slow": third}
         seen = {name: Seen.of(node.log, begin=begin) for name, node in were.items()}
     slow = seen["slow"]
-    used = 8 * slow.sent / (1e6 * options.rate * (end - begin))
+    used = 8 * slow.carried / (1e6 * options.rate * (end - begin))
     higher = above(slow, [seen["first"], seen["second"]])
     for name, one in seen.items():
         sys.stdout.write(f"{name}: {one}\n")

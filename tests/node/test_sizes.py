@@ -54,7 +54,7 @@ def slow(line: tuple[float, float]) -> float:
 
 def window(line: tuple[float, float]) -> float:
     """Bytes that are on the way on one stream: its window grew while it had the line alone."""
-    return min(max(FIRST_WINDOW, HALVES * 2 * yamux_stream._QUICK * line[0]), MOST_WINDOW)
+    return min(max(2 * FIRST_WINDOW, HALVES * 2 * yamux_stream._QUICK * line[0]), MOST_WINDOW)
 
 
 @sizes
@@ -134,7 +134,7 @@ def test_no_trainer_is_taken_for_one_that_hangs(parameters: int, step: float, me
 
 @lines
 def test_heartbeats_flow_beside_bulk(line: tuple[float, float]) -> None:
-    timing, windows = Timing(), 2 * yamux_stream._QUICK * HALVES
+    timing, windows = Timing(), max(2 * yamux_stream._QUICK * HALVES, window(line) / line[0])
     queued = windows * SHARED * OVERHEAD  # seconds; what is on the way of each stream was sent while the line was its own
     for members in (2, 6, 100, 512):
         assert timing.pace(members) + queued < timing.lasts(members)

@@ -39,8 +39,8 @@ class Seen:
     blamed: list[str] = field(default_factory=list)
     lost: list[tuple[float, str]] = field(default_factory=list)
     """Members that fell silent, and the time of day in seconds."""
-    sent: int = 0
-    """Bytes, in exchanges that were committed."""
+    carried: int = 0
+    """Bytes of exchanges that were committed: of each those of the way that had more, for it takes as long as that."""
     losses: dict[int, float] = field(default_factory=dict)
     """Held out, by round."""
 
@@ -67,7 +67,7 @@ class Seen:
                 case "outer_step" if at >= begin:
                     seen.steps[fields["kind"]] += 1
                     seen.order += fields["kind"][0]
-                    seen.sent += fields.get("sent", 0)
+                    seen.carried += max(fields.get("sent", 0), fields.get("received", 0))
                     if "exchange_seconds" in fields:
                         seen.exchange_seconds.append(fields["exchange_seconds"])
                 case "evaluated":

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 _MOST_CREDIT = 2**32 - 1
 _FOREVER = float("inf")
 _QUICK = 0.5
-"""A window of which half lasts for so many seconds is longer than any round trip, and grows no more."""
+"""A window of which half lasts for so many seconds is longer than most round trips, and grows no more ..."""
+_QUICK_AT_FIRST = 1.0
+"""... if it has grown. Behind what both sides send, on a slow line, credit takes longer; and half of the first window in that
+time is a line of 1 Mbit/s, to which twice as much is no burden."""
 
 
 class Multiplexer(Protocol):
@@ -184,7 +187,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         if self._read * 2 < self.window or self.ended.is_set():
             return
         now = trio.current_time()
-        grown = self.muxed_conn.grant(self.window) if now - self._credited < _QUICK else 0
+        quick = _QUICK if self.window > FIRST_WINDOW else _QUICK_AT_FIRST
+        grown = self.muxed_conn.grant(self.window) if now - self._credited < quick else 0
         self._credited = now
         self.window += grown
         delta, self._read = self._read + grown, 0

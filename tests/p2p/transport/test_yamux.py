@@ -134,6 +134,21 @@ async def test_the_window_grows_and_all_windows_together_have_a_limit() -> None:
         assert second[1].window == 4 * FIRST_WINDOW, "what a stream no longer needs is free for others"
 
 
+@pytest.mark.parametrize(("seconds", "times"), [(0.7, 2), (1.1, 1)])
+async def test_the_first_window_grows_once_where_credit_is_slow_but_the_line_is_not(
+    autojump_clock: MockClock, seconds: float, times: int
+) -> None:
+    """Half of it in 0.7 s is 1.5 Mbit/s: a credit that takes so long behind other data would keep any line at that."""
+    async with connections() as (ann, bob):
+        stream, other = await pair_of_streams(ann, bob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.write, bytes(4 << 20))
+            for _ in range(32):
+                await trio.sleep(seconds)
+                await other.read_into(memoryview(bytearray(FIRST_WINDOW // 2)))
+        assert other.window == times * FIRST_WINDOW
+
+
 async def test_the_window_of_a_slow_reader_stays_small(autojump_clock: MockClock) -> None:
     async with connections() as (ann, bob):
         stream, other = await pair_of_streams(ann, bob)
