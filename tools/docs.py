@@ -598,6 +598,8 @@ def type_text(annotation: Any) -> str:  # noqa: ANN401  # whatever stands in an 
 def _plain_type(info: msgspec.inspect.Type) -> str:
     if isinstance(info, msgspec.inspect.VarTupleType):
         return f"list of {_plain_type(info.item_type)}"
+    if isinstance(info, msgspec.inspect.StructType):
+        return "table"
     names = {"IntType": "integer", "FloatType": "number", "StrType": "string", "BoolType": "boolean", "DictType": "table"}
     name = names[type(info).__name__]
     bounds = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "pattern": "matching"}

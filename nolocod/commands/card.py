@@ -59,9 +59,8 @@ def write(sealed: Sealed, told: Sequence[str], out: Path) -> None:
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- nolocod"]
     if base is not None and base.source:
         front += [f"base_model: {base.source}"]
-    source = (
-        f"`{data.dataset}` of the hub, {data.split}" if data.dataset else data.source + ", each node's own" * data.from_node
-    )
+    sets = [f"{f'{weight:g} of ' * bool(data.mixture)}`{part.dataset}` of the hub, {part.split}" for part, weight in data.parts]
+    source = "; ".join(sets) if data.source == "hub" else data.source + ", each node's own" * data.from_node
     if base is None:
         began = f"Weights drawn from seed {manifest.seed}."
     elif base.source:

@@ -155,7 +155,9 @@ def training_data(manifest: Manifest, job: Job) -> Finding:
     else:
         text, whole = some_text(settings, Path(job.data) if job.data else None, _SAMPLE)
     tokens = tokenizer.encode(text)
-    where = settings.dataset if settings.source == "hub" else job.data or "the standard library"
+    where = job.data or "the standard library"
+    if settings.source == "hub":
+        where = " and ".join(str(part.dataset) for part, _ in settings.parts)
     if not len(tokens):
         return warn("D10", f"the part of {where} that was read has no text.")
     if whole:
@@ -186,15 +188,18 @@ def _streamed(manifest: Manifest) -> list[str]:
     from nolocod.trainer.data import missing_packages
     from nolocod.trainer.hub import cause_of, failures, open_hub
 
-    name = f"data set {manifest.data.dataset!r}"
-    try:
-        known = failures()
-    except ImportError as error:
-        raise missing_packages(name) from error
-    try:
-        return list(islice(open_hub(manifest.data).texts(), _RECORDS))
-    except known as error:
-        raise DataError(f"{name}: {cause_of(error)}.", remedy="Check the network, or ask the run's owner.") from error
+    found: list[str] = []
+    for settings, _ in manifest.data.parts:
+        name = f"data set {settings.dataset!r}"
+        try:
+            known = failures()
+        except ImportError as error:
+            raise missing_packages(name) from error
+        try:
+            found += islice(open_hub(settings).texts(), _RECORDS)
+        except known as error:
+            raise DataError(f"{name}: {cause_of(error)}.", remedy="Check the network, or ask the run's owner.") from error
+    return found
 
 
 def _first_line(error: Exception) -> str:

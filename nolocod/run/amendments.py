@@ -172,6 +172,8 @@ def _objection(manifest: Manifest, changes: tuple[Change, ...]) -> str:
     text = any(value is not None for one in changes for value in (one.dataset, one.subset, one.split, one.field))
     if text and manifest.data.source != "hub":
         return f'`data.source` is "{manifest.data.source}": the data of a run can be changed where it is "hub".'
+    if text and manifest.data.mixture:
+        return "the run has `data.mixture`, which cannot be changed."
     return ""
 
 

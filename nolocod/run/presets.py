@@ -107,4 +107,6 @@ def _toml_line(key: str, value: object) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(_toml_line(json.dumps(key), one) for key, one in value.items() if one is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)

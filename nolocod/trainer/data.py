@@ -125,6 +125,14 @@ def tokenizer_text(settings: Data, base: Path | None) -> str:
         raise BaseModelError(f"{base}: {TOKENIZER} cannot be read as text.") from error
 
 
+def end_token(tokenizer: Tokenizer) -> int:
+    """By which documents are isolated. RunFileError without one."""
+    if tokenizer.end is None:
+        cause = '`data.documents = "isolated"` needs a tokenizer with a token that ends a text; none is known of this one.'
+        raise RunFileError(cause, remedy='Say "apart".')
+    return tokenizer.end
+
+
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 """Names of the token that ends a text, in the tokenizers that we know."""
 

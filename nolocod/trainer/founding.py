@@ -19,7 +19,7 @@ from nolocod.run.published import without_unknown
 from nolocod.run.run_file import OpenBase, read_run_file
 from nolocod.trainer import base_model
 from nolocod.trainer.adapter import attach
-from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.data import end_token, make_tokenizer
 from nolocod.trainer.model import bare, check_length, own_keys, read_config
 from nolocod.trainer.samples import Samples
 
@@ -60,6 +60,8 @@ def _check(manifest: Manifest, base: OpenBase | None) -> None:
     check_length(config, manifest.inner.sequence, strict=True)
     if manifest.data.kind != "text":
         Samples(manifest, tokenizer)
+    elif manifest.data.isolates:
+        end_token(tokenizer)
     model = bare(config)
     if not _is_causal(model, config):
         kind = manifest.model["model_type"]

@@ -164,7 +164,7 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
 
 
 class Answers:
-    """The tokens that the assistant said, each with those before it in its document."""
+    """The tokens that are marked as learnt, each with those before it in its document."""
 
     def __init__(self, head: torch.nn.Linear | None = None, *, packed: bool) -> None:
         self._head = head
@@ -211,7 +211,7 @@ class Preferences:
 def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
     """What the run makes small. `model` has its first weights, which are the reference of preferences: a copy is kept."""
     masking_utils.find_packed_sequence_indices = _documents
-    if manifest.data.kind == "text":
+    if not manifest.data.isolates:
         return NextToken(plain_head(model))
     packed = keeps_apart(model)
     if manifest.data.kind == "preference":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nolocod.run.manifest import Manifest
     from nolocod.trainer.data import Tokenizer
     from nolocod.trainer.records import Message
+    from nolocod.trainer.windows import Position, Source
 
 LEARNT, BEGIN = 1 << 30, 1 << 31
 """Beside ids, which are smaller; 32 bits in all."""
@@ -122,6 +123,33 @@ def pack(waiting: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
             index += 1
     window[at : at + 1] = BEGIN
     return window
+
+
+def isolated(windows: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """Windows of text, in which `end` ends a document, with the marks of samples: all is learnt but where a document begins."""
+    begins = np.ones(windows.shape, dtype=bool)
+    begins[:, 1:] = windows[:, :-1] == end
+    return windows | np.where(begins, BEGIN, LEARNT)
+
+
+class Isolated:
+    """A windows.Source: the windows of text of `source`, marked."""
+
+    def __init__(self, source: Source, end: int) -> None:
+        self._source, self._end = source, end
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        return isolated(self._source.take(count), self._end)
+
+    def held_out(self, count: int) -> NDArray[np.int64]:
+        return isolated(self._source.held_out(count), self._end)
+
+    @property
+    def position(self) -> Position:
+        return self._source.position
+
+    def seek(self, position: Position) -> None:
+        self._source.seek(position)
 
 
 def unpacked(tokens: NDArray[np.int64], documents: int) -> list[NDArray[np.int64]]:

@@ -20,11 +20,12 @@ import numpy as np
 
 from nolocod.disk import written_whole
 from nolocod.errors import DataError
-from nolocod.trainer.data import Tokenizer, end_of, is_held_out, local_parts, local_tokens
+from nolocod.trainer.data import Tokenizer, end_of, end_token, is_held_out, local_parts, local_tokens
 from nolocod.trainer.hub import DataSet, cause_of, failures, is_damage, open_hub
+from nolocod.trainer.mixture import Mixture
 from nolocod.trainer.prefetch import Prefetched, Supply, persist
 from nolocod.trainer.records import told_of
-from nolocod.trainer.samples import Samples, local_samples, pack, unpacked
+from nolocod.trainer.samples import Isolated, Samples, isolated, local_samples, pack, unpacked
 from nolocod.trainer.windows import Parts, Position, Shard, Source, Windows, permuted
 
 if TYPE_CHECKING:
@@ -56,24 +57,42 @@ def open_source(
     """Open the run's text for the node `peer_id`; DataError if it cannot be used. Waits for the hub as long as it takes if it
     can `tell`; else an outage is a DataError too."""
     settings, inner = manifest.data, manifest.inner
-    samples = Samples(manifest, tokenizer, tell) if settings.kind != "text" else None
+    end = end_token(tokenizer) if settings.documents == "isolated" else None
     if settings.source == "hub":
         supply, ask = Supply(tell or (lambda supply: None)), _asked_once
         if tell is not None:
             ask = partial(persist, trouble=supply.out, closed=threading.Event())
-        stream = ask(lambda: Stream(open_hub(settings), manifest, samples or tokenizer, peer_id))
+        stream = ask(lambda: open_stream(manifest, tokenizer, peer_id, tell))
         count = inner.batch * manifest.evaluation.batches
         held_out = ask(lambda: kept_held_out(stream, manifest, count, cache))
         supply.back()
-        return Prefetched(stream, inner.batch * inner.accumulation, held_out, supply)
+        if end is not None:
+            held_out = isolated(held_out, end)
+        marked = stream if end is None else Isolated(stream, end)
+        return Prefetched(marked, inner.batch * inner.accumulation, held_out, supply)
     windows: Windows | Parts
-    if samples is not None:
-        windows = local_samples(samples, data, cache)
-    elif settings.documents == "apart":
+    if settings.kind != "text":
+        windows = local_samples(Samples(manifest, tokenizer, tell), data, cache)
+    elif settings.documents != "joined":
         windows = Parts(*local_parts(settings, inner.sequence, data, tokenizer, cache), inner.sequence)
     else:
         windows = Windows(local_tokens(settings, data, tokenizer, cache), inner.sequence, settings.held_out)
-    return Shard(windows, manifest.seed, peer_id)
+    shard = Shard(windows, manifest.seed, peer_id)
+    return shard if end is None else Isolated(shard, end)
+
+
+def open_stream(
+    manifest: Manifest, tokenizer: Tokenizer, peer_id: str, tell: Callable[[SamplesRead], None] | None = None
+) -> Stream | Mixture:
+    """The run's data set of the hub, or its mixture of them. Raises hub.failures, or DataError."""
+    streams = []
+    for settings, _ in manifest.data.parts:
+        own = msgspec.structs.replace(manifest, data=settings)
+        reader = tokenizer if settings.kind == "text" else Samples(own, tokenizer, tell)
+        streams.append(Stream(open_hub(settings), own, reader, peer_id))
+    if not manifest.data.mixture:
+        return streams[0]
+    return Mixture(streams, [weight for _, weight in manifest.data.parts], f"{manifest.seed} {peer_id}")
 
 
 def _asked_once(work: Callable[[], T]) -> T:
@@ -83,7 +102,7 @@ def _asked_once(work: Callable[[], T]) -> T:
         raise DataError(f"the data set cannot be read: {cause_of(error)}.", remedy="Check the network.") from error
 
 
-def kept_held_out(stream: Stream, manifest: Manifest, count: int, cache: Path) -> NDArray[np.int64]:
+def kept_held_out(stream: Stream | Mixture, manifest: Manifest, count: int, cache: Path) -> NDArray[np.int64]:
     """The stream's held-out windows, read once and kept in a file."""
     facts = msgspec.json.encode([manifest.data, manifest.inner.sequence, count, *stream.facts])
     target = cache / f"held-out-{blake3.blake3(facts).hexdigest()[:32]}.npy"

@@ -37,6 +37,8 @@ class Position(msgspec.Struct, frozen=True):
     """How many files are done in this epoch, how many groups of the next, and with `index` documents of the next group
     (streams only)."""
     group: int = 0
+    parts: tuple[Position, ...] = ()
+    """Of each data set of a mixture, of which `index` windows were taken."""
 
 
 class Source(Protocol):
