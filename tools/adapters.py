@@ -21,7 +21,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nolocod.run import presets
-from nolocod.run.manifest import Adapter, Data, Evaluation, Inner, Manifest, Outer, Trust
+from nolocod.run.data import Data
+from nolocod.run.manifest import Adapter, Evaluation, Inner, Manifest, Outer, Trust
 from nolocod.studies.lab.methods import BY_NAME
 from nolocod.studies.lab.multi_replica import MultiReplica
 from nolocod.studies.lab.results import Results

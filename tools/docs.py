@@ -48,6 +48,7 @@ from nolocod.proto.limits import Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
 from nolocod.run.announcements import MAX_ANNOUNCEMENT
+from nolocod.run.data import Section
 from nolocod.run.owners import Owners
 from nolocod.trainer.checkpoint import KEPT
 from nolocod.watch import observer
@@ -72,7 +73,7 @@ one stream, and this node goes on.
 _RUN_FILE_HEAD = """\
 # The run file
 
-Made by `python tools/docs.py` from `nolocod/run/manifest.py`; do not edit.
+Made by `python tools/docs.py` from `nolocod/run/manifest.py` and `data.py`; do not edit.
 
 A run is described by a TOML file, which `nolocod start` signs and hands to everybody who joins. Keys
 outside a table come first. A key that is misspelt, or a value out of bounds, is refused with its line.
@@ -609,7 +610,7 @@ def _plain_type(info: msgspec.inspect.Type) -> str:
 
 def _tables() -> dict[str, type[msgspec.Struct]]:
     hints = {name: (*get_args(hint), hint)[0] for name, hint in get_type_hints(manifest.Manifest).items()}  # without "or none"
-    kinds = manifest.Section, Owners
+    kinds = Section, Owners
     return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, kinds)}
 
 

@@ -42,7 +42,7 @@ class TrainingSession:
     ) -> None:
         manifest, own = settings.manifest, PeerId(settings.setup.peer_id)
         inner, outer = manifest.inner, manifest.outer
-        pace = LoopSettings(inner.steps, outer.staleness, outer.patience, settings.goal, inner.tokens_per_step)
+        pace = LoopSettings(inner.steps, outer.staleness, outer.patience, settings.goal, inner.tokens_per_step, outer.turns)
         self.state: Literal["joining", "training", "finished"] = "joining"
         self.weights = Weights(settings, trainer, peers, emit)
         self.loop = OuterLoop(own, trainer, peers, pace, emit, peers.probation)

@@ -18,10 +18,10 @@ import trio
 from nolocod.errors import RefusedError
 from nolocod.identity import short
 from nolocod.observe.events import Emit, Event, ExchangeEnded, ExchangeStarted, InnerSteps, OuterStep, StateChanged
-from nolocod.outer.phase import Phase
+from nolocod.outer.phase import Phase, at_once
 from nolocod.outer.sides import TrainerSide
 from nolocod.outer.wasted import WastedTime
-from nolocod.proto.types import Accept, Answer, Applied, Busy, Ended, Offer, Refuse, Standing
+from nolocod.proto.types import Accept, Answer, Applied, Busy, Ended, Offer, Refuse, Standing, parts_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +57,8 @@ class LoopSettings:
     """Outer steps at which the run ends; 0 for never."""
     step_tokens: int
     """Of an inner step."""
+    parts: int
+    """Of the model, which are exchanged in turn."""
 
     def reached(self, standing: Standing) -> bool:
         return 0 < self.goal <= standing.round
@@ -86,6 +88,7 @@ class OuterLoop:
         self._wasted = WastedTime()
         self._phase = Phase(settings.inner_steps, enlarges=trainer.can_enlarge)
         self._pause = 0.0  # after a partner that is busy
+        self._part_seconds = 0.0  # of the last exchange, for each part that it was about
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
         self._failed = False  # in this step an exchange failed while we were wary ...
@@ -153,6 +156,10 @@ class OuterLoop:
             return min(self._settings.patience, self._phase.seconds / 2)
         return min(self._settings.patience, self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf)
 
+    def _subject(self) -> int:
+        """What our next outer step is about."""
+        return self._trainer.subject(self._phase.turn, at_once(self._settings.parts, self._part_seconds))
+
     def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()
         self._busy = {peer: until for peer, until in self._busy.items() if until > now}
@@ -175,7 +182,7 @@ class OuterLoop:
         self._offering_to = partner
         local_side = self._engage(partner, initiator=True)
         try:
-            subject = self._trainer.subject(self._phase.turn)
+            subject = self._subject()
             ended = await self._mesh.offer(partner, self._trainer.standing, subject, local_side)
         except BaseException:
             try:
@@ -213,7 +220,7 @@ class OuterLoop:
     async def _solo(self) -> None:
         local_side = self._engage(None, initiator=True)
         try:
-            subject = self._trainer.subject(self._phase.turn)
+            subject = self._subject()
             number = self._run_round(self._own, self._trainer.standing.round)
             applied = await self._trainer.solo(number, subject, self._phase.steps)
         finally:
@@ -314,6 +321,8 @@ class OuterLoop:
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
+        brought = len(parts_in(local_side.subject, self._settings.parts))
+        self._part_seconds = (trio.current_time() - self._started) / brought
         self._tries, self._failed, self._let_down = 0, False, False
         number = self._run_round(ended.partner, ended.partner_standing.round)
         try:

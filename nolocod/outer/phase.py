@@ -20,6 +20,7 @@ _MOST_OWN = 8
 """In a loop that is its caller's own, steps are never larger: so many times `inner.steps`, all as such."""
 _WAITS = 8
 """Phases of the run."""
+_QUARTER, _SHORT = 4, 2.0
 _ALIKE = 4 / 3
 """A machine that is faster by less than that takes the run's `inner.steps`: members who tell endless phases move the median by
 a few hundredths, and would have everybody's last longer."""
@@ -85,6 +86,13 @@ class Phase:
         parts = PARTS if 1 <= ratio < _ALIKE else round(PARTS * ratio)
         longer = round(parts * (1 + max(lead - 1, 0) / PARTS))
         self._work = min(max(longer, self._work // 2, 1), 2 * self._work, self._most_work)
+
+
+def at_once(parts: int, seconds: float) -> int:
+    """About how many of the model's `parts`, which take `seconds` each, an exchange may be: a quarter, or as many as take two
+    seconds in all. What it brings comes late by as long as it takes."""
+    quick = int(min(parts, _SHORT / seconds)) if seconds else parts
+    return max(-(-parts // _QUARTER), quick)
 
 
 def is_part(done: int, inner_steps: int) -> bool:

@@ -31,8 +31,8 @@ class Trainer(Protocol):
         """Whether `enlarge` may be asked for."""
         ...
 
-    def subject(self, turn: float) -> int:
-        """What our next outer step should be about, where a turn has `turn` inner steps."""
+    def subject(self, turn: float, most: int) -> int:
+        """What our next outer step should be about, where a turn has `turn` inner steps: `most` parts at most."""
         ...
 
     async def enlarge(self, times: int) -> None:
@@ -110,10 +110,13 @@ class TrainerSide:
         self._begun = begun
         self._probation = probation
         self.captured = False
-        """A capture may lie in the outbox."""
+        """A capture may lie in the outbox ..."""
+        self.subject = 0
+        """... of this."""
 
     async def capture(self, subject: int) -> Description:
         self._begun()
+        self.subject = subject
         self.captured = True  # before the await: cancelled in it, the trainer may have taken one
         return await self._trainer.capture(subject, self._after)
 

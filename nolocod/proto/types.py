@@ -179,14 +179,14 @@ def parts_in(subject: int, parts: int) -> range:
     return range(subject % parts, subject % parts + subject // parts + 1)
 
 
-def whose_turn(ages: Sequence[int], turn: float) -> int:
+def whose_turn(ages: Sequence[int], turn: float, most: int) -> int:
     """The subject of the next outer step: the part that has waited longest, and with it those after it, as many as turns of
-    `turn` inner steps went by since the last one, or are behind; but none that waited less than half as long.
+    `turn` inner steps went by since the last one, or are behind; `most` in all, and none that waited less than half as long.
 
     `ages`: of each part, the inner steps since its last outer step.
     """
     first, longest, parts = ages.index(max(ages)), max(ages), len(ages)
-    due = min(max(1, int((min(ages) + max(0.0, longest - parts * turn)) / turn)), parts - first)
+    due = min(max(1, int((min(ages) + max(0.0, longest - parts * turn)) / turn)), parts - first, most)
     return first + parts * (next((n for n in range(1, due) if 2 * ages[first + n] < longest), due) - 1)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nolocod.errors import RunFileError
-from nolocod.run.manifest import RETIRED, Data, Evaluation, Inner, Manifest, Outer, Trust
+from nolocod.run.data import Data
+from nolocod.run.manifest import RETIRED, Evaluation, Inner, Manifest, Outer, Trust
 from nolocod.run.published import without_inert
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from nolocod.run.manifest import Data
+    from nolocod.run.data import Data
     from nolocod.trainer.chat_template import ChatTemplate
 
 STDLIB_BYTES = 20 << 20

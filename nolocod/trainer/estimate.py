@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nolocod.disk import USUAL_RATE, rest_after
 from nolocod.outer.codec import box_size
+from nolocod.outer.phase import at_once
 from nolocod.run.manifest import CODEC_BYTES
 from nolocod.trainer import muon
 from nolocod.trainer.adapter import attach
@@ -145,9 +146,9 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
     rate, step = min(machine.down, machine.up), machine.step  # both directions at once
     phase, line = run.inner_steps * step, run.turns * run.turn_message / rate
     busy = line / phase
-    # What is due goes together: on a line that cannot keep up, the whole model. Who offers has just begun an inner step, at
-    # whose end it captures; the partner is in the midst of one. Then both wait for the end of one to merge: half a step.
-    carried = line if busy > 1 else line / run.turns
+    # What is due goes together, on a line that cannot keep up as much as may. Who offers has just begun an inner step, at whose
+    # end it captures; the partner is in the midst of one. Then both wait for the end of one to merge: half a step.
+    carried = line / run.turns * (at_once(run.turns, line / run.turns) if busy > 1 else 1)
     exchange = carried + 1.5 * step
     saving = run.checkpoint / machine.disk
     every = rest_after(run.checkpoint, saving)

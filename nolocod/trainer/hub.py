@@ -23,7 +23,7 @@ from nolocod.trainer.records import columns_of, text_of, told_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nolocod.run.manifest import Data
+    from nolocod.run.data import Data
 
 _BLOCK = 4 << 20
 """Bytes of a JSON-lines file."""

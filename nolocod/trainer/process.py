@@ -96,9 +96,9 @@ class TrainerProcess:
         first = self._training and self.inner_steps == self._trained_before
         return -1 if first else min(self._progress.ages)
 
-    def subject(self, turn: float) -> int:
-        """What our next outer step is about, where a turn has `turn` inner steps."""
-        return whose_turn(self._progress.ages, turn)
+    def subject(self, turn: float, most: int) -> int:
+        """What our next outer step is about, where a turn has `turn` inner steps: `most` parts at most."""
+        return whose_turn(self._progress.ages, turn, most)
 
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.

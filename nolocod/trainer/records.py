@@ -16,7 +16,7 @@ from nolocod.errors import RecordError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nolocod.run.manifest import Data
+    from nolocod.run.data import Data
 
 Message = dict[str, str]
 """With a `role` and a `content`, as chat templates take it."""

@@ -256,7 +256,7 @@ class Replica:
     @property
     def subject(self) -> int:
         """What the next outer step is about."""
-        return whose_turn(self.ages, self.manifest.inner.steps)
+        return whose_turn(self.ages, self.manifest.inner.steps, len(self.ages))
 
     def pass_boundary(self) -> None:
         """Count a round without an outer step: only the schedule moves on (the baseline without peers)."""

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nolocod.run import presets
-from nolocod.run.manifest import Data, Evaluation, Inner, Manifest
+from nolocod.run.data import Data
+from nolocod.run.manifest import Evaluation, Inner, Manifest
 from nolocod.studies import daemons
 from nolocod.studies.daemons import Daemon, DaemonError
 from tests.bench.slow import SLOWED

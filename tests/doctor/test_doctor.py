@@ -42,7 +42,8 @@ from nolocod.p2p.settings import Access, MeshSettings
 from nolocod.paths import DataDir
 from nolocod.run import invitations
 from nolocod.run.base import Base, BaseFile
-from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner, Manifest, Sealed, seal
 from nolocod.units import Address
 from tests.support.wires import own_port
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from nolocod.errors import NolocodError
 from nolocod.run import presets
-from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, stored_manifest
+from nolocod.run.data import Data
+from nolocod.run.manifest import Evaluation, Inner, Manifest, Outer, stored_manifest
 from nolocod.trainer import checkpoint
 from tests.bench.beside import MODELS
 from tests.lab.nodes import Load, swarm

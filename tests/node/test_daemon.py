@@ -36,7 +36,8 @@ from nolocod.p2p.settings import Allowance, MeshSettings
 from nolocod.p2p.transport.stream import EXCHANGE, SNAPSHOT
 from nolocod.proto.types import Accept, Built, Busy, Description, Ended, Member, Offer, Standing
 from nolocod.run.amendments import propose
-from nolocod.run.manifest import Data, Inner, Manifest, Sealed, seal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner, Manifest, Sealed, seal
 from nolocod.run.owners import Change
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
 from nolocod.units import Hours
@@ -465,7 +466,7 @@ async def failing(_: Path) -> Dumped:
 def loop_of(trainer: StandInTrainer) -> OuterLoop:
     trainer.began -= PHASE  # due
     mesh = cast("Any", StandInMesh())
-    return OuterLoop(PeerId("own"), cast("Any", trainer), mesh, LoopSettings(4, 3, 60.0, 0, 1), [].append, lambda _: False)
+    return OuterLoop(PeerId("own"), cast("Any", trainer), mesh, LoopSettings(4, 3, 60.0, 0, 1, 1), [].append, lambda _: False)
 
 
 async def test_an_accepted_exchange_stays_with_the_trainer_that_died_in_it(autojump_clock: object) -> None:

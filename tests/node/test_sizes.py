@@ -15,7 +15,7 @@ from nolocod.p2p.host import HostLimits
 from nolocod.p2p.snapshots.cross_check import CHUNKS
 from nolocod.p2p.timing import Timing
 from nolocod.p2p.transport import yamux_stream
-from nolocod.p2p.transport.yamux_frames import FIRST_WINDOW, MOST_WINDOW
+from nolocod.p2p.transport.yamux_frames import MOST_WINDOW
 from nolocod.proto.content import HASH_SIZE
 from nolocod.proto.limits import FIRST, Limits, most_bytes
 from nolocod.proto.types import CHUNK_SIZE
@@ -54,7 +54,7 @@ def slow(line: tuple[float, float]) -> float:
 
 def window(line: tuple[float, float]) -> float:
     """Bytes that are on the way on one stream: its window grew while it had the line alone."""
-    return min(max(2 * FIRST_WINDOW, HALVES * 2 * yamux_stream._QUICK * line[0]), MOST_WINDOW)
+    return min(max(yamux_stream._SMALL, HALVES * 2 * yamux_stream._QUICK * line[0]), MOST_WINDOW)
 
 
 @sizes

@@ -56,7 +56,8 @@ class ClockTrainer:
         while self.steps_since_outer < count:  # noqa: ASYNC110 - the step count is a function of the clock
             await trio.sleep_until(self.began + count * self.step_seconds)
 
-    def subject(self, turn: float) -> int:
+    def subject(self, turn: float, most: int) -> int:
+        self.most = most
         return 0
 
     async def _end_of_step(self, after: int) -> None:
@@ -120,7 +121,7 @@ class Node:
 
     def __init__(
         self, name: PeerId, table: Table, step_seconds: float, *, patience: float = 60, goal: float = 0, staleness: float = 3,
-        inner_steps: float = INNER_STEPS,
+        inner_steps: float = INNER_STEPS, parts: int = 1,
     ) -> None:  # fmt: skip
         self.name = name
         self.table = table
@@ -132,7 +133,7 @@ class Node:
         self.run_phase, self.lead = 0.0, 0
         self.told_phase = 0.0
         self.partners: list[tuple[PeerId, bool]] = []
-        settings = LoopSettings(int(inner_steps), int(staleness), patience, int(goal), STEP_TOKENS)
+        settings = LoopSettings(int(inner_steps), int(staleness), patience, int(goal), STEP_TOKENS, parts)
         self.loop = OuterLoop(name, self.trainer, self, settings, self.events.append, trusted)
 
     def partner(self, own: Standing, avoid: Collection[PeerId], apart: Collection[PeerId]) -> PeerId | None:
@@ -202,6 +203,19 @@ async def test_eight_nodes_in_step_pair_nearly_always_and_mix(autojump_clock: ob
     for node in nodes:
         partners = {step.partner for step in node.steps("paired")}
         assert len(partners) == 7, f"{node.name} met only {partners}"
+
+
+@pytest.mark.parametrize(("seconds", "parts", "most"), [(0.05, 8, 8), (0.7, 8, 2), (9.0, 8, 2), (9.0, 25, 7), (9.0, 3, 1)])
+async def test_on_a_slow_line_an_exchange_is_about_a_quarter_of_the_model_at_most(
+    seconds: float, parts: int, most: int, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "EXCHANGE_SECONDS", seconds)
+    table = Table()
+    node, other = (table.add(name, 0.01, goal=2, parts=parts) for name in ("a", "b"))
+    await run_for(table, 60)
+    assert len(node.steps("paired")) == len(other.steps("paired")) == 2
+    assert {node.trainer.most, other.trainer.most} <= {most, parts}
+    assert most in (node.trainer.most, other.trainer.most)
 
 
 async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object) -> None:
@@ -576,7 +590,7 @@ async def test_what_was_told_as_started_is_told_as_ended_though_the_trainer_died
 async def test_a_partner_on_probation_is_inspected_as_one(autojump_clock: object) -> None:
     table = Table()
     alice, bob = table.add("alice"), table.add("bob")
-    settings = LoopSettings(INNER_STEPS, 3, 60.0, 1, STEP_TOKENS)
+    settings = LoopSettings(INNER_STEPS, 3, 60.0, 1, STEP_TOKENS, 1)
     alice.loop = OuterLoop(alice.name, alice.trainer, alice, settings, alice.events.append, lambda peer: peer == bob.name)
     bob.loop = OuterLoop(bob.name, bob.trainer, bob, settings, bob.events.append, trusted)
     async with trio.open_nursery() as nursery:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nolocod.outer.phase import Phase, is_part
+from nolocod.outer.phase import Phase, at_once, is_part
 
 INNER = 25
 
@@ -130,3 +130,8 @@ def test_those_who_lie_about_their_phases_make_nobodys_longer() -> None:
         phase.fit(1.05 * INNER, 0)
         longer.append(phase.seconds > 1.06 * max(INNER, INNER * percent / 100))
     assert not any(longer)
+
+
+def test_an_exchange_is_about_a_quarter_of_the_model_or_what_takes_two_seconds() -> None:
+    assert [at_once(parts, 10.0) for parts in (1, 3, 4, 5, 25)] == [1, 1, 1, 2, 7]
+    assert [at_once(5, seconds) for seconds in (0.0, 0.1, 0.4, 0.5, 0.7, 1.0)] == [5, 5, 5, 4, 2, 2]

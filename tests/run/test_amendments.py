@@ -15,7 +15,8 @@ from nolocod.errors import AmendmentError, ProtocolError, SignatureError
 from nolocod.identity import Identity
 from nolocod.run import amendments
 from nolocod.run.amendments import MAX_DOCUMENT, MOST, Amendments, amended, at, goal, obstacle, propose, read
-from nolocod.run.manifest import Data, Manifest, Outer, Sealed, seal, unseal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Manifest, Outer, Sealed, seal, unseal
 from nolocod.run.owners import Change, Owners
 from nolocod.trainer.inner import learning_rate
 

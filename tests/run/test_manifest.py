@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 
 from nolocod.errors import ManifestError, RunFileError, UnstableError, VersionError
 from nolocod.identity import Identity
-from nolocod.run.manifest import (
-    MAX_MANIFEST_BYTES,
-    Codec,
-    Data,
-    Inner,
-    Manifest,
-    Outer,
-    Sealed,
-    seal,
-    unseal,
-    wire_name,
-)  # fmt: skip
+from nolocod.run.data import Data
+from nolocod.run.manifest import MAX_MANIFEST_BYTES, Codec, Inner, Manifest, Outer, Sealed, seal, unseal, wire_name  # fmt: skip
 from nolocod.run.presets import to_toml
 from nolocod.run.run_file import read_run_file
 

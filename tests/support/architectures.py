@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nolocod.paths import DataDir
-from nolocod.run.manifest import Data, Evaluation, Inner, Outer, seal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Evaluation, Inner, Outer, seal
 from nolocod.trainer import checkpoint, founding, offline
 from nolocod.trainer.inner import mean_loss
 from tests.support.trainer_parts import OWNER, make_replica, save

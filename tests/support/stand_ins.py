@@ -132,7 +132,7 @@ class StandInTrainer:
     async def wait_steps(self, count: int) -> None:
         await trio.sleep_until(self.began + count)
 
-    def subject(self, turn: float) -> int:
+    def subject(self, turn: float, most: int) -> int:
         return 0
 
     async def capture(self, subject: int, after: int) -> Description:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from nolocod.identity import Identity
-from nolocod.run.manifest import Data, Evaluation, Inner, Manifest, Outer, Sealed, seal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Evaluation, Inner, Manifest, Outer, Sealed, seal
 from nolocod.trainer import checkpoint
 from nolocod.trainer.pipe import Setup
 from nolocod.trainer.replica import Replica, open_replica

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nolocod.errors import BaseModelError, ChatTemplateError, RecordError
-from nolocod.run.manifest import Data
+from nolocod.run.data import Data
 from nolocod.trainer.chat_template import ChatTemplate, read_template, said_by_assistant
 from nolocod.trainer.data import JsonTokenizer, make_tokenizer
 from tests.support.base_model import publish

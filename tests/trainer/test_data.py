@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
 from nolocod.errors import DataError, RunFileError
-from nolocod.run.manifest import Data
+from nolocod.run.data import Data
 from nolocod.trainer.data import JsonTokenizer, is_held_out, local_parts, local_tokens, make_tokenizer
 from nolocod.trainer.hub import open_hub
 from nolocod.trainer.windows import Parts, Shard, Windows, permuted

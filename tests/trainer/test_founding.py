@@ -11,7 +11,8 @@ import torch
 
 from nolocod.errors import RunFileError, TooLongError, UnsupportedModelError
 from nolocod.identity import Identity
-from nolocod.run.manifest import Data, Inner, Manifest, seal, unseal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner, Manifest, seal, unseal
 from nolocod.trainer import founding, inner
 from nolocod.trainer.model import build, layout_of, read_config
 from nolocod.trainer.objective import NextToken, cross_entropy

@@ -15,7 +15,8 @@ import pytest
 from pyarrow import parquet
 
 from nolocod.errors import DataError
-from nolocod.run.manifest import Data, Inner, Manifest
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner, Manifest
 from nolocod.trainer import hub, prefetch, source
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.hub import from_builder

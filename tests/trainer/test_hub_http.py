@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 READ = """
 import sys
-from nolocod.run.manifest import Data
+from nolocod.run.data import Data
 from nolocod.trainer import hub
 found = hub.open_hub(Data(source="hub", dataset=sys.argv[1]))
 def read():

@@ -12,7 +12,8 @@ import torch
 from tokenizers import Tokenizer, models
 
 from nolocod.errors import RunFileError
-from nolocod.run.manifest import Data, Inner
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner
 from nolocod.trainer import founding
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.objective import Answers, NextToken, objective_of

@@ -15,7 +15,8 @@ from pyarrow import parquet
 from nolocod.errors import DataError, RunFileError
 from nolocod.identity import Identity
 from nolocod.run import amendments, presets
-from nolocod.run.manifest import Data, Inner, Manifest, Part, seal, unseal
+from nolocod.run.data import Data, Part
+from nolocod.run.manifest import Inner, Manifest, seal, unseal
 from nolocod.run.owners import Change
 from nolocod.run.run_file import read_run_file
 from nolocod.trainer import mixture, source

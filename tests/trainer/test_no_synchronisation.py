@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
-from nolocod.run.manifest import Data, Inner
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner
 from nolocod.trainer import objective
 from nolocod.trainer.duty import Duty
 from nolocod.trainer.model import Place

@@ -14,7 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nolocod.paths import DataDir
-from nolocod.run.manifest import Data, Evaluation, Inner, seal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Evaluation, Inner, seal
 from nolocod.trainer import checkpoint, founding, offline
 from nolocod.trainer.model import ON_CPU, bytes_on_device, layout_of, read_config
 from nolocod.trainer.objective import Answers, Preferences, keeps_apart, objective_of

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from nolocod.errors import DataError, RejectedTensorError, RunFileError, TrainerError
 from nolocod.observe.events import Checkpointed, DevicesChosen, Evaluated, Event, InnerSteps
 from nolocod.proto.types import Applied, Description, SnapshotParts, Standing, describe
-from nolocod.run.manifest import Data, Outer
+from nolocod.run.data import Data
+from nolocod.run.manifest import Outer
 from nolocod.trainer import pipe
 from nolocod.trainer.process import TrainerProcess, open_trainer
 from tests.support.trainer_parts import child_of, dump, make_replica, sealed_run, setup_for
@@ -97,7 +98,7 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
     sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
     phase = sealed.manifest.inner.steps
     async with loaded(sealed, tmp_path, "alice") as alice:
-        assert alice.subject(phase) == 0
+        assert alice.subject(phase, 1) == 0
         await alice.train()
         await alice.wait_steps(phase)
         await alice.pause()
@@ -106,9 +107,9 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
         copy_box(alice)
         await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == taken
-        assert (alice.steps_since_outer, alice.subject(phase)) == (0, 1)
+        assert (alice.steps_since_outer, alice.subject(phase, 1)) == (0, 1)
         await alice.solo(0, 1)
-        assert alice.subject(phase) == 0
+        assert alice.subject(phase, 1) == 0
 
 
 def copy_box(trainer: TrainerProcess) -> None:

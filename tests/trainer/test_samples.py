@@ -18,7 +18,8 @@ from pyarrow import parquet
 from nolocod.errors import ChatTemplateError, DataError, NoChatTemplateError, NolocodError, RecordError, RunFileError
 from nolocod.observe.events import SamplesRead
 from nolocod.run.base import Base, BaseFile
-from nolocod.run.manifest import Data, Inner, Manifest, seal, unseal
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner, Manifest, seal, unseal
 from nolocod.run.run_file import read_run_file
 from nolocod.trainer import founding
 from nolocod.trainer.chat_template import ChatTemplate

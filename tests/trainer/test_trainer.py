@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from nolocod.errors import DeviceError, ModelTooLargeError, RejectedTensorError, TrainerError
 from nolocod.proto.types import AHEAD_CHUNKS, CHUNK_SIZE, parts_in, whose_turn
-from nolocod.run.manifest import Data, Inner, Manifest, Outer
+from nolocod.run.data import Data
+from nolocod.run.manifest import Inner, Manifest, Outer
 from nolocod.studies.lab.methods import Method
 from nolocod.studies.lab.multi_replica import MultiReplica
 from nolocod.trainer import checkpoint, muon, pipe
@@ -147,13 +148,14 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
 
 
 def test_whose_turn_it_is() -> None:
-    def told(*ages: int, turn: float = 5) -> range:
-        return parts_in(whose_turn(ages, turn), len(ages))
+    def told(*ages: int, turn: float = 5, most: int = 9) -> range:
+        return parts_in(whose_turn(ages, turn, most), len(ages))
 
     assert told(20, 15, 10, 5) == range(1)
     assert told(10, 5, 20, 15) == range(2, 3), "the one that has waited longest"
     assert told(20, 18, 16, 14) == range(2), "fourteen inner steps are two turns"
     assert told(26, 21, 16, 11) == range(3), "two turns, and one that is behind: twenty steps would be all"
+    assert told(26, 21, 16, 11, most=2) == range(2), "no more than are asked for"
     assert told(26, 12, 16, 11) == range(1), "one that was merged by a partner's turn is left out"
     assert told(14, 16, 18, 20) == range(3, 4), "the end of the model"
     assert told(80, 60, 40, 20, turn=20) == range(1), "a fast node takes more inner steps in a turn"

@@ -24,9 +24,9 @@ _MOST_CREDIT = 2**32 - 1
 _FOREVER = float("inf")
 _QUICK = 0.5
 """A window of which half lasts for so many seconds is longer than most round trips, and grows no more ..."""
-_QUICK_AT_FIRST = 1.0
-"""... if it has grown. Behind what both sides send, on a slow line, credit takes longer; and half of the first window in that
-time is a line of 1 Mbit/s, to which twice as much is no burden."""
+_SMALL, _QUICK_IF_SMALL = 1 << 20, 1.0
+"""... but for one that is smaller than this. Behind what both sides send on a slow line, credit takes longer; and half of the
+first window in that time is a line of 1 Mbit/s."""
 
 
 class Multiplexer(Protocol):
@@ -187,7 +187,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # libp2p has no types th
         if self._read * 2 < self.window or self.ended.is_set():
             return
         now = trio.current_time()
-        quick = _QUICK if self.window > FIRST_WINDOW else _QUICK_AT_FIRST
+        quick = _QUICK if self.window >= _SMALL else _QUICK_IF_SMALL
         grown = self.muxed_conn.grant(self.window) if now - self._credited < quick else 0
         self._credited = now
         self.window += grown

@@ -83,7 +83,8 @@ class SimNode(SimMember):
             self.identity, world.run_id, replica.codec, replica.outbox.size, world.limits,
             fragments=scenario.outer.turns, staleness=scenario.staleness, rng=self._rng, aside=self.aside, clock=self.wall,
         )  # fmt: skip
-        settings = LoopSettings(scenario.outer.inner_steps, scenario.staleness, scenario.patience, goal, STEP_TOKENS)
+        outer = scenario.outer
+        settings = LoopSettings(outer.inner_steps, scenario.staleness, scenario.patience, goal, STEP_TOKENS, outer.turns)
         self.loop = OuterLoop(self.peer_id, replica, self, settings, self.emit, self.reputation.probation)
         self.exchange_service = ExchangeService(context, self.dial, self, self.receipts, self.judge, self.emit)  # type: ignore[arg-type] # see SimReceipts
         port.handlers[EXCHANGE] = self._handle
