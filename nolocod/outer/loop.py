@@ -42,6 +42,8 @@ _OWN_TRIES = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
 """Of an inner phase: between a partner that is busy and the next one, doubled with each. Who offers is busy itself, so where
 all hurry from one to the next nobody finds anybody."""
+_PARTNERS = 64
+"""Of whom it is remembered how long an exchange takes."""
 _FAR = 2 / 3
 """Of the rounds at which others refuse us."""
 
@@ -88,7 +90,7 @@ class OuterLoop:
         self._wasted = WastedTime()
         self._phase = Phase(settings.inner_steps, enlarges=trainer.can_enlarge)
         self._pause = 0.0  # after a partner that is busy
-        self._part_seconds = 0.0  # of the last exchange, for each part that it was about
+        self._part_seconds: dict[PeerId | None, float] = {}  # of the last exchange with each, and of the last one (None)
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
         self._failed = False  # in this step an exchange failed while we were wary ...
@@ -156,9 +158,10 @@ class OuterLoop:
             return min(self._settings.patience, self._phase.seconds / 2)
         return min(self._settings.patience, self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf)
 
-    def _subject(self) -> int:
-        """What our next outer step is about."""
-        return self._trainer.subject(self._phase.turn, at_once(self._settings.parts, self._part_seconds))
+    def _subject(self, partner: PeerId | None) -> int:
+        """What our next outer step is about, with `partner` or with nobody."""
+        seconds = self._part_seconds.get(partner) or self._part_seconds.get(None, 0.0)
+        return self._trainer.subject(self._phase.turn, at_once(self._settings.parts, seconds))
 
     def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()
@@ -182,7 +185,7 @@ class OuterLoop:
         self._offering_to = partner
         local_side = self._engage(partner, initiator=True)
         try:
-            subject = self._subject()
+            subject = self._subject(partner)
             ended = await self._mesh.offer(partner, self._trainer.standing, subject, local_side)
         except BaseException:
             try:
@@ -220,7 +223,7 @@ class OuterLoop:
     async def _solo(self) -> None:
         local_side = self._engage(None, initiator=True)
         try:
-            subject = self._subject()
+            subject = self._subject(None)
             number = self._run_round(self._own, self._trainer.standing.round)
             applied = await self._trainer.solo(number, subject, self._phase.steps)
         finally:
@@ -321,8 +324,7 @@ class OuterLoop:
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
-        brought = len(parts_in(local_side.subject, self._settings.parts))
-        self._part_seconds = (trio.current_time() - self._started) / brought
+        self._learn(ended.partner, len(parts_in(local_side.subject, self._settings.parts)))
         self._tries, self._failed, self._let_down = 0, False, False
         number = self._run_round(ended.partner, ended.partner_standing.round)
         try:
@@ -332,6 +334,14 @@ class OuterLoop:
             self._release(local_side)
             self._report(ended, initiator=initiator)
         self._tell("paired", ended.partner, applied)
+
+    def _learn(self, partner: PeerId, parts: int) -> None:
+        """How long the exchange that ends took, for each of its parts."""
+        for one in (partner, None):
+            self._part_seconds.pop(one, None)  # it is the latest then
+            self._part_seconds[one] = (trio.current_time() - self._started) / parts
+        if len(self._part_seconds) > _PARTNERS:
+            del self._part_seconds[next(iter(self._part_seconds))]
 
     def _run_round(self, peer: PeerId, told: int) -> int:
         believed = self._mesh.believed(peer, told, self._phase.seconds)

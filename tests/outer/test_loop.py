@@ -218,6 +218,31 @@ async def test_on_a_slow_line_an_exchange_is_about_a_quarter_of_the_model_at_mos
     assert most in (node.trainer.most, other.trainer.most)
 
 
+async def test_how_long_an_exchange_takes_is_remembered_of_each_partner(autojump_clock: object) -> None:
+    node = Table().add("node", parts=8)
+
+    async def took(seconds: float, partner: str) -> None:
+        node.loop._started = trio.current_time()
+        await trio.sleep(seconds)
+        node.loop._learn(PeerId(partner), 1)
+
+    def most(partner: str) -> int:
+        node.loop._subject(PeerId(partner))
+        return node.trainer.most
+
+    assert most("slow") == 8, "nothing is known"
+    await took(9.0, "slow")
+    assert (most("slow"), most("other")) == (2, 2), "of others it is as the last one"
+    await took(0.1, "fast")
+    assert (most("slow"), most("fast"), most("other")) == (2, 8, 8)
+    await took(0.1, "slow")
+    assert most("slow") == 8
+    for number in range(100):
+        await took(0.5, str(number))
+    assert len(node.loop._part_seconds) == 64
+    assert (most("99"), most("1"), most("slow")) == (4, 4, 4), "those who are met no more are forgotten"
+
+
 async def test_nodes_of_unlike_speed_pair_without_waiting(autojump_clock: object) -> None:
     table = Table()
     fast, slow = table.add("fast", 1.0), table.add("slow", 3.0)

@@ -82,7 +82,7 @@ class Attacker(SimNode):
     async def attack(self, victim: SimNode) -> str:
         """Offer to `victim`; returns the outcome."""
         standing = self.engage(victim, victim.replica.round)
-        subject = victim.loop._subject()
+        subject = victim.loop._subject(self.peer_id)
         try:
             return (await self.exchange_service.offer(victim.peer_id, standing, subject, self)).outcome
         finally:
