@@ -14,14 +14,16 @@ from tokenizers import Tokenizer, models
 from nolocod.errors import RunFileError
 from nolocod.run.data import Data
 from nolocod.run.manifest import Inner
-from nolocod.trainer import founding
+from nolocod.trainer import founding, source
 from nolocod.trainer.data import make_tokenizer
 from nolocod.trainer.objective import Answers, NextToken, objective_of
+from nolocod.trainer.prefetch import Prefetched
 from nolocod.trainer.replica import open_replica
 from nolocod.trainer.samples import BEGIN, ID, LEARNT, isolated
 from nolocod.trainer.source import open_source
 from tests.support.architectures import CASES
 from tests.support.trainer_parts import sealed_run
+from tests.trainer.test_hub import data_set
 from tests.trainer.test_objective import documents, likelihood, model_of
 
 if TYPE_CHECKING:
@@ -69,15 +71,27 @@ def test_without_the_choice_a_document_sees_those_before_it() -> None:
 def test_all_windows_of_a_source_are_marked_and_it_goes_on_where_it_was(tmp_path: Path) -> None:
     manifest = sealed_run(data=DATA, inner=INNER).manifest
     tokenizer, path = make_tokenizer(DATA), write_documents(tmp_path / "a.jsonl")
-    source = open_source(manifest, tokenizer, "alice", path, tmp_path / "cache")
-    taken, held, position = source.take(8), source.held_out(4), source.position
+    found = open_source(manifest, tokenizer, "alice", path, tmp_path / "cache")
+    taken, held, position = found.take(8), found.held_out(4), found.position
     for windows in (taken, held):
         assert (windows[:, 0] & BEGIN != 0).all()
         assert np.array_equal(windows, isolated(windows & ID, 0))
-    wanted = source.take(4)
+    wanted = found.take(4)
     again = open_source(manifest, tokenizer, "alice", path, tmp_path / "cache")
     again.seek(position)
     assert np.array_equal(again.take(4), wanted)
+
+
+def test_windows_of_the_hub_are_marked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = data_set(tmp_path / "d")
+    monkeypatch.setattr(source, "open_hub", lambda settings: dataset)
+    data = Data(source="hub", dataset="a/b", documents="isolated", held_out=0.2)
+    found = open_source(sealed_run(data=data, inner=INNER).manifest, make_tokenizer(data), "alice", None, tmp_path)
+    assert isinstance(found, Prefetched)
+    found.begin()
+    for windows in (found.take(2), found.held_out(2)):
+        assert np.array_equal(windows, isolated(windows & ID, 0))
+    found.close()
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba2"])
