@@ -110,7 +110,9 @@ def children(process: psutil.Process, argument: str) -> list[psutil.Process]:
     found = []
     for child in process.children():
         with suppress(psutil.NoSuchProcess):
-            found += [child] if argument in child.cmdline() else []
+            while not (line := child.cmdline()):  # it is just becoming another program
+                time.sleep(0.01)
+            found += [child] if argument in line else []
     return sorted(found, key=lambda child: child.pid)
 
 
