@@ -65,8 +65,8 @@ class Data(Section, frozen=True):
     def __post_init__(self) -> None:
         if (self.source == "hub") != (self.dataset is not None or bool(self.mixture)):
             raise ValueError('`data.dataset`, or `data.mixture`, belongs to `data.source = "hub"`, and only to it')
-        if self.mixture and (self.dataset is not None or self.subset is not None):
-            raise ValueError("`data.mixture` stands in place of `data.dataset` and `data.subset`")
+        if self.mixture and (self.dataset, self.subset, self.split, self.field) != (None, None, "train", "text"):
+            raise ValueError("`data.mixture` stands in place of `data.dataset`, `subset`, `split` and `field`")
         if self.kind != "text" and (self.source in ("stdlib", "text") or self.documents != "apart"):
             raise ValueError(f'`data.kind = "{self.kind}"` needs records, apart: `data.source` = "jsonl", "parquet" or "hub"')
 

@@ -128,7 +128,7 @@ def _where(text: str, error: Exception) -> str:
     section, *rest = keys or [""]
     inside = False
     for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[([\w.]+)\]", line)
+        header = re.match(r"\s*\[{1,2}([\w.]+)\]", line)
         if header:
             inside = header.group(1) == section
             if inside and not rest:

@@ -29,7 +29,7 @@ from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
 from nolocod.trainer.files import REST
 from nolocod.trainer.head import CHUNK, plain_head
 from nolocod.trainer.inner import autocast
-from nolocod.trainer.model import BYTES_ON_HOST, activations, bytes_on_device, fast_kind, from_config, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, activations, bytes_on_device, from_config, layout_of, read_config, step_kind
 from nolocod.trainer.objective import NextToken
 from nolocod.trainer.prefetch import AHEAD, MOST
 
@@ -265,7 +265,7 @@ def operations(layout: Layout, manifest: Manifest) -> float:
 
 def speed(device: torch.device) -> float:
     """Floating-point operations per second of a matrix product on `device`, in the type that training computes in there."""
-    kind = fast_kind(device) if device.type == "cuda" else torch.float32
+    kind = step_kind(device)
     one = torch.randn(_SIDE, _SIDE, dtype=kind, device=device)
     one @ one  # the first one loads what computes
     done, began = 0, time.perf_counter()

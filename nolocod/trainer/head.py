@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 28
 """Bytes of logits in float32. Fewer rows would make it dearer to add up what they give the layer's gradient."""
-_FLOAT16_ROWS = 1024
+_FLOAT16_ROWS, _FLOAT16_TIMES = 256, 32
+"""A probability times so much is finer in it."""
 
 
 class _Output:
@@ -99,8 +100,9 @@ class _Loss(torch.autograd.Function):
         ]
         by_states, by_weight, by_bias = found
         at_once = max(1, CHUNK // (4 * len(weight)))
+        times = 1
         if kind == torch.float16:  # whose sums over more rows may be too large for it
-            at_once = min(at_once, _FLOAT16_ROWS)
+            at_once, times = min(at_once, _FLOAT16_ROWS), _FLOAT16_TIMES
         for start in range(0, len(ids), at_once):
             rows = slice(start, start + at_once)
             states, said = hidden[rows].to(kind), ids[rows, None]
@@ -115,13 +117,16 @@ class _Loss(torch.autograd.Function):
                 wrong = logits.div_(sums).scatter_add_(1, said, torch.full_like(sums, -1))
                 if by_bias is not None:
                     by_bias += wrong.sum(0)
-                wrong = wrong.to(kind)
+                wrong = wrong.mul_(times).to(kind)
                 if by_states is not None:
                     by_states[rows] = wrong @ layer
                 if by_weight is not None and kind == by_weight.dtype:
                     by_weight.addmm_(wrong.mT, states)
                 elif by_weight is not None:
                     by_weight += wrong.mT @ states
+        for one in found[:2] if times > 1 else ():
+            if one is not None:
+                one /= times
         ctx.found, ctx.kinds, ctx.count = found, [None if one is None else one.dtype for one in given], len(ids)
         return total / len(ids)
 

@@ -36,6 +36,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOMENTUM = "momentum"
 KINDS = (*_MOMENTS, _MOMENTUM)
 """Of the optimizers' state."""
+LOSS_SCALE = "loss_scale"
+"""Beside it, in a checkpoint."""
 _FLOOR = 0.1
 """The cosine decays to this share of the peak (arXiv 2506.10911, section 4)."""
 
@@ -166,6 +168,7 @@ class Inner:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._all = [*self._parameters, *(here[name] for name in by_muon)]
         self._kind = step_kind(device)
+        self._scaled = scales
         self._scale = LossScale(device) if scales else None
         self._can_skip = bool(self.optimizer.defaults["fused"])
         self._shared: Tensor | None = None  # all gradients, and behind them the loss, where a step has parts
@@ -244,9 +247,12 @@ class Inner:
             return
         self._scale.follow(finite)
         if self._scale.is_spent:
-            self._scale = None
-            if self._kind == torch.float16:
-                self._kind = torch.float32
+            self._leave_float16()
+
+    def _leave_float16(self) -> None:
+        self._scale = None
+        if self._kind == torch.float16:
+            self._kind = torch.float32
 
     def _here(self, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
         """What this device has of them."""
@@ -320,8 +326,13 @@ class Inner:
         return loss / finite if finite else math.nan
 
     def moments(self) -> dict[str, Tensor]:
-        """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3": of matrix 3); Adam has none at first."""
-        return {f"{kind}.{index}": tensor for kind in KINDS for index, tensor in self.state(kind).items()}
+        """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3": of matrix 3), Adam's from its first
+        step on; and the loss's scale."""
+        return {f"{kind}.{index}": tensor for kind in KINDS for index, tensor in self.state(kind).items()} | self._scale_state()
+
+    def _scale_state(self) -> dict[str, Tensor]:
+        """The scale's, if there is one or was."""
+        return {LOSS_SCALE: torch.zeros(3) if self._scale is None else self._scale.state} if self._scaled else {}
 
     def state(self, kind: str) -> dict[int, Tensor]:
         """Those of one of the KINDS, by the index of the parameter or matrix."""
@@ -338,6 +349,12 @@ class Inner:
 
     def restore(self, moments: Mapping[str, Tensor], steps: int) -> None:
         """Put back what `moments` and `optimizer_steps` gave."""
+        scale = moments.get(LOSS_SCALE)
+        if scale is not None and self._scale is not None:
+            if scale.any():
+                self._scale.restore(scale)
+            else:
+                self._leave_float16()
         for index, parameter in enumerate(self._parameters):
             if f"{_MOMENTS[0]}.{index}" in moments:
                 step = torch.tensor(float(steps), dtype=torch.float32, device=self._device)

@@ -44,6 +44,18 @@ class LossScale:
         self._steps += 1
 
     @property
+    def state(self) -> Tensor:
+        """What a checkpoint holds."""
+        return torch.stack([self.factor.cpu(), self._finite.cpu(), torch.tensor(float(self._steps))])
+
+    def restore(self, state: Tensor) -> None:
+        """Go on with that."""
+        factor, finite, steps = state.tolist()
+        self.factor.fill_(factor)
+        self._finite.fill_(finite)
+        self._steps = int(steps)
+
+    @property
     def is_spent(self) -> bool:
         """Whether no factor was low enough. It waits for the device every 64 steps, and else says no."""
         return self._steps % _LOOK_EVERY == 0 and self.factor.item() < 1

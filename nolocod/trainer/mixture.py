@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from nolocod.errors import DataError
-from nolocod.trainer.data import drawn
+from nolocod.trainer.data import drawn as hashed
 from nolocod.trainer.windows import Position, Source
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Mixture:
         self._shares = [weight / sum(weights) for weight in weights]
         self._key = key
         self._index = 0
+        self._positions: list[Position | None] = [None] * len(parts)  # as long as they hold: a position is dear
         self._taken: list[NDArray[np.int64]] = []  # of a call that failed
 
     @property
@@ -46,20 +47,24 @@ class Mixture:
 
     @property
     def position(self) -> Position:
-        parts = tuple(part.position for part in self._parts)
+        self._positions = [known or part.position for known, part in zip(self._positions, self._parts, strict=True)]
+        parts = tuple(known for known in self._positions if known is not None)
         return Position(min(part.epoch for part in parts), self._index, parts=parts)
 
     def seek(self, position: Position) -> None:
         if len(position.parts) != len(self._parts):
             raise DataError("the checkpoint is of another mixture of data sets.")
         self._index, self._taken = position.index, []
+        self._positions = [*position.parts]
         for part, its in zip(self._parts, position.parts, strict=True):
             part.seek(its)
 
     def take(self, count: int) -> NDArray[np.int64]:
         """The next `count` windows to train on."""
         while len(self._taken) < count:
-            self._taken.append(self._parts[self._draw(self._index + len(self._taken))].take(1))
+            drawn = self._draw(self._index + len(self._taken))
+            self._positions[drawn] = None
+            self._taken.append(self._parts[drawn].take(1))
         found, self._taken = np.concatenate(self._taken[:count]), self._taken[count:]
         self._index += count
         return found
@@ -74,4 +79,4 @@ class Mixture:
     def _draw(self, index: int) -> int:
         """Which data set the window with this number is of."""
         ends = list(accumulate(self._shares))
-        return bisect(ends[:-1], drawn(f"{self._key} mixture {index}"))
+        return bisect(ends[:-1], hashed(f"{self._key} mixture {index}"))

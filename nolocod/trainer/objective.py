@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import masking_utils
 
+from nolocod.errors import UnsupportedModelError
 from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
@@ -214,6 +215,9 @@ def objective_of(manifest: Manifest, model: torch.nn.Module) -> Objective:
     if not manifest.data.isolates:
         return NextToken(plain_head(model))
     packed = keeps_apart(model)
+    if manifest.data.kind == "text" and not packed:  # one by one, they would be rows as long as the longest
+        cause = f"a {manifest.model['model_type']} does not isolate documents that share a window."
+        raise UnsupportedModelError(cause, remedy='Say `documents = "apart"` in the run file, or choose another model.')
     if manifest.data.kind == "preference":
         frozen = {id(one): one for one in model.parameters() if not one.requires_grad}  # beside an adapter: no second base
         reference = copy.deepcopy(model, frozen).eval().requires_grad_(False)

@@ -126,9 +126,10 @@ def pack(waiting: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
 
 
 def isolated(windows: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Windows of text, in which `end` ends a document, with the marks of samples: all is learnt but where a document begins."""
+    """Windows of text, in which `end` ends a document, with the marks of samples: all is learnt but where a document begins.
+    An empty document belongs to the one before it, so that there is something to learn in every window."""
     begins = np.ones(windows.shape, dtype=bool)
-    begins[:, 1:] = windows[:, :-1] == end
+    begins[:, 1:] = (windows[:, :-1] == end) & (windows[:, 1:] != end)
     return windows | np.where(begins, BEGIN, LEARNT)
 
 

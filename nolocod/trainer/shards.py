@@ -19,7 +19,7 @@ from nolocod.errors import DeviceError, ModelTooLargeError, UnsupportedModelErro
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.devices import is_sharded
 from nolocod.trainer.group import Give, lost
-from nolocod.trainer.inner import KINDS, Inner
+from nolocod.trainer.inner import KINDS, LOSS_SCALE, Inner
 from nolocod.trainer.model import Place, bare, check_memory, fast_kind, flatten
 from nolocod.trainer.muon import Muon, orthogonal
 from nolocod.trainer.objective import objective_of
@@ -290,10 +290,11 @@ class ShardedInner(Inner):
     def moments(self) -> dict[str, Tensor]:
         """As one device has them; the leader's alone."""
         gathered = {kind: zip(self.state(kind), self._area.gather(kind, self.rows(kind)), strict=True) for kind in KINDS}
-        return {f"{kind}.{index}": tensor for kind, found in gathered.items() for index, tensor in found}
+        return {f"{kind}.{index}": tensor for kind, found in gathered.items() for index, tensor in found} | self._scale_state()
 
     def restore(self, moments: Mapping[str, Tensor], steps: int) -> None:
-        super().restore({name: self._area.own(tensor) for name, tensor in moments.items()}, steps)
+        own = {name: tensor if name == LOSS_SCALE else self._area.own(tensor) for name, tensor in moments.items()}
+        super().restore(own, steps)
 
 
 class ShardedMuon(Muon):

@@ -104,7 +104,10 @@ def _asked_once(work: Callable[[], T]) -> T:
 
 def kept_held_out(stream: Stream | Mixture, manifest: Manifest, count: int, cache: Path) -> NDArray[np.int64]:
     """The stream's held-out windows, read once and kept in a file."""
-    facts = msgspec.json.encode([manifest.data, manifest.inner.sequence, count, *stream.facts])
+    told = msgspec.to_builtins(manifest.data)
+    if not told["mixture"]:  # as before there were any
+        del told["mixture"]
+    facts = msgspec.json.encode([told, manifest.inner.sequence, count, *stream.facts])
     target = cache / f"held-out-{blake3.blake3(facts).hexdigest()[:32]}.npy"
     if not target.exists():
         found = stream.held_out(count)

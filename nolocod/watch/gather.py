@@ -99,6 +99,8 @@ class _Gathering:
         self._admitted: set[PeerId] = set()
         self._refused: set[PeerId] = set()
         self._told: set[PeerId] = set()
+        self._few = False
+        """Once there were too few for as long as they are looked for."""
 
     def _weights(self, peer: PeerId, number: int) -> Weights:
         return Weights(peer, number, self._folder / f"{number:08d}-{peer}.weights")
@@ -149,13 +151,16 @@ class _Gathering:
         self._emit(WeightsFetched(weights.peer, weights.round, fetched.size, fetched.seconds))
 
     async def _look(self, besides: Collection[PeerId], wanted: int) -> list[Member]:
-        """The members near the median round; looked for until `wanted` are there `besides` those, or the time is up."""
-        with trio.move_on_after(_LOOK_SECONDS):
+        """The members near the median round; looked for until `wanted` are there `besides` those, or the time is up; from then
+        on until there is one."""
+        with trio.move_on_after(_LOOK_SECONDS) as looking:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._observer.run)
-                while len([one for one in self._near() if one.peer_id not in besides]) < wanted:  # noqa: ASYNC110 - nobody tells
+                least = 1 if self._few else wanted
+                while len([one for one in self._near() if one.peer_id not in besides]) < least:  # noqa: ASYNC110 - nobody tells
                     await trio.sleep(_LOOK_EVERY)
                 nursery.cancel_scope.cancel()
+        self._few |= looking.cancelled_caught
         return self._near()
 
     def _near(self) -> list[Member]:

@@ -132,7 +132,7 @@ def test_no_trainer_is_taken_for_one_that_hangs(parameters: int, step: float, me
     assert LOAD + kept / 5e6 >= kept / DISK
 
 
-@lines
+@pytest.mark.parametrize("line", [*LINES, (4e6 / 8, 4e6 / 8)], ids=lambda line: f"{line[0] * 8 / 1e6:.0f}")
 def test_heartbeats_flow_beside_bulk(line: tuple[float, float]) -> None:
     timing, windows = Timing(), max(2 * yamux_stream._QUICK * HALVES, window(line) / line[0])
     queued = windows * SHARED * OVERHEAD  # seconds; what is on the way of each stream was sent while the line was its own

@@ -7,6 +7,7 @@ import threading
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import blake3
 import datasets
 import msgspec
 import numpy as np
@@ -306,3 +307,14 @@ def test_held_out_windows_are_looked_for_once_and_kept(outage: Outage, tmp_path:
     assert np.array_equal(found, alice.held_out(8))
     outage.begin()
     assert np.array_equal(kept_held_out(alice, run, 8, tmp_path / "cache"), found)
+
+
+def test_held_out_windows_of_an_older_release_are_used_again(tmp_path: Path) -> None:
+    run = manifest()
+    told = (
+        b'[{"source":"hub","dataset":"a/b","subset":null,"split":"train","field":"text","tokenizer":"bytes","held_out":0.2,'
+        b'"kind":"text","beta":0.1,"documents":"apart"},16,8]'
+    )
+    kept = np.full((8, 17), 7)
+    np.save(tmp_path / f"held-out-{blake3.blake3(told).hexdigest()[:32]}.npy", kept)
+    assert np.array_equal(kept_held_out(stream(data_set(tmp_path / "d"), run=run), run, 8, tmp_path), kept)

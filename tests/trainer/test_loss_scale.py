@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from nolocod.run.manifest import Inner as Settings
 from nolocod.run.manifest import Manifest, Outer
-from nolocod.trainer import inner, loss_scale, on_device
+from nolocod.trainer import head, inner, loss_scale, on_device
 from nolocod.trainer.head import losing
-from nolocod.trainer.inner import Inner
+from nolocod.trainer.inner import LOSS_SCALE, Inner
 from nolocod.trainer.loss_scale import LossScale
 from nolocod.trainer.model import step_kind
-from tests.support.trainer_parts import make_replica, sealed_run
+from tests.support.trainer_parts import make_replica, save, sealed_run
 from tests.trainer.test_no_synchronisation import watched
 from tests.trainer.test_ranks import shared
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from nolocod.trainer.replica import Replica
 
 CPU = torch.device("cpu")
 SETTINGS = Settings(steps=4, batch=2, sequence=32, learning_rate=1e-3, optimizer="adamw", weight_decay=0.0)
@@ -127,6 +129,35 @@ def test_a_replica_learns_in_float16_as_in_float32(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("float16")
+@pytest.mark.parametrize("spent", [False, True])
+def test_a_checkpoint_holds_the_scale(tmp_path: Path, spent: bool) -> None:
+    sealed = sealed_run(inner=SETTINGS)
+    one = make_replica(sealed, tmp_path)
+    inner_of(one)._scale.factor.fill_(8.0)  # type: ignore[union-attr]
+    one.step()
+    if spent:
+        inner_of(one)._leave_float16()
+    save(one, tmp_path / "checkpoints", "alice")
+    other = make_replica(sealed, tmp_path)
+    other.resume(tmp_path / "checkpoints")
+    found = inner_of(other)
+    if spent:
+        assert (found._scale, found._kind) == (None, torch.float32)
+    else:
+        assert found._scale is not None
+        assert torch.equal(found._scale.state, torch.tensor([8.0, 1.0, 1.0]))
+    for replica in (one, other):
+        replica.step()
+    assert torch.equal(one.theta, other.theta)
+
+
+def inner_of(replica: Replica) -> Inner:
+    found = replica._part.inner
+    assert isinstance(found, Inner)
+    return found
+
+
+@pytest.mark.usefixtures("float16")
 def test_a_step_in_float16_asks_the_device_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = make_replica(sealed_run(inner=SETTINGS), tmp_path)
     replica.step()
@@ -154,6 +185,14 @@ def test_a_device_in_float16_beside_one_in_float32_makes_one_gradient(tmp_path: 
         alone.solo()
         moved = (alone.theta - before).norm()
         assert (replica.theta - alone.theta).norm() < 0.05 * moved
+        save(replica, tmp_path / "checkpoints", "alice")
+        scale = replica.inner.moments()[LOSS_SCALE]
+    with shared(sealed, tmp_path, devices) as again:
+        again.resume(tmp_path / "checkpoints")
+        assert torch.equal(again.inner.moments()[LOSS_SCALE], scale)
+        assert scale[2] == 4
+        again.step()
+        assert math.isfinite(again.report())
 
 
 @pytest.mark.parametrize(("capability", "kind"), [((6, 1), torch.float32), ((7, 0), torch.float16), ((7, 5), torch.float16)])
@@ -165,6 +204,28 @@ def test_a_card_without_bfloat16_computes_in_float16_if_it_has_units_for_it(
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, has=has: has)
         assert step_kind(torch.device("cuda")) == (torch.bfloat16 if has else kind)
     assert step_kind(CPU) == torch.float32
+
+
+def test_what_unlikely_words_learn_is_not_lost_in_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, ids = torch.nn.Linear(16, 20_000), torch.randint(200, (1, 300))[0]
+    layer.bias.data = -1.5 * torch.arange(1, 20_001).log()  # as rare as words are
+    states: Any = torch.randn(1, len(ids), 16)
+
+    def taken(kind: torch.dtype) -> Tensor:
+        layer.zero_grad()
+        with torch.autocast("cpu", kind, enabled=kind != torch.float32), losing(layer, None, ids):
+            layer(states).backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad.clone()
+
+    def off() -> float:
+        wanted = taken(torch.float32)
+        return ((taken(torch.float16) - wanted).norm(dim=1) / wanted.norm(dim=1)).median().item()
+
+    now = off()
+    monkeypatch.setattr(head, "_FLOAT16_TIMES", 1)
+    assert now < 0.3 * off()
 
 
 def test_what_many_rows_give_a_head_s_gradient_is_not_too_large_for_float16() -> None:

@@ -114,6 +114,20 @@ def test_held_out_windows_are_of_all_by_their_weights_and_the_same_for_all(tmp_p
     assert np.array_equal(kept, held)
 
 
+def test_the_position_of_a_data_set_that_was_not_drawn_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, asked = opened(run_of()), Counter[str]()
+    real = source.Stream.position
+    monkeypatch.setattr(
+        source.Stream, "position", property(lambda self: (asked.update([self._dataset.name]), real.__get__(self))[1])
+    )
+    before = stream.position
+    asked.clear()
+    drawn = letters(stream.take(1))
+    after = stream.position
+    assert sum(asked.values()) == 1
+    assert [one == other for one, other in zip(before.parts, after.parts, strict=True)] == [drawn == "b", drawn == "r"]
+
+
 def test_a_position_of_another_mixture_is_an_error() -> None:
     with pytest.raises(DataError, match="another mixture"):
         opened(run_of()).seek(Position())
@@ -145,6 +159,7 @@ def test_a_run_without_a_mixture_says_nothing_of_one() -> None:
     ("data", "says"),
     [
         ('source = "hub"\ndataset = "a"\nmixture = [{dataset = "b"}]', "stands in place of"),
+        ('source = "hub"\nsplit = "test"\nmixture = [{dataset = "b"}]', "stands in place of"),
         ('source = "text"\nmixture = [{dataset = "b"}]', "belongs to"),
         ('source = "hub"\nmixture = [{dataset = "b", weight = 0}]', "> 0"),
         ('source = "hub"\nmixture = [{weight = 1}]', "dataset"),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from nolocod.trainer.replica import Replica
 
 CPU = torch.device("cpu")
+BY_ITSELF = {"opt", "bloom", "falcon", "gpt_oss", "mamba", "mamba2", "rwkv"}
+"""Models that do not keep documents of one window apart."""
 
 
 def model_of(kind: str, seed: int = 0) -> torch.nn.Module:
@@ -100,8 +102,7 @@ def test_samples_in_one_window_have_the_loss_that_each_has_alone(kind: str) -> N
 
 def test_which_models_keep_documents_apart_is_found_out() -> None:
     """The others of docs/fine-tuning.md are given each document by itself."""
-    by_itself = {"opt", "bloom", "falcon", "gpt_oss", "mamba", "mamba2", "rwkv"}
-    assert {kind for kind in CASES if not keeps_apart(model_of(kind))} == by_itself
+    assert {kind for kind in CASES if not keeps_apart(model_of(kind))} == BY_ITSELF
 
 
 def test_without_positions_that_begin_anew_documents_would_see_each_other() -> None:

@@ -24,9 +24,9 @@ _MOST_CREDIT = 2**32 - 1
 _FOREVER = float("inf")
 _QUICK = 0.5
 """A window of which half lasts for so many seconds is longer than most round trips, and grows no more ..."""
-_SMALL, _QUICK_IF_SMALL = 1 << 20, 1.0
+_SMALL, _QUICK_IF_SMALL = 1 << 20, 0.75
 """... but for one that is smaller than this. Behind what both sides send on a slow line, credit takes longer; and half of the
-first window in that time is a line of 1 Mbit/s."""
+first window in that time is a line of 1.4 Mbit/s."""
 
 
 class Multiplexer(Protocol):
