@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import trio
 
 from nolocod.errors import FarWeightsError, NoDonorError, RejectedTensorError, first_error
+from nolocod.identity import PeerId
 from nolocod.observe.events import Event, Troubled, WeightsFetched
 from nolocod.p2p.exchange.context import Context
 from nolocod.p2p.snapshots.server import Donor, ServedSnapshot
 from nolocod.p2p.transport.stream import SNAPSHOT
-from nolocod.proto.types import Standing, describe
+from nolocod.proto.types import Member, Standing, describe
 from nolocod.watch import gather as module
 from nolocod.watch.gather import gather
 from tests.support.wires import wait_members
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nolocod.identity import PeerId
     from nolocod.run.manifest import Sealed
 
 SIZE = 4000
@@ -113,3 +115,27 @@ async def test_who_tells_of_a_round_far_from_the_median_is_not_asked(tmp_path: P
         with pytest.raises(BaseExceptionGroup):
             await gather(settings(tmp_path / "out", *nodes.addresses), 3, Judge, events.append)
     assert {event.donor for event in events if isinstance(event, WeightsFetched)} == set(nodes.peers[:2])
+
+
+async def test_once_there_were_too_few_members_nobody_is_waited_for_but_the_next_one(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    class Two:
+        """An observer that knows two members."""
+
+        run = staticmethod(trio.sleep_forever)
+
+        def live(self) -> list[Member]:
+            return [
+                Member(PeerId(name), Standing(7, 0, 1.0), "finished", (), "1", 0.0, None, verified=True) for name in ("a", "b")
+            ]
+
+    run = SimpleNamespace(run_id="0" * 64, manifest=SimpleNamespace(outer=SimpleNamespace(staleness=3)))
+    observer: Any = Two()
+    gathering = module._Gathering(observer, run, Judge(cast("Any", run)), tmp_path, [].append)  # type: ignore[arg-type]
+    took = []
+    for besides, wanted in (((), 3), (("a",), 2), (("a", "b"), 1)):
+        began = trio.current_time()
+        assert len(await gathering._look([PeerId(one) for one in besides], wanted)) == 2
+        took.append(trio.current_time() - began)
+    assert took == [module._LOOK_SECONDS, 0.0, module._LOOK_SECONDS]
