@@ -10,6 +10,7 @@ is taken solo. Nothing is applied unless the exchange was committed on both side
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -90,7 +91,7 @@ class OuterLoop:
         self._wasted = WastedTime()
         self._phase = Phase(settings.inner_steps, enlarges=trainer.can_enlarge)
         self._pause = 0.0  # after a partner that is busy
-        self._part_seconds: dict[PeerId | None, float] = {}  # of the last exchange with each, and of the last one (None)
+        self._part_seconds: dict[PeerId, float] = {}  # of the last exchange with each, for each part that it was about
         self._tries = 0  # our own draws in this step
         self._none_better = False  # the last one found nobody but those who are set apart
         self._failed = False  # in this step an exchange failed while we were wary ...
@@ -160,8 +161,10 @@ class OuterLoop:
 
     def _subject(self, partner: PeerId | None) -> int:
         """What our next outer step is about, with `partner` or with nobody."""
-        seconds = self._part_seconds.get(partner) or self._part_seconds.get(None, 0.0)
-        return self._trainer.subject(self._phase.turn, at_once(self._settings.parts, seconds))
+        known, parts = self._part_seconds, self._settings.parts
+        usual = statistics.median_low(known.values()) if known else 0.0  # by most, not by who may be slow on purpose
+        seconds = usual if partner is None else known.get(partner, usual)
+        return self._trainer.subject(self._phase.turn, at_once(parts, seconds, parts * self._phase.seconds))
 
     def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()
@@ -337,9 +340,8 @@ class OuterLoop:
 
     def _learn(self, partner: PeerId, parts: int) -> None:
         """How long the exchange that ends took, for each of its parts."""
-        for one in (partner, None):
-            self._part_seconds.pop(one, None)  # it is the latest then
-            self._part_seconds[one] = (trio.current_time() - self._started) / parts
+        self._part_seconds.pop(partner, None)  # it is the latest then
+        self._part_seconds[partner] = (trio.current_time() - self._started) / parts
         if len(self._part_seconds) > _PARTNERS:
             del self._part_seconds[next(iter(self._part_seconds))]
 

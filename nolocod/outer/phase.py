@@ -88,10 +88,10 @@ class Phase:
         self._work = min(max(longer, self._work // 2, 1), 2 * self._work, self._most_work)
 
 
-def at_once(parts: int, seconds: float) -> int:
+def at_once(parts: int, seconds: float, whole: float) -> int:
     """About how many of the model's `parts`, which take `seconds` each, an exchange may be: a quarter, or as many as take two
-    seconds in all. What it brings comes late by as long as it takes."""
-    quick = int(min(parts, _SHORT / seconds)) if seconds else parts
+    seconds, or a quarter of the `whole` seconds in which all have their turn. What it brings is as late as it is long."""
+    quick = int(min(parts, max(_SHORT, whole / _QUARTER) / seconds)) if seconds else parts
     return max(-(-parts // _QUARTER), quick)
 
 

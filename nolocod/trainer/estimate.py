@@ -148,7 +148,7 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
     busy = line / phase
     # What is due goes together, on a line that cannot keep up as much as may. Who offers has just begun an inner step, at whose
     # end it captures; the partner is in the midst of one. Then both wait for the end of one to merge: half a step.
-    carried = line / run.turns * (at_once(run.turns, line / run.turns) if busy > 1 else 1)
+    carried = line / run.turns * (at_once(run.turns, line / run.turns, phase) if busy > 1 else 1)
     exchange = carried + 1.5 * step
     saving = run.checkpoint / machine.disk
     every = rest_after(run.checkpoint, saving)
