@@ -15,8 +15,6 @@ from nolocod.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_OF_PART = ("dataset", "subset", "split", "field")
-
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of the run file. A misspelt key is an error."""
@@ -87,9 +85,10 @@ class Data(Section, frozen=True):
         """The data sets, each as if it were the only one, and their weights."""
         if not self.mixture:
             return ((self, 1.0),)
-        own = [(msgspec.structs.asdict(part), part.weight) for part in self.mixture]
-        change = msgspec.structs.replace
-        return tuple((change(self, mixture=(), **{key: told[key] for key in _OF_PART}), weight) for told, weight in own)
+        told = [msgspec.structs.asdict(part) for part in self.mixture]
+        return tuple(
+            (msgspec.structs.replace(self, mixture=(), **one), weight) for one in told for weight in [one.pop("weight")]
+        )
 
     @property
     def from_node(self) -> bool:

@@ -143,18 +143,10 @@ class Inner:
     """Takes inner steps on `model`."""
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        manifest: Manifest,
-        device: torch.device,
-        at_once: int,
-        objective: Objective,
-        *,
-        scales: bool,
+        self, model: torch.nn.Module, manifest: Manifest, device: torch.device, at_once: int, objective: Objective
     ) -> None:
         """`at_once`: windows that are computed together at first, and halved for good where memory does not take them. 0 is
-        one, whose layers are computed twice, as they are in the end where memory does not take one otherwise. `scales`:
-        whether the loss is scaled, as on all devices that take a step together if one of them computes in float16."""
+        one, whose layers are computed twice, as they are in the end where memory does not take one otherwise."""
         self.at_once = max(1, at_once)
         here = self._here(trained(model))
         by_muon = matrices_of(model) if manifest.inner.optimizer == "muon" else {}
@@ -168,8 +160,8 @@ class Inner:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._all = [*self._parameters, *(here[name] for name in by_muon)]
         self._kind = step_kind(device)
-        self._scaled = scales
-        self._scale = LossScale(device) if scales else None
+        self._scale: LossScale | None = None
+        self._scaled = False  # now, or until float16 was left
         self._can_skip = bool(self.optimizer.defaults["fused"])
         self._shared: Tensor | None = None  # all gradients, and behind them the loss, where a step has parts
         self._add: Callable[[Tensor], None] | None = None
@@ -182,6 +174,10 @@ class Inner:
         self.spares_memory = False
         if not at_once:
             self.spare_memory()
+
+    def scale_loss(self) -> None:
+        """Scale the loss from now on, as on all devices that take a step together if one of them computes in float16."""
+        self._scale, self._scaled = LossScale(self._device), True
 
     def share(self, add: Callable[[Tensor], None]) -> None:
         """Take a part of each step from now on: `add` gives all who take it the sum of their tensors.

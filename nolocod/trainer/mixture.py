@@ -34,7 +34,7 @@ class Mixture:
 
     def __init__(self, parts: Sequence[Part], weights: Sequence[float], key: str) -> None:
         self._parts = parts
-        self._shares = [weight / sum(weights) for weight in weights]
+        self._ends = [end / sum(weights) for end in accumulate(weights)]  # of their shares, one behind another
         self._key = key
         self._index = 0
         self._positions: list[Position | None] = [None] * len(parts)  # as long as they hold: a position is dear
@@ -72,11 +72,10 @@ class Mixture:
     def held_out(self, count: int) -> NDArray[np.int64]:
         """At most `count` windows that nobody trains on: one of each data set, and the rest by their shares."""
         left = max(0, count - len(self._parts))
-        ends = [0, *(round(left * end) for end in accumulate(self._shares))]
+        ends = [0, *(round(left * end) for end in self._ends)]
         counts = [1 + end - begin for begin, end in pairwise(ends)]
         return np.concatenate([part.held_out(its) for part, its in zip(self._parts, counts, strict=True)])[:count]
 
     def _draw(self, index: int) -> int:
         """Which data set the window with this number is of."""
-        ends = list(accumulate(self._shares))
-        return bisect(ends[:-1], hashed(f"{self._key} mixture {index}"))
+        return bisect(self._ends[:-1], hashed(f"{self._key} mixture {index}"))

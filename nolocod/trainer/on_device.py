@@ -72,16 +72,18 @@ class DevicePart:
         self.theta = flatten(dict(self.model.named_parameters()), self.layout, flat)
         self.model.to(self.device)  # the buffers, and what is frozen; the others are there already
         self.objective = objective_of(manifest, self.model)
-        self.inner = Inner(self.model, manifest, self.device, at_once, self.objective, scales=self._scales())
+        self.inner = Inner(self.model, manifest, self.device, at_once, self.objective)
+        self._scale_loss()
         if place.spares_memory:
             self.inner.spare_memory()
         if self._group is not None:
             self.inner.share(self._group.add)
 
-    def _scales(self) -> bool:
-        """Whether this device or another computes in float16. All must ask."""
+    def _scale_loss(self) -> None:
+        """If this device or another computes in float16. All must ask."""
         whole = int(step_kind(self.device) != torch.float16)
-        return not (whole if self._group is None else self._group.least(whole))
+        if not (whole if self._group is None else self._group.least(whole)):
+            self.inner.scale_loss()
 
     def bring(self, span: slice) -> None:
         """Have the leader's `theta` hold there what inner steps made of it."""

@@ -199,10 +199,8 @@ class ShardedPart(DevicePart):
             self.objective = objective_of(manifest, self.model)
         self._reshard()
         at_once = self._group.least(at_once)
-        scaled = self._scales()
-        self.inner = ShardedInner(
-            self.model, manifest, self.device, at_once, self.objective, self._group, self._area, scales=scaled
-        )
+        self.inner = ShardedInner(self.model, manifest, self.device, at_once, self.objective, self._group, self._area)
+        self._scale_loss()
         if place.spares_memory:
             self.inner.spare_memory()
 
@@ -243,11 +241,9 @@ class ShardedInner(Inner):
         objective: Objective,
         group: Group,
         area: Area,
-        *,
-        scales: bool,
     ) -> None:
         self._group, self._area = group, area
-        super().__init__(model, manifest, device, at_once, objective, scales=scales)
+        super().__init__(model, manifest, device, at_once, objective)
 
     def _here(self, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
         here = {name: _rows(parameter) for name, parameter in parameters.items()}

@@ -66,10 +66,10 @@ def open_source(
         count = inner.batch * manifest.evaluation.batches
         held_out = ask(lambda: kept_held_out(stream, manifest, count, cache))
         supply.back()
+        read: Source = stream
         if end is not None:
-            held_out = isolated(held_out, end)
-        marked = stream if end is None else Isolated(stream, end)
-        return Prefetched(marked, inner.batch * inner.accumulation, held_out, supply)
+            read, held_out = Isolated(stream, end), isolated(held_out, end)
+        return Prefetched(read, inner.batch * inner.accumulation, held_out, supply)
     windows: Windows | Parts
     if settings.kind != "text":
         windows = local_samples(Samples(manifest, tokenizer, tell), data, cache)

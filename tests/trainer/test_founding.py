@@ -190,7 +190,7 @@ def test_what_no_token_reached_counts_the_same_steps(optimizer: Any) -> None:  #
     run = Manifest(name="x", model=MODEL, inner=Inner(steps=4, batch=2, sequence=32, optimizer=optimizer))
     model = build(read_config(run, 256), 0)
     model.register_parameter("experts_without_a_token", torch.nn.Parameter(torch.ones(4)))
-    one = inner.Inner(model, run, torch.device("cpu"), 2, NextToken(), scales=False)
+    one = inner.Inner(model, run, torch.device("cpu"), 2, NextToken())
     windows = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
     one.step(windows, 1e-3)
     steps = {float(state["step"]) for state in one.optimizer.state.values()}

@@ -54,7 +54,10 @@ class Times:
 def taking(factor: float, *, scales: bool = True) -> tuple[torch.nn.Linear, Inner]:
     model = torch.nn.Linear(4, 1)
     manifest = Manifest(name="x", model={"model_type": "llama"}, inner=SETTINGS)
-    return model, Inner(model, manifest, CPU, 4, Times(factor), scales=scales)
+    steps = Inner(model, manifest, CPU, 4, Times(factor))
+    if scales:
+        steps.scale_loss()
+    return model, steps
 
 
 def step(steps: Inner, times: int = 1) -> None:
