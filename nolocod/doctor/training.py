@@ -24,6 +24,7 @@ from nolocod.run.manifest import Manifest, unseal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nolocod.run.data import Data
     from nolocod.trainer.data import Tokenizer
 
 _SAMPLE = 200_000
@@ -185,21 +186,22 @@ def _samples(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> Fin
 
 
 def _streamed(manifest: Manifest) -> list[str]:
+    return [text for settings, _ in manifest.data.parts for text in _texts(settings)]
+
+
+def _texts(settings: Data) -> list[str]:
     from nolocod.trainer.data import missing_packages
     from nolocod.trainer.hub import cause_of, failures, open_hub
 
-    found: list[str] = []
-    for settings, _ in manifest.data.parts:
-        name = f"data set {settings.dataset!r}"
-        try:
-            known = failures()
-        except ImportError as error:
-            raise missing_packages(name) from error
-        try:
-            found += islice(open_hub(settings).texts(), _RECORDS)
-        except known as error:
-            raise DataError(f"{name}: {cause_of(error)}.", remedy="Check the network, or ask the run's owner.") from error
-    return found
+    name = f"data set {settings.dataset!r}"
+    try:
+        known = failures()
+    except ImportError as error:
+        raise missing_packages(name) from error
+    try:
+        return list(islice(open_hub(settings).texts(), _RECORDS))
+    except known as error:
+        raise DataError(f"{name}: {cause_of(error)}.", remedy="Check the network, or ask the run's owner.") from error
 
 
 def _first_line(error: Exception) -> str:

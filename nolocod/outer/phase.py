@@ -21,6 +21,7 @@ _MOST_OWN = 8
 _WAITS = 8
 """Phases of the run."""
 _QUARTER, _SHORT = 4, 2.0
+"""What an exchange may be of the model, and of its phase; and seconds that are short whatever a phase is."""
 _ALIKE = 4 / 3
 """A machine that is faster by less than that takes the run's `inner.steps`: members who tell endless phases move the median by
 a few hundredths, and would have everybody's last longer."""

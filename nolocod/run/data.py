@@ -85,10 +85,12 @@ class Data(Section, frozen=True):
         """The data sets, each as if it were the only one, and their weights."""
         if not self.mixture:
             return ((self, 1.0),)
-        told = [msgspec.structs.asdict(part) for part in self.mixture]
-        return tuple(
-            (msgspec.structs.replace(self, mixture=(), **one), weight) for one in told for weight in [one.pop("weight")]
-        )
+        found = []
+        for part in self.mixture:
+            own = msgspec.structs.asdict(part)
+            weight = own.pop("weight")
+            found.append((msgspec.structs.replace(self, mixture=(), **own), weight))
+        return tuple(found)
 
     @property
     def from_node(self) -> bool:
