@@ -27,6 +27,7 @@ from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap, toget
 from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
+from nolocod.trainer.queued import Queued
 from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class Weights:
         """With distances that are not known yet."""
         blocks = tuple(len(fragment.blocks) for fragment in fragments)
         return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether theta lies where the processor would wait for it (queued.py)."""
+        return self.theta.is_cuda
 
     def at(self, span: slice) -> Tensor:
         """Theta there, as inner steps left it."""
@@ -150,7 +156,8 @@ class Capture:
         self._noise = Noise(seed)
         shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among))
         self._coder = coder_for(plan.codec, shared)
-        self.kept = torch.empty(self.fragment.size, dtype=plan.kept)
+        self._queued = Queued(weights.at(self.fragment.span), plan.kept, seed) if weights.is_far else None
+        self.kept = self._queued.kept if self._queued else torch.empty(self.fragment.size, dtype=plan.kept)
         """The change until `step`, then what theta is still to get."""
         self._started = False
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
@@ -168,9 +175,12 @@ class Capture:
 
     @one_thread()
     def keep(self) -> None:
-        """Keep the change of theta. TrainerError if the weights are not finite."""
+        """Keep the change of theta. TrainerError if the weights are not finite, here or from `write`."""
+        if self._queued is not None:
+            self._queued.keep(self._weights.phi[self.fragment.span])
+            return
         for block in self.fragment.blocks:
-            theta, phi = self._weights.at(block.span).cpu(), self._weights.phi[block.span]
+            theta, phi = self._weights.at(block.span), self._weights.phi[block.span]
             change = torch.sub(theta, phi, out=self._scratch[: block.size])
             if not math.isfinite(change.sum().item()):
                 raise TrainerError("the weights are not finite.")
@@ -181,6 +191,8 @@ class Capture:
     @one_thread()
     def write(self, outbox: Tensor) -> Description:
         """Write the message at the start of `outbox` (uint8) and hash its chunks while they are in the caches."""
+        if self._queued is not None:
+            self._queued.check()
         content, offset = bytes_of(outbox), HEADER
         hashes: list[bytes] = []
         for block in self.fragment.blocks:
@@ -207,12 +219,15 @@ class Capture:
 
     @one_thread()
     def _add_own_part(self, sign: int) -> None:
+        self._weights.changed(self.fragment.span)
+        if self._queued is not None:
+            self._queued.add_own_part(self._weights.delta[self.fragment.span], self._plan.settings, sign)
+            return
         change, part = torch.empty(BLOCK), torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
         for block in self.fragment.blocks:
             theta, delta = self._weights.at(block.span), self._weights.delta[block.span]
             own = step.own_part(delta, self._change(block, change), self._plan.settings, out=part[: block.size])
-            theta.add_(own.to(theta.device), alpha=sign)
-        self._weights.changed(self.fragment.span)
+            theta.add_(own, alpha=sign)
 
     @one_thread()
     def inspect(self, inbox: Tensor) -> bytes:
@@ -250,6 +265,8 @@ class Capture:
         """
         if self._apart is None:
             raise TrainerError("an outer step was asked for without an inspection.")
+        if self._queued is not None:
+            self._queued.wait()  # it may still read what lies here
         settings = self._plan.settings
         for block, phi, change, record in self._blocks(inbox):
             apart = None if is_set(skipped, block.index) else self._apart[block.index]
@@ -273,12 +290,14 @@ class Capture:
     def merge(self, *, trained_on: bool) -> None:
         """Bring theta after `step`. `trained_on`: inner steps were taken since the capture, and are kept."""
         self._weights.changed(self.fragment.span)
-        if not trained_on:
-            self._weights.at(self.fragment.span).copy_(self._weights.phi[self.fragment.span])
-            return
-        for block in self.fragment.blocks:
-            theta = self._weights.at(block.span)
-            theta.add_(self.kept[block.within].to(theta.device))
+        phi = self._weights.phi[self.fragment.span]
+        if self._queued is not None:
+            self._queued.add_kept() if trained_on else self._queued.copy(phi)
+        elif not trained_on:
+            self._weights.at(self.fragment.span).copy_(phi)
+        else:
+            for block in self.fragment.blocks:
+                self._weights.at(block.span).add_(self.kept[block.within])
 
     def _walk(self, inbox: Tensor) -> list[slice]:
         """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""

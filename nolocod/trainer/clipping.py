@@ -18,6 +18,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from nolocod.trainer.devices import sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -98,10 +102,11 @@ class Clipping:
 def clip(theta: Tensor, phi: Tensor, fragments: Sequence[Fragment], longest: float) -> None:
     """Bring `theta` nearer to `phi` in these fragments, until |theta - phi| is at most `longest` (arXiv 1710.06963, section 3).
 
-    One exchange thus tells at most so much of what this node's own data changed. What is not finite stays so.
+    One exchange thus tells at most so much of what this node's own data changed. What is not finite stays so. A device is asked
+    for nothing.
     """
     spans = [block.span for fragment in fragments for block in fragment.blocks]
-    length = math.hypot(*((theta[span].cpu() - phi[span]).norm().item() for span in spans))
-    if length > longest:
-        for span in spans:
-            theta[span].lerp_(phi[span].to(theta.device), 1 - longest / length)
+    length = torch.stack([(theta[span] - sent(phi[span], theta.device)).norm() for span in spans]).norm()
+    excess = torch.where(length > longest, 1 - longest / length, 0)
+    for span in spans:
+        theta[span].lerp_(sent(phi[span], theta.device), excess)

@@ -14,6 +14,7 @@ from nolocod.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from nolocod.run.manifest import Manifest
 
@@ -87,3 +88,8 @@ def check_count(count: int, manifest: Manifest) -> None:
         )
     if count > 1 and sys.platform != "linux":
         raise DeviceError("several devices of one node work on Linux alone.", remedy="Name one device.")
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor`, which is in main memory, on `device`: a GPU gets it while we go on, by a pinned copy unless it is pinned."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import masking_utils
 
 from nolocod.errors import UnsupportedModelError
+from nolocod.trainer.devices import sent
 from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
@@ -75,11 +76,6 @@ def _is_taken(name: str, model: torch.nn.Module) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _there(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor`, which is in main memory, on `device`: a GPU gets it while we go on."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
 def _parted(positions: Tensor) -> Tensor:
     """By number, in which document of its row each token is."""
     return (positions.diff(prepend=positions[:, :1] - 1) != 1).cumsum(-1)
@@ -126,7 +122,7 @@ class NextToken:
         return len(windows)
 
     def loss(self, model: torch.nn.Module, windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        windows = _there(windows, device)
+        windows = sent(windows, device)
         return _mean(model, self._head, None, windows[:, 1:].flatten(), input_ids=windows[:, :-1])
 
 
@@ -159,8 +155,8 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
     _, documents = torch.unique(begins.flatten().cumsum(0).view_as(windows)[:, 1:].flatten()[learnt], return_inverse=True)
     given = {"input_ids": ids[:, :-1]} | ({"position_ids": positions[:, :-1]} if packed else {})
     found = learnt.nonzero().flatten(), ids[:, 1:].flatten()[learnt], documents
-    places, learnt_ids, among = (_there(one, device) for one in found)
-    there = {name: _there(one, device) for name, one in given.items()}
+    places, learnt_ids, among = (sent(one, device) for one in found)
+    there = {name: sent(one, device) for name, one in given.items()}
     return _Batch(there, places, learnt_ids, among, len(documents.unique()))
 
 

@@ -229,19 +229,19 @@ class Replica:
     @one_thread()
     def solo(self, run_round: int = 0, subject: int | None = None) -> Applied:
         """Take the outer step about `subject` alone, on the weights as they are now; None: about the parts whose turn it is."""
-        began = time.perf_counter()
+        began, settings = time.perf_counter(), self.manifest.outer
         self.discard()
-        settings = self.manifest.outer
         among = parts_in(self.subject if subject is None else subject, len(self.ages))
         self._clip(among)
-        scratch = torch.empty(BLOCK)
-        for block in (block for fragment in self.plan.fragments[among.start : among.stop] for block in fragment.blocks):
+        whole, scratch = together(self.plan.fragments[among.start : among.stop]), torch.empty(BLOCK)
+        theta = self.weights.at(whole.span)
+        near = theta.cpu()
+        for block in whole.blocks:
             phi = self.phi[block.span]
-            theta = self.weights.at(block.span)
-            own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
+            own = step.message(phi, near[block.within], settings, out=scratch[: block.size])
             step.step(phi, self.delta[block.span], own, 1, settings)
-            theta.copy_(phi)
-            self.weights.changed(block.span)
+        theta.copy_(self.phi[whole.span])
+        self.weights.changed(whole.span)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
     @one_thread()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.bench import contest, plan, probe, report, venvs, wan
+from nolocod.run import presets
+from nolocod.run.manifest import Inner, Manifest, Outer
+from tests.bench import contest, device, plan, probe, report, venvs, wan
 from tests.bench.__main__ import main, size
 from tests.bench.base import BenchError, spread
 from tests.bench.exchange_run import model_of
@@ -18,6 +21,7 @@ from tests.bench.parties import Pair, pair, started
 from tests.bench.training import TrainingResult, bound_to
 from tests.bench.transport import CARRIERS, RelayResult, TransportResult, relay, transport
 from tests.support.swarm import ENOUGH
+from tests.support.trainer_parts import MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -330,3 +334,13 @@ def test_a_plan_that_is_off_is_wrong_either_way_and_a_bound_only_where_it_is_pas
         found.add(name, planned, 100.0)
     assert [text.split(": ")[1] for text in found.wrong] == ["much +16%", "little -16%", "little, at most -20%"]
     assert "84" in found.to_text()
+
+
+def test_the_trainer_beside_a_bare_loop_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Manifest(name="tiny", model=MODEL, inner=Inner(steps=4, batch=1, sequence=16), outer=Outer(turns=2))
+    (tmp_path / "run.toml").write_text(presets.to_toml(run))
+    few = ("--device", "cpu", "--threads", "1", "--seconds", "0.5", "--steps", "5", "--times", "1")
+    assert device.main([str(tmp_path / "run.toml"), *few]) == 0
+    assert re.search(r"cpu: bare [\d,]+, alone [\d,]+, exchanging [\d,]+ tokens/s \([1-9]", capsys.readouterr().out)
+    with pytest.raises(SystemExit, match=r"(?s)the bare loop ended with status 1.*NLC-126"):
+        device.main([str(tmp_path / "run.toml"), "--device", "cuda:77", *few[2:]])

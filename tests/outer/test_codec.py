@@ -148,6 +148,7 @@ def test_both_read_the_same_within_the_bound_and_the_mean_of_delta_is_kept(codec
     assert (mean - sum(deltas) / 2).abs().max() <= 3e-8
 
 
+@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
     pairs = [pair(codec, 3), pair(codec, 3)]
@@ -163,6 +164,13 @@ def test_what_was_sent_is_made_again_without_the_outbox(codec: Codec) -> None:
     assert torch.equal(pairs[0][0].weights.phi, pairs[1][0].weights.phi)
 
 
+@pytest.fixture(params=["near", "far"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theta lies in main memory, or is treated as if it lay on a GPU."""
+    monkeypatch.setattr(Weights, "is_far", property(lambda _: request.param == "far"))
+
+
+@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("weight", [1.0, 0.4])
 def test_theta_has_its_own_part_at_once_and_the_partner_s_when_it_comes(codec: Codec, weight: float) -> None:
@@ -204,6 +212,7 @@ def test_theta_has_its_own_part_at_once_and_the_partner_s_when_it_comes(codec: C
     assert torch.equal(waiting.weights.theta, waiting.weights.phi)
 
 
+@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("codec", CODECS)
 def test_an_exchange_that_fails_leaves_what_training_made(codec: Codec) -> None:
     alice, bob = pair(codec, 5)
@@ -240,6 +249,19 @@ def test_rounding_to_bfloat16_is_to_a_neighbour_and_right_on_average() -> None:
     # One element over many seeds, too: the noise of a capture is drawn once and only turned.
     one = [Noise(seed).round(torch.tensor([value]), Block(7, 0, 1, 0), 1).item() for seed in range(400)]
     assert sum(one) / 400 == pytest.approx(value, abs=5 * 2**-7 * 0.46 / 20)
+
+
+def test_the_rounding_of_a_change_on_a_gpu_is_right_on_average_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Weights, "is_far", True)
+    alice, _ = pair("modulo8", 3)
+    change, kept = (alice.weights.theta - alice.weights.phi).double(), []
+    for seed in range(100):
+        alice.write(seed)
+        kept.append(alice.capture.kept.double())
+        assert ((kept[-1] - change).abs() <= 2**-7 * change.abs()).all(), "to a neighbour"
+    error = torch.stack(kept).mean(0) - change
+    assert error.norm() < 1.5 * 0.41 * 2**-8 * change.norm() / math.sqrt(100)
+    assert not torch.equal(kept[0], kept[1])
 
 
 def test_a_message_begins_as_release_0_1_reads_it() -> None:
@@ -392,6 +414,7 @@ def test_a_modulo_record_with_an_unknown_mode_or_bound_is_rejected(bound: float,
         alice.capture.inspect(alice.inbox)
 
 
+@pytest.mark.usefixtures("where")
 def test_weights_that_are_not_finite_are_our_own_fault() -> None:
     alice, _ = pair("modulo8", 37)
     alice.weights.theta[-1] = math.inf

@@ -14,6 +14,7 @@ from transformers import masking_utils
 from nolocod.run.data import Data
 from nolocod.run.manifest import Inner
 from nolocod.trainer import objective
+from nolocod.trainer.capture import Weights
 from nolocod.trainer.duty import Duty
 from nolocod.trainer.model import Place
 from nolocod.trainer.replica import open_replica
@@ -22,10 +23,14 @@ from tests.support.trainer_parts import make_replica, sealed_run, write_text
 from tests.trainer.test_objective import model_of, windows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from nolocod.trainer.replica import Replica
+
 CPU = torch.device("cpu")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 _ASK = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique_consecutive", "_unique2", "bincount"}
 """Operations whose result, or its size, the host must know."""
 
@@ -101,7 +106,71 @@ def test_nor_does_a_step_on_samples(monkeypatch: pytest.MonkeyPatch, kind: str) 
     assert loss.item() == wanted
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def take_outer_step(replica: Replica, asking: Callable[[int], AbstractContextManager[object]]) -> None:
+    """A paired one, with the inner step in it that follows; `asking`: so often at most, what is between two inner steps."""
+    outbox, inbox = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))
+    with asking(1):  # for its seed, which is drawn in main memory
+        replica.capture(0)
+        replica.train_on()
+    replica.write(outbox)
+    inbox.copy_(outbox)
+    replica.inspect(inbox)
+    with asking(0):
+        replica.step()
+    replica.take_step(inbox, b"")
+    with asking(0):
+        replica.merge(1, 0.0)
+
+
+@pytest.mark.parametrize("longest", [None, 1e-3, 1e3])
+def test_nor_does_an_outer_step_between_inner_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: float | None
+) -> None:
+    monkeypatch.setattr(Weights, "is_far", True)  # as on a GPU
+    replica = make_replica(sealed_run(), tmp_path)
+    replica.clip_change = longest
+    replica.step()
+    with Watched() as found:
+        take_outer_step(replica, contextlib.nullcontext)
+    assert len(found.asked) > 2, "beside training"
+
+    @contextlib.contextmanager
+    def asking(most: int) -> Iterator[None]:
+        with watched(monkeypatch) as found:
+            yield
+        assert found.asked == ["_local_scalar_dense"] * most
+
+    take_outer_step(replica, asking)
+
+
+@on_gpu
+def test_nor_does_an_outer_step_ask_a_gpu(tmp_path: Path) -> None:
+    text, place = write_text(tmp_path), Place(torch.device("cuda"))
+    replica = open_replica(sealed_run(), "alice", text, tmp_path / "cache", place)
+    replica.step()
+
+    @contextlib.contextmanager
+    def asking(_: int) -> Iterator[None]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    take_outer_step(replica, contextlib.nullcontext)  # all that is made once is there
+    take_outer_step(replica, asking)
+    before, outer = replica.theta.cpu().clone(), replica.manifest.outer
+    own = outer.alpha * replica.delta - (1 - outer.beta) * (before - replica.phi)
+    replica.capture(0)
+    replica.train_on()
+    torch.testing.assert_close(replica.theta.cpu(), before + own, rtol=0, atol=1e-5)
+    replica.discard()
+    torch.testing.assert_close(replica.theta.cpu(), before, rtol=0, atol=1e-6)
+    replica.solo()
+    assert torch.equal(replica.theta.cpu(), replica.phi)
+
+
+@on_gpu
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
 def test_nor_on_a_gpu(tmp_path: Path, kind: str) -> None:
     sealed = sealed_run(model=CASES[kind] | {"model_type": kind})

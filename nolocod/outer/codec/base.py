@@ -83,9 +83,13 @@ class Noise:
     def round(self, values: Tensor, block: Block, stream: int) -> Tensor:
         """Round float32 `values` of a block to bfloat16 in place, up or down such that the mean is kept."""
         turn = 16 * ((block.index * 0x9E3779B1 + stream * 0x85EBCA6B >> 8) % (BLOCK // 16))
-        bits = values.view(torch.int32)
-        bits.add_(self._ring[turn : turn + values.numel()]).bitwise_and_(-0x10000)
-        return values
+        return rounded_with(self._ring[turn : turn + values.numel()], values)
+
+
+def rounded_with(noise: Tensor, values: Tensor) -> Tensor:
+    """Round float32 `values` to bfloat16 in place, up or down; `noise`: of each, uniform below 1 << 16 (int32)."""
+    values.view(torch.int32).add_(noise).bitwise_and_(-0x10000)
+    return values
 
 
 @dataclass(frozen=True)
