@@ -91,6 +91,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
     "inner": {"optimizer": "adamw", "schedule": "cosine", "decay": 0.5},
     "outer": {"turns": 1},
 }
+_WEIGHTS_UNSAID = "float32"
 """What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id."""
 
 
@@ -212,6 +213,8 @@ class Manifest(Section, frozen=True):
     trust: Trust = Trust()
     codec: Codec = "modulo8"
     """How weights become bytes for a partner, see docs/codecs.md: 4, 2 or 1 bytes per parameter."""
+    weights: Literal["bfloat16", "float32"] = "bfloat16"
+    """What newcomers get weights in: 2 or 4 bytes per parameter. Norms and biases are float32 in either."""
     base: Base | None = None  # made of `model.base` (run_file.py)
     adapter: Adapter | None = None  # a table of its own
     access: Literal["open", "invited"] = "open"
@@ -287,6 +290,8 @@ def seal(manifest: Manifest, owner: Identity) -> Sealed:
             del said[key]
     for section, unsaid in _UNSAID.items():
         said[section] = {key: value for key, value in said[section].items() if unsaid.get(key, ...) != value}
+    if said["weights"] == _WEIGHTS_UNSAID:
+        del said["weights"]
     body = msgspec.json.encode(said)
     return Sealed(owned.in_turns(), body, owner.sign(_DOMAIN + body))
 
@@ -317,6 +322,7 @@ def unseal(raw: bytes) -> Sealed:
     for section, unsaid in _UNSAID.items():
         if isinstance(said := head.get(section, {}), dict):
             head[section] = unsaid | said
+    head.setdefault("weights", _WEIGHTS_UNSAID)
     try:
         manifest = checked(head).in_turns()
     except msgspec.ValidationError as error:

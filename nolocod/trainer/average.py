@@ -49,11 +49,12 @@ class Members:
     def size(self) -> int:
         """Bytes of one member's file, but for what its head says."""
         tensors = dict(self._layout.split(torch.empty(self._layout.size, device="meta")))
-        return len(checkpoint.head_of(tensors, {"run_id": self.sealed.run_id})) + checkpoint.size_of(tensors)
+        kinds = self._layout.donated(self.sealed.manifest.weights)
+        return len(checkpoint.head_of(tensors, {"run_id": self.sealed.run_id}, kinds)) + checkpoint.size_of(tensors, kinds)
 
     def admit(self, peer: PeerId, path: Path) -> None:
         """Look at one alone. RejectedTensorError if it is none of this run, or not finite."""
-        compare_donors.donated(path, self._layout)
+        compare_donors.donated(path, self._layout, self.sealed.manifest.weights)
         if not self.sealed.manifest.data.from_node or self._data is not None:
             loss = self.loss(self.mean([path]))
             self.losses[peer] = loss if math.isfinite(loss) else math.inf
@@ -92,7 +93,7 @@ class Members:
         for name, view in self._layout.split(mean):
             flat = view.reshape(-1)
             for piece in pieces(flat.numel()):
-                flat[piece] = torch.stack([tensors[name].reshape(-1)[piece] for tensors in replicas]).mean(0)
+                flat[piece] = torch.stack([tensors[name].reshape(-1)[piece].float() for tensors in replicas]).mean(0)
         return mean
 
     def loss(self, flat: Tensor) -> float:

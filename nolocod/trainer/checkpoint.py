@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import blake3
@@ -47,6 +48,8 @@ _PIECE = 1 << 20
 """Elements that are written at once: training has the interpreter meanwhile, and between pieces it might wait for it."""
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
+ANY: Mapping[str, torch.dtype] = MappingProxyType({})
+"""Tensors are written as they are."""
 _KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8"}
 
 
@@ -103,8 +106,10 @@ def write_tensors(
     metadata: Mapping[str, str],
     digest: Digest | None = None,
     check: Callable[[], None] = go_on,
+    kinds: Mapping[str, torch.dtype] = ANY,
 ) -> None:
-    """Write a safetensors file, and have `digest` take in its bytes. `check` is called often, and may raise to end it.
+    """Write a safetensors file, and have `digest` take in its bytes. `check` is called often, and may raise to end it. `kinds`:
+    what tensors are written in, where it is not their own.
 
     The format's own library copies all tensors before it writes; this goes piece by piece, from any device.
     """
@@ -114,21 +119,22 @@ def write_tensors(
             digest.update(data)
         handle.write(data)
 
-    put(head_of(tensors, metadata))
-    for tensor in tensors.values():
-        flat = tensor.detach().reshape(-1)
+    put(head_of(tensors, metadata, kinds))
+    for name, tensor in tensors.items():
+        flat, kind = tensor.detach().reshape(-1), kinds.get(name, tensor.dtype)
         for start in range(0, flat.numel(), _PIECE):
             check()
-            put(bytes_of(flat[start : start + _PIECE].cpu().view(torch.uint8)))
+            put(bytes_of(flat[start : start + _PIECE].cpu().to(kind).view(torch.uint8)))
 
 
-def head_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def head_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, torch.dtype] = ANY) -> bytes:
     """What a safetensors file begins with, its length first."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        kind = kinds.get(name, tensor.dtype)
+        size = tensor.numel() * kind.itemsize
+        header[name] = {"dtype": _KINDS[kind], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
         offset += size
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
@@ -165,18 +171,22 @@ def save(folder: Path, state: State, tensors: Mapping[str, Tensor], check: Calla
 
 
 def write_snapshot(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], check: Callable[[], None] = go_on
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    kinds: Mapping[str, torch.dtype],
+    check: Callable[[], None] = go_on,
 ) -> Description:
     """Write weights for newcomers to `path`, whole or not at all; hashed chunk by chunk. Raises as `save`."""
-    check_room(path.parent, size_of(tensors))
+    check_room(path.parent, size_of(tensors, kinds))
     with large_written_whole(path) as handle:
-        write_tensors(handle, tensors, metadata, whole := Describing(), check)
+        write_tensors(handle, tensors, metadata, whole := Describing(), check, kinds)
     return whole.description()
 
 
-def size_of(tensors: Mapping[str, Tensor]) -> int:
+def size_of(tensors: Mapping[str, Tensor], kinds: Mapping[str, torch.dtype] = ANY) -> int:
     """Bytes of their content."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.numel() * kinds.get(name, tensor.dtype).itemsize for name, tensor in tensors.items())
 
 
 def recover(folder: Path) -> None:

@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 FAR = 2 / 3
 """Of a tensor's norm. One whose matrix is zeroed is 1 from all, one that is half noise 0.7. How far honest replicas are apart:
 `python -m tools.nearness`, told in docs/security.md."""
-_WIDTH = 4
-"""Bytes of a value: slow weights are float32."""
 
 
-def donated(path: Path, layout: Layout) -> dict[str, Tensor]:
-    """The slow weights in a donor's file, mapped. RejectedTensorError if they do not fit the model, or are not finite."""
+def donated(path: Path, layout: Layout, weights: str) -> dict[str, Tensor]:
+    """The slow weights in a donor's file, mapped. RejectedTensorError if they do not fit the model, are not in what the run
+    has `weights` in, or not finite."""
     try:
         tensors = read_tensors(path)
     except CheckpointError as error:
         raise RejectedTensorError(f"they are not weights: {error.cause}") from error
     if tensors.keys() != set(layout.names):
         raise RejectedTensorError("the donor's weights have other names than this run's model.")
+    kinds = layout.donated(weights)
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         given = tensors[name]
-        if given.shape != shape or given.dtype != torch.float32 or not given.isfinite().all():
+        if given.shape != shape or given.dtype != kinds[name] or not given.isfinite().all():
             raise RejectedTensorError(f"the donor's {name} does not fit, or is not finite.")
     return tensors
 
@@ -85,15 +85,16 @@ def _read(sample: SnapshotParts, named: dict[str, Tensor]) -> tuple[dict[str, Te
     spans: dict[str, list[range]] = {}
     for name, tensor in tensors.items():
         begin, end = (8 + head + offset for offset in fields[name]["data_offsets"])
-        spans[name] = [_values(begin, max(begin, start), min(end, start + length)) for start, length in sample.spans]
-        if tensor.dtype != torch.float32 or not _part(tensor, spans[name]).isfinite().all():
+        width = tensor.element_size()
+        spans[name] = [_values(begin, max(begin, start), min(end, start + length), width) for start, length in sample.spans]
+        if tensor.dtype not in (torch.float32, torch.bfloat16) or not _part(tensor, spans[name]).isfinite().all():
             return None
     return tensors, spans
 
 
-def _values(begin: int, start: int, end: int) -> range:
-    """The values of a tensor that begins at `begin` which lie in the bytes from `start` to `end` of its file."""
-    return range(-(-(start - begin) // _WIDTH), max((end - begin) // _WIDTH, 0))
+def _values(begin: int, start: int, end: int, width: int) -> range:
+    """The values of a tensor that begins at `begin` which lie in the bytes from `start` to `end` of its file, each `width`."""
+    return range(-(-(start - begin) // width), max((end - begin) // width, 0))
 
 
 def _common(several: Sequence[Sequence[range]]) -> list[range]:
@@ -103,4 +104,4 @@ def _common(several: Sequence[Sequence[range]]) -> list[range]:
 
 def _part(tensor: Tensor, ranges: Iterable[range]) -> Tensor:
     flat = tensor.detach().reshape(-1)
-    return torch.cat([flat[one.start : max(one.start, one.stop)].cpu() for one in ranges])
+    return torch.cat([flat[one.start : max(one.start, one.stop)].cpu().float() for one in ranges])

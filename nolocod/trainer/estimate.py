@@ -209,7 +209,10 @@ def estimate(
         message=plan.box_size,
         turn_message=turn_message,
         checkpoint=4 * (3 * layout.size + moments),  # phi, delta, theta
-        weights=4 * layout.size,
+        weights=sum(
+            math.prod(shape) * kind.itemsize
+            for shape, kind in zip(layout.shapes, layout.donated(manifest.weights).values(), strict=True)
+        ),
         text={"hub": ahead, "stdlib": STDLIB_BYTES}.get(manifest.data.source, 0),
         operations=operations(layout, manifest),
     )

@@ -121,7 +121,7 @@ class Files:
             state, tensors = replica.to_save(self._setup.peer_id)
         else:
             same, standing = [], replica.standing
-            tensors, metadata = replica.snapshot()
+            tensors, metadata, kinds = replica.snapshot()
         size = checkpoint.size_of(tensors)
         room = memory.free() > _ROOM * size
         aside = aside and room
@@ -137,7 +137,7 @@ class Files:
 
         def write() -> object:
             if isinstance(command, pipe.Dump):
-                return pipe.Dumped(standing, checkpoint.write_snapshot(command.path, tensors, metadata, check))
+                return pipe.Dumped(standing, checkpoint.write_snapshot(command.path, tensors, metadata, kinds, check))
             written = checkpoint.save(self._setup.checkpoints, state, tensors, check)
             seconds = time.perf_counter() - began - rests.rested
             return Checkpointed(state.standing.round, written, seconds, stopped if aside else seconds)

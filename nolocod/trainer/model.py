@@ -86,6 +86,11 @@ class Layout:
         """Cut the flat tensor into `count` parts for outer steps."""
         return fragments_of([math.prod(shape) for shape in self.shapes], count)
 
+    def donated(self, weights: str) -> dict[str, torch.dtype]:
+        """What newcomers get each parameter in, in a run with these `weights`."""
+        kinds = {True: torch.bfloat16 if weights == "bfloat16" else torch.float32, False: torch.float32}
+        return {name: kinds[len(shape) > 1] for name, shape in zip(self.names, self.shapes, strict=True)}
+
     def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter's name and its shaped view into `flat`."""
         start = 0

@@ -374,7 +374,7 @@ class Replica:
 
         Raises RejectedTensorError if they do not fit this model; nothing is changed then.
         """
-        tensors = donated(path, self.layout)
+        tensors = donated(path, self.layout, self.manifest.weights)
         self.discard()
         for name, view in self.layout.split(self.phi):
             view.copy_(tensors.pop(name))
@@ -382,8 +382,7 @@ class Replica:
         self.weights.changed(slice(0, self.layout.size))
         self.delta.zero_()
         self.weights.forget()
-        self.ages = [0] * len(self.ages)
-        self.standing = standing
+        self.ages, self.standing = [0] * len(self.ages), standing
 
     def compare(self, samples: Sequence[SnapshotParts]) -> str:
         """Why phi is too far from other donors' weights, of which these are samples; "" if it is not."""
@@ -392,9 +391,10 @@ class Replica:
     @property
     def snapshot_size(self) -> int:
         """Bytes of weights for newcomers in a file."""
-        return len(checkpoint.head_of(*self.snapshot())) + self.phi.numel() * self.phi.element_size()
+        tensors, metadata, kinds = self.snapshot()
+        return len(checkpoint.head_of(tensors, metadata, kinds)) + checkpoint.size_of(tensors, kinds)
 
-    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Weights for newcomers, phi itself and no copy, and what the file says of them."""
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str], dict[str, torch.dtype]]:
+        """Weights for newcomers, phi itself and no copy, what the file says of them, and what each is written in."""
         metadata = {"format": "pt", "run_id": self._sealed.run_id, "round": str(self.standing.round)}
-        return dict(self.layout.split(self.phi)), metadata
+        return dict(self.layout.split(self.phi)), metadata, self.layout.donated(self.manifest.weights)

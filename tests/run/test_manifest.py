@@ -204,7 +204,7 @@ def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -
     assert (inner.optimizer, inner.schedule) == ("adamw", "cosine"), "what its trainer did"
     assert opened.manifest.data.documents == "joined"
     named = {"data": Data(documents="joined"), "inner": Inner(optimizer="adamw", schedule="cosine")}
-    again = seal(Manifest(name="demo", model=MODEL, **named), OWNER)
+    again = seal(Manifest(name="demo", model=MODEL, weights="float32", **named), OWNER)
     assert again == replace(opened, signature=again.signature)
 
 
@@ -215,6 +215,10 @@ def test_what_the_release_before_does_not_know_is_said() -> None:
         assert unseal(before.to_bytes()) == before
         said = json.loads(before.body)["inner"]
         assert {"optimizer", "schedule"} - said.keys() == changes.keys()
+    for weights, says in (("bfloat16", True), ("float32", False)):
+        sealed = seal(Manifest(name="demo", model=MODEL, weights=weights), OWNER)
+        assert unseal(sealed.to_bytes()) == sealed
+        assert ("weights" in json.loads(sealed.body)) == says
 
 
 @pytest.mark.parametrize(

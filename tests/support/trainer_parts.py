@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 
 from nolocod.identity import Identity
 from nolocod.run.data import Data
@@ -18,6 +19,8 @@ from tests.support.swarm import children
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
+
+    from torch import Tensor
 
     from nolocod.proto.types import Description
     from nolocod.trainer.process import TrainerProcess
@@ -83,6 +86,12 @@ def make_replica(sealed: Sealed, folder: Path, peer: str = "alice") -> Replica:
 def save(replica: Replica, folder: Path, peer: str) -> int:
     """Write a checkpoint below `folder`."""
     return checkpoint.save(folder, *replica.to_save(peer))
+
+
+def as_donated(replica: Replica) -> Tensor:
+    """The slow weights that a newcomer gets, flat: matrices have gone through bfloat16."""
+    slow = [one for _, one in replica.layout.split(replica.phi)]
+    return torch.cat([(one.bfloat16() if one.dim() > 1 else one).float().flatten() for one in slow])
 
 
 def dump(replica: Replica, path: Path) -> Description:

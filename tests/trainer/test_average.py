@@ -49,7 +49,8 @@ class Given:
         peer = PeerId(f"peer {len(self.files)}")
         self.files[peer] = self.folder / f"{peer}.weights"
         with self.files[peer].open("wb") as handle:
-            checkpoint.write_tensors(handle, dict(self.layout.split(flat)), {"run_id": self.members.sealed.run_id})
+            said, kinds = {"run_id": self.members.sealed.run_id}, self.layout.donated(self.members.sealed.manifest.weights)
+            checkpoint.write_tensors(handle, dict(self.layout.split(flat)), said, kinds=kinds)
         return peer
 
     def admitted(self) -> Members:

@@ -23,7 +23,7 @@ from nolocod.proto.types import Standing, describe
 from nolocod.run.manifest import Inner, Outer
 from nolocod.trainer import checkpoint, offline
 from nolocod.trainer.built import built_of
-from tests.support.trainer_parts import MODEL, dump, make_replica, save, sealed_run, setup_for, write_text
+from tests.support.trainer_parts import MODEL, as_donated, dump, make_replica, save, sealed_run, setup_for, write_text
 
 if TYPE_CHECKING:
     from nolocod.run.manifest import Sealed
@@ -229,7 +229,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) 
     with pytest.raises(DiskFullError, match="are to be written"):
         checkpoint.save(tmp_path / "c", state, huge, begun)
     with pytest.raises(DiskFullError, match="are to be written"):
-        checkpoint.write_snapshot(tmp_path / "c" / "w", huge, {}, begun)
+        checkpoint.write_snapshot(tmp_path / "c" / "w", huge, {}, {}, begun)
     assert not list((tmp_path / "c").iterdir())
 
 
@@ -303,15 +303,21 @@ def test_tensor_files_are_what_the_format_s_own_library_reads(tmp_path: Path) ->
 # --- weights for newcomers
 
 
-def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path) -> None:
-    donor = partly_trained(tmp_path)
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+def test_a_newcomer_starts_where_its_donor_is(tmp_path: Path, weights: str) -> None:
+    sealed = sealed_run(weights=weights)
+    donor = partly_trained(tmp_path, sealed)
     description = dump(donor, tmp_path / "w")
     assert description == describe(memoryview((tmp_path / "w").read_bytes()))
-    newcomer = make_replica(sealed_run(), tmp_path, "bob")
+    newcomer = make_replica(sealed, tmp_path, "bob")
     assert newcomer.snapshot_size == donor.snapshot_size == description.size, "known before any donor tells it"
     newcomer.adopt(tmp_path / "w", Standing(2, 1000, 2.5))
-    assert torch.equal(newcomer.phi, donor.phi)
-    assert torch.equal(newcomer.theta, donor.phi)
+    phi = as_donated(donor) if weights == "bfloat16" else donor.phi
+    assert torch.equal(newcomer.phi, phi)
+    assert torch.equal(newcomer.theta, phi)
+    other = make_replica(sealed_run(weights="float32" if weights == "bfloat16" else "bfloat16"), tmp_path, "carol")
+    with pytest.raises(RejectedTensorError, match="does not fit"):
+        other.adopt(tmp_path / "w", Standing(2, 1000, 2.5))
     assert newcomer.standing == Standing(2, 1000, 2.5)
     newcomer.step()
     donor.ages = [0]

@@ -31,11 +31,14 @@ def weights(number: int, apart: float = 0.1) -> Weights:
     return made
 
 
-def sample(folder: Path, number: int, whole: Weights, *spans: tuple[int, int], round_number: int = 7) -> SnapshotParts:
-    """What a newcomer has of a donor: zeros but for `spans` and the head; without spans all."""
+def sample(
+    folder: Path, number: int, whole: Weights, *spans: tuple[int, int], round_number: int = 7, kind: torch.dtype = torch.float32
+) -> SnapshotParts:
+    """What a newcomer has of a donor: zeros but for `spans` and the head; without spans all. `kind`: of matrices."""
     path = folder / f"sample-{number}"
     with path.open("wb") as handle:
-        write_tensors(handle, whole, {"round": str(round_number)})
+        kinds = {name: kind for name, tensor in whole.items() if tensor.dim() > 1}
+        write_tensors(handle, whole, {"round": str(round_number)}, kinds=kinds)
     raw = path.read_bytes()
     head = 8 + int.from_bytes(raw[:8], "little")
     if spans:
@@ -95,15 +98,16 @@ def test_where_no_two_agree_none_is_near(tmp_path: Path) -> None:
         assert compare_donors.objection(one.items(), others) != ""
 
 
-def test_only_what_was_sampled_counts_wherever_it_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_only_what_was_sampled_counts_wherever_it_begins(tmp_path: Path, kind: torch.dtype) -> None:
     """Spans begin within values, and heads are of unequal lengths."""
     lie = one_zeroed(weights(1))
-    whole = sample(tmp_path, 1, weights(1)).path.read_bytes()
+    whole = sample(tmp_path, 1, weights(1), kind=kind).path.read_bytes()
     head = 8 + int.from_bytes(whole[:8], "little")
-    place = head + 4 * 40 * 30  # where b.bias and b.weight follow a.weight, in the file's order
-    elsewhere, there = (head + 333, 1501), (place + 777, 1001)
+    place = head + kind.itemsize * 40 * 30  # where b.bias and b.weight follow a.weight, in the file's order
+    elsewhere, there = (head + 333, 1501), (place + 777, 1001)  # in bytes of either kind
     for span, seen in ((elsewhere, False), (there, True)):
-        samples = [sample(tmp_path, n, weights(n), span, round_number=10 ** (12 * (n - 2))) for n in (2, 3)]
+        samples = [sample(tmp_path, n, weights(n), span, round_number=10 ** (12 * (n - 2)), kind=kind) for n in (2, 3)]
         sizes = {one.path.stat().st_size for one in samples}
         assert len(sizes) == 2
         assert compare_donors.objection(weights(1).items(), samples) == ""
@@ -120,7 +124,7 @@ def test_what_is_no_sample_of_this_model_does_not_count(tmp_path: Path, broken: 
     elif broken == "nan":
         bad["b.bias"][3] = torch.nan
     elif broken == "kind":
-        bad["b.bias"] = bad["b.bias"].to(torch.bfloat16)
+        bad["b.bias"] = bad["b.bias"].to(torch.uint8)
     taken = sample(tmp_path, 2, flipped(bad))
     if broken == "bytes":
         taken.path.write_bytes(b"\xff" * taken.path.stat().st_size)

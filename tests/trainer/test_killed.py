@@ -50,10 +50,9 @@ async def live(folder: Path, devices: str) -> None:
                     while True:
                         await take_turn(alice, bob)
             except* TrainerError:
-                before = bob.inner_steps
                 await bob.discard()
                 await bob.evaluate()
-                await bob.wait_steps(before + 1)
+                await bob.wait_steps(bob.steps_since_outer + 1)
                 say(f"partner {bob.standing.loss}")
 
 

@@ -151,7 +151,8 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
             "as bfloat16 at worst"
         )
         assert trainer.inner_steps == 0
-        assert await trainer.evaluate() == loss  # the solo step left theta = phi
+        adopted = await trainer.evaluate()
+        assert adopted == pytest.approx(loss, rel=1e-3), "the solo step left theta = phi, and bfloat16 is near"
         size = dumped.description.size
         assert await trainer.compare((SnapshotParts(tmp_path / "weights", ((0, size),)),)) == ""
         other = {name: -tensor for name, tensor in load_file(tmp_path / "weights").items()}
@@ -161,7 +162,7 @@ async def test_what_a_trainer_keeps_and_gives_away(tmp_path: Path) -> None:
         (tmp_path / "weights").write_bytes(b"not weights")
         with pytest.raises(RejectedTensorError):
             await trainer.adopt(tmp_path / "weights", standing)
-        assert await trainer.evaluate() == loss
+        assert await trainer.evaluate() == adopted
 
 
 async def test_a_pause_frees_all_memory_and_training_goes_on_exactly_as_if_it_had_not_been(tmp_path: Path) -> None:
