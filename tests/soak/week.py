@@ -1,9 +1,10 @@
 """`python -m tests.soak.week`: a week of a swarm in the simulator, in some minutes: does what its nodes remember grow?
 
-The rule: the nodes' real decisions on a virtual clock, as in `nolocod simulate`, with phases of two minutes. Members end without
-a word and others come, computers sleep, lines are gone for hours, clocks are wrong by up to a day. Counted are tasks, and the
-objects that the parts of a node hold; growth is that from the fourth day, when all that is bounded is full, to the last. It is an
-error if either grew by more than two in a hundred, or if anything did not hold that the simulator's oracle looks at.
+The rule: the nodes' real decisions on a virtual clock, as in `nolocod simulate`, with phases of two minutes. Members end
+without a word and others come, computers sleep, lines are gone for hours, clocks are wrong by up to a day. Counted are tasks,
+and the objects that the parts of a node hold; growth is that from the fourth day, when all that is bounded is full, to the
+last. It is an error if either grew by more than two in a hundred, or if anything did not hold that the simulator's oracle
+looks at.
 """
 
 from __future__ import annotations
