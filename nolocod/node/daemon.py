@@ -41,7 +41,7 @@ from nolocod.node.peers import CurrentLoop, OwnSnapshot, PausableServices, Peers
 from nolocod.node.schedule import PausePolicy, month_spent, outside_hours
 from nolocod.node.settings import LiveSettings
 from nolocod.node.supervisor import Supervisor
-from nolocod.node.training_session import TrainingSession
+from nolocod.node.training_session import NO_TIME, TrainingSession
 from nolocod.node.weights import SessionSettings
 from nolocod.observe.events import ExchangeEnded, OuterStep, Paused, Started, StateChanged, Troubled
 from nolocod.observe.metrics import Metrics
@@ -152,12 +152,16 @@ class Node:
         """First signal: stop in order, if there is something to put in order, SIGTERM within a time. Second: stop at once."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
-            async for number in signals:
-                if self._stop.is_set():
-                    everything.cancel()
-                self._stop_in_order(everything)
-                if number == signal.SIGTERM:
-                    everything.deadline = trio.current_time() + self._config.stop_within - FAREWELL
+            try:
+                async for number in signals:
+                    if self._stop.is_set():
+                        everything.cancel()
+                    self._stop_in_order(everything)
+                    if number == signal.SIGTERM:
+                        everything.deadline = trio.current_time() + self._config.stop_within - FAREWELL
+            finally:  # what waits for the trainer is shielded: its inner step may take minutes
+                if (trainer := self._loaded_trainer()) is not None:
+                    trainer.give_up()
 
     def _stop_in_order(self, everything: trio.CancelScope) -> None:
         if self._loaded_trainer() is None:  # there is nothing to put in order
@@ -236,12 +240,15 @@ class Node:
                 run, peers = self._joined
                 again = await self._train(run.sealed, peers, self._trainer)
         except* TrainerError as errors:
-            self._failures += 1
-            if self._failures >= _TRAINER_FAILURES or self._config.loop is not None:
-                raise
             again = not self._stop.is_set()
-            follows = "It starts again from its checkpoint." if again else "What it did since its checkpoint is lost."
-            self.emit(Troubled(TrainerError.entry.code, f"{first_error(errors).cause} {follows}"))
+            if self._trainer is not None and self._trainer.given_up:
+                self.emit(StateChanged("stopping", NO_TIME))
+            else:
+                self._failures += 1
+                if self._failures >= _TRAINER_FAILURES or self._config.loop is not None:
+                    raise
+                follows = "It starts again from its checkpoint." if again else "What it did since its checkpoint is lost."
+                self.emit(Troubled(TrainerError.entry.code, f"{first_error(errors).cause} {follows}"))
         except* (ModelTooLargeError, DeviceError) as errors:
             error, again = first_error(errors), not self._stop.is_set()
             was_set = error.code == DeviceError.entry.code and self._limits.now.devices != self._config.settings.devices
@@ -355,23 +362,13 @@ class Node:
     def _session_settings(self, sealed: Sealed) -> SessionSettings:
         config, (devices, threads, nice) = self._config, self._limits.now.of_trainer
         setup = Setup(
-            manifest=sealed.to_bytes(),
-            peer_id=self._identity.peer_id,
-            data=config.data,
-            devices=devices,
-            threads=threads,
-            nice=nice,
-            checkpoints=config.paths.checkpoints,
-            cache=config.paths.cache,
-            base=config.paths.base if sealed.manifest.base else None,
-            base_bits=config.base_bits,
-            spare_memory=config.spare_memory,
-            compile=config.compile,
-            tf32=config.tf32,
-            clip_change=config.clip_change,
-            amendments=self._joined[0].raw if self._joined else b"",
-            number=self._own_state()[0].round,
-        )
+            manifest=sealed.to_bytes(), peer_id=self._identity.peer_id,
+            amendments=self._joined[0].raw if self._joined else b"", number=self._own_state()[0].round,
+            data=config.data, checkpoints=config.paths.checkpoints, cache=config.paths.cache,
+            base=config.paths.base if sealed.manifest.base else None, base_bits=config.base_bits,
+            devices=devices, threads=threads, nice=nice, spare_memory=config.spare_memory, compile=config.compile,
+            tf32=config.tf32, clip_change=config.clip_change,
+        )  # fmt: skip
         return SessionSettings(
             setup, sealed.manifest, config.paths.incoming, self._may_seed, config.checkpoint_every, config.grace, goal(sealed)
         )

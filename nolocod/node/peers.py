@@ -17,6 +17,7 @@ from nolocod.p2p.snapshots.client import fetch_snapshot
 from nolocod.p2p.snapshots.cross_check import fetch_parts
 from nolocod.p2p.snapshots.server import ServedSnapshot
 from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing
+from nolocod.trainer.process import TrainerGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,7 +266,8 @@ def containing_failures(handle: Handler, emit: Emit) -> Handler:
             await handle(stream)
         except* LocalError as errors:
             error = first_error(errors)
-            emit(Troubled(error.code, error.cause))
+            if not isinstance(error, TrainerGoneError):
+                emit(Troubled(error.code, error.cause))
             await stream.reset()
 
     return contained

@@ -30,6 +30,8 @@ _BEHIND_SECONDS = 5.0
 """Between two looks at how far the others are."""
 _GIVE_UP_SECONDS = 1.0
 """For an exchange that is given up to let go of the trainer."""
+NO_TIME = "nothing more: there was no time for a checkpoint, the last one counts"
+"""What a stopping node tells."""
 
 Reason = Literal["stopped", "finished", "behind", "paused"]
 
@@ -97,7 +99,7 @@ class TrainingSession:
             try:
                 await self._trainer.checkpoint()
             except trio.Cancelled:
-                self._emit(StateChanged("stopping", "nothing more: there was no time for a checkpoint, the last one counts"))
+                self._emit(StateChanged("stopping", NO_TIME))
                 raise
         return reason
 

@@ -47,6 +47,10 @@ _RESTS = 4
 R = TypeVar("R")
 
 
+class TrainerGoneError(TrainerError):
+    """The process is dead, or given up: whoever runs it hears of that by itself."""
+
+
 class TrainerProcess:
     """One trainer, as the network process sees it (outer.sides.Trainer and more)."""
 
@@ -60,6 +64,7 @@ class TrainerProcess:
         self.parameters, self.built = 0, Built()
         self.share = 1.0
         """Of the time in which it computes."""
+        self.given_up = False
         self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,))
         self._stream = stream
         self._memory = memory
@@ -198,6 +203,11 @@ class TrainerProcess:
         self._check_alive()
         raise AssertionError("a dead trainer has a cause of death")
 
+    def give_up(self) -> None:
+        """Have nobody wait for an answer any more, shielded or not: what is under way ends with the process."""
+        self.given_up = True
+        self._gone("the node stops, and did not wait for the trainer.")
+
     # --- plumbing
 
     @property
@@ -271,7 +281,7 @@ class TrainerProcess:
         match message:
             case pipe.Answer(id=0, failure=pipe.Failed() as failure):
                 error = error_of(failure)
-                self._death = error if isinstance(error, LocalError) else TrainerError(error.cause)
+                self._death = error if isinstance(error, LocalError) else TrainerGoneError(error.cause)
             case pipe.Answer():
                 self._progress = message.progress or self._progress
                 if message.id == self._last_id:  # else its caller was cancelled
@@ -292,9 +302,11 @@ class TrainerProcess:
 
     def _died(self, status: int) -> None:
         """The process ended with `status`: wake whoever waits for it."""
-        if self._death is None:
-            how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-            self._death = TrainerError(f"the trainer process ended {how}.")
+        how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+        self._gone(f"the trainer process ended {how}.")
+
+    def _gone(self, cause: str) -> None:
+        self._death = self._death or TrainerGoneError(cause)
         self._dead.set()
         self._heard.set()
 

@@ -40,6 +40,7 @@ from nolocod.run.data import Data
 from nolocod.run.manifest import Inner, Manifest, Sealed, seal
 from nolocod.run.owners import Change
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
+from nolocod.trainer.process import TrainerGoneError
 from nolocod.units import Hours
 from tests.support.receipts import exchanged
 from tests.support.stand_ins import PHASE, StandInTrainer
@@ -322,6 +323,30 @@ async def test_a_node_that_is_to_stop_ends_before_it_is_killed_and_ctrl_c_leaves
     assert scene.mesh.left
 
 
+async def test_a_node_that_is_to_stop_does_not_wait_for_an_inner_step_of_minutes(scene: Scene, autojump_clock: object) -> None:
+    """What an exchange asks of the trainer at its end is shielded: with steps of 30 s a node was still there after 30 s."""
+
+    async def in_a_step(*_: object) -> None:
+        trainer = scene.trainers[0]
+        with trio.CancelScope(shield=True), trio.move_on_after(300):
+            await trainer.dead.wait()
+        raise trainer.death or AssertionError("the step came to its end")
+
+    async def change() -> None:
+        await trio.sleep(PHASE / 2)
+        scene.trainers[0].solo = in_a_step  # type: ignore[method-assign, assignment]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        began = trio.current_time()
+        await scene.run(PHASE + 1)
+    assert trio.current_time() - began <= PHASE + 1 + scene.config.stop_within
+    assert scene.told(Troubled) == []
+    assert "no time for a checkpoint" in scene.told(StateChanged)[-1].waiting_for
+    assert len(scene.trainers) == 1
+    assert scene.mesh.left
+
+
 async def test_a_signal_while_loading_stops_at_once(scene: Scene, autojump_clock: object) -> None:
     scene.load_seconds = 1000.0
     began = trio.current_time()
@@ -387,6 +412,20 @@ async def test_our_own_failure_costs_a_peer_its_stream_and_us_nothing(
     await scene.mesh.handlers[protocol](stream)
     assert stream.was_reset
     assert scene.told(Troubled) == [Troubled(DiskFullError.entry.code, "no space.")]
+
+
+async def test_that_the_trainer_is_gone_is_not_told_once_more_by_a_service(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    async def fail(*_: object) -> None:
+        raise TrainerGoneError("the trainer process ended by signal SIGKILL.")
+
+    monkeypatch.setattr("nolocod.node.daemon.ExchangeService.handle", fail)
+    await scene.run(1.0)
+    stream = StandInStream()
+    await scene.mesh.handlers[EXCHANGE](stream)
+    assert stream.was_reset
+    assert scene.told(Troubled) == []
 
 
 async def test_a_full_disk_costs_an_exchange_of_ours_and_not_the_node() -> None:

@@ -49,6 +49,7 @@ class StandInTrainer:
     outbox = inbox = None
     can_end = can_enlarge = True
     share = 1.0
+    given_up = False
 
     def __init__(self, emit: Emit, source: Literal["seed", "checkpoint"] = "seed", round_number: int = 0) -> None:
         self.emit = emit
@@ -79,6 +80,10 @@ class StandInTrainer:
     @property
     def steps_since_outer(self) -> int:
         return int(trio.current_time() - self.began + 1e-9)
+
+    def give_up(self) -> None:
+        self.given_up = True
+        self.die()
 
     def die(self) -> None:
         self.death = TrainerError("it died.")
