@@ -55,7 +55,7 @@ def found(swarm: Swarm, source: Path | None) -> Daemon:
     lines = RUN_FILE.splitlines(keepends=True)
     unasked = ("optimizer", "schedule", "documents", "turns")  # it trains with these
     known = [line for line in lines if not line.startswith(unasked)]
-    run_file.write_text("".join(known if source else lines))
+    run_file.write_text("".join(known if source else ['weights = "float32"\n', *lines]))
     create = [sys.executable, "-m", "nolocod", "create", str(run_file), "--data-dir", str(first.paths.root)]
     folder = source or ROOT
     environment = {**os.environ, "PYTHONPATH": str(folder)}
