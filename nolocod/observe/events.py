@@ -339,6 +339,8 @@ class SamplesRead(Event, frozen=True):
     samples: int
     cut: int
     left_out: int
+    dataset: str = ""
+    """Of the hub, which they are of; a run may have several."""
 
 
 class TextSupply(Event, frozen=True):

@@ -218,8 +218,8 @@ class LogFollower:
                     ", ".join(devices),
                 )
             case events.SamplesRead():
-                told = event.samples, event.left_out, event.cut
-                _say(event, INFO, "of %d samples %d are left out, and %d are cut to the length of a window", *told)
+                told = event.samples, f" of {event.dataset}" * bool(event.dataset), event.left_out, event.cut
+                _say(event, INFO, "of %d samples%s %d are left out, and %d are cut to the length of a window", *told)
             case events.TextSupply(trouble=""):
                 _say(event, INFO, "new text to train on comes again, after %s", duration(event.seconds))
             case events.TextSupply():

@@ -90,7 +90,7 @@ class Samples:
         return np.concatenate(found)
 
     def tell(self) -> None:
-        self._tell(SamplesRead(self._read, self._cut, self._left_out))
+        self._tell(SamplesRead(self._read, self._cut, self._left_out, self.settings.dataset or ""))
 
     def _document(self, chat: Sequence[Message]) -> NDArray[np.int64]:
         if self._template is not None and isinstance(self.tokenizer, JsonTokenizer):

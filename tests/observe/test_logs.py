@@ -71,7 +71,7 @@ outer_step: round kind partner inner_steps spread seconds weight
 peer_judged: peer_id reputation why
 peer_banned: peer_id seconds why
 checkpointed: round size seconds stopped
-samples_read: samples cut left_out
+samples_read: samples cut left_out dataset
 text_supply: trouble seconds
 micro_batch: at_once windows
 memory_taken: weights gradients optimizer outer exchange peak
@@ -185,6 +185,7 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
         (DevicesChosen(("cuda:0", "cuda:1")), "info 2 devices share each inner step: cuda:0, cuda:1"),
         (MicroBatch(4, 64), "info 4 of a step's 64 windows are computed at once: memory takes no more"),
         (SamplesRead(9, 2, 1), "info of 9 samples 1 are left out, and 2 are cut to the length of a window"),
+        (SamplesRead(9, 2, 1, "a/b"), "info of 9 samples of a/b 1 are left out, and 2 are cut to the length of a window"),
         (TextSupply("", 90.0), "info new text to train on comes again, after 90 s"),
         (Checkpointed(3, 5_000_000, 0.1), "info checkpoint of round 3: 5 MB in 0.10 s"),
         (
