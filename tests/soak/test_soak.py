@@ -92,6 +92,18 @@ def test_growth_is_that_of_lives_that_were_there_throughout() -> None:
     assert growth(young, "memory", 20, 100) is None
 
 
+def test_that_exchanges_are_longer_is_no_growth_of_tasks_and_a_leak_is() -> None:
+    def tasks(busy: int, leaks: int) -> list[Sample]:
+        """In the last quarter the node is in an exchange, with six tasks, in `busy` of ten looks; in the first in three."""
+        return [
+            replace(ONE, at=float(at), node=0, life=1, tasks=60 + 6 * (at % 10 < (busy if at > 80 else 3)) + leaks * at // 100)
+            for at in range(100)
+        ]
+
+    assert growth(tasks(8, 0), "tasks", 20, 100) == 0.0
+    assert growth(tasks(8, 4), "tasks", 20, 100) == pytest.approx(0.05, abs=0.02)
+
+
 # --- who stood still ----------------------------------------------------------------------------------
 
 
