@@ -82,6 +82,7 @@ class OuterLoop:
         self._probation = probation
         self._local_side: TrainerSide | None = None  # set while an accepted or own exchange is under way
         self._offering_to: PeerId | None = None  # our offer that nobody accepted yet
+        self._alone: trio.CancelScope | None = None  # of the step alone that waits for its inner step, or is taken
         self._started = 0.0
         self._idle = trio.Event()
         self._idle.set()
@@ -224,13 +225,19 @@ class OuterLoop:
                 self._mesh.suspect(ended.partner)
 
     async def _solo(self) -> None:
+        """Take the step alone at the end of the inner step under way, unless somebody offers before."""
         local_side = self._engage(None, initiator=True)
+        self._alone = trio.CancelScope()
         try:
-            subject = self._subject(None)
-            number = self._run_round(self._own, self._trainer.standing.round)
-            applied = await self._trainer.solo(number, subject, self._phase.steps)
+            with self._alone as alone:
+                subject = self._subject(None)
+                number = self._run_round(self._own, self._trainer.standing.round)
+                applied = await self._trainer.solo(number, subject, self._phase.steps)
         finally:
+            self._alone = None
             self._release(local_side)
+        if alone.cancelled_caught:
+            return
         self._tries, self._failed, self._let_down = 0, False, False
         self._tell("solo", None, applied)
 
@@ -249,7 +256,8 @@ class OuterLoop:
         glare = self._offering_to == offer.partner and offer.partner < self._own
         if self._closing:
             return Busy(_CLOSED_SECONDS, "not training now")
-        if self._local_side is not None and not glare:
+        waits = self._alone is not None and self._missing(self._phase.steps) >= 0  # for its inner step to end
+        if self._local_side is not None and not (glare or waits):
             return Busy(_BUSY_SECONDS, "in another exchange")
         missing = self._missing(self._phase.half)
         if missing > 0:
@@ -259,6 +267,9 @@ class OuterLoop:
         if not glare and (offer.partner in others or not self._mesh.admits(offer.partner, own, others, late=late)):
             missing = self._missing(self._phase.steps)
             return Busy(self._phase.after(max(missing, 1)), "others come first")
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
         self._engage(offer.partner, initiator=False)
         return Accept(own)
 

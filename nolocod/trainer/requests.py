@@ -1,7 +1,8 @@
 """What the parent asks the trainer for, one request after another.
 
 The rule: an outer step that is asked for before it is due waits until the inner steps before it are taken. So the parent can
-ask in the last of them, and theta is copied right at its end.
+ask in the last of them, and theta is copied right at its end. Who asks for something else meanwhile has given it up: the parent
+waits for each answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ class Requests:
     def __init__(self) -> None:
         self._queue: SimpleQueue[pipe.Request | None] = SimpleQueue()
         self._early: pipe.Request | None = None
-        self._follows: list[pipe.Request] = []
 
     def put(self, request: pipe.Request | None) -> None:
         self._queue.put(request)
@@ -25,8 +25,6 @@ class Requests:
     def next(self, seconds: float | None = None, steps: int | None = None) -> pipe.Request | None:
         """Wait for the next one that is due: at most so many seconds, or as long as it takes. queue.Empty if none came.
         `steps`: inner steps since the last outer step; None while none are taken, and all is due."""
-        if self._follows:
-            return self._follows.pop()
         early, self._early = self._early, None
         if early is not None and not _is_early(early, steps):
             return early
@@ -35,9 +33,6 @@ class Requests:
         except Empty:
             self._early = early
             raise
-        if early is not None and request is not None:  # its caller has given it up, and this undoes it
-            self._follows.append(request)
-            return early
         if request is not None and _is_early(request, steps):
             self._early = request
             raise Empty

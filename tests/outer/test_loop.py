@@ -745,3 +745,31 @@ async def test_at_the_goal_no_further_step_is_taken(autojump_clock: object) -> N
     nodes = [table.add(f"peer-{index}", 1.0 + 0.1 * index, goal=6) for index in range(7)]
     await run_for(table, 600)
     assert {node.trainer.round for node in nodes} == {6}
+
+
+async def test_who_waits_for_a_long_inner_step_to_go_on_alone_takes_an_offer_before(autojump_clock: object) -> None:
+    """With steps of 200 s two nodes met whenever they were free, and the third was always about to step alone just then."""
+    table, other = Table(), PeerId("other")
+    node = table.add("one", step_seconds=200.0, goal=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.loop.run)
+        last = 200.0 * (INNER_STEPS - 1)
+        await trio.sleep(last + 61)  # it has looked for a minute: there is nobody
+        assert isinstance(node.loop.decide(Offer(other, b"s", Standing(0, 0, 1.0))), Accept)
+        assert isinstance(node.loop.decide(Offer(PeerId("third"), b"s", Standing(0, 0, 1.0))), Busy)
+        await node.loop.local_side.capture(0)
+        assert trio.current_time() - node.trainer.began == last + 200
+        await node.loop.ended(Ended("committed", other, b"s", partner_standing=Standing(0, 0, 1.0)))
+    assert node.trainer.calls["solo"] == 0
+    assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["paired"]
+
+
+async def test_a_step_alone_that_is_due_is_not_given_up_for_an_offer(autojump_clock: object) -> None:
+    table, other = Table(), PeerId("other")
+    node = table.add("one", step_seconds=10.0, goal=1)
+    await trio.sleep(10.0 * INNER_STEPS + 5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.loop.run)
+        await trio.sleep(1)
+        assert isinstance(node.loop.decide(Offer(other, b"s", Standing(0, 0, 1.0))), Busy)
+    assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]

@@ -43,10 +43,12 @@ def test_where_no_inner_steps_are_taken_nothing_waits() -> None:
     assert number(requests, None) == 1, "a pause came"
 
 
-def test_what_follows_does_not_overtake_it() -> None:
-    """Its caller has given it up: what comes next would undo what was not done, and leave it done."""
-    requests = asked(pipe.Capture(0, 5), pipe.Discard())
-    assert [number(requests, 4) for _ in range(4)] == [0, 1, 2, 0]
+@pytest.mark.parametrize("command", [pipe.Capture(0, 5), pipe.Solo(1, 0, 5)])
+def test_what_was_given_up_before_it_was_due_is_not_done(command: pipe.Command) -> None:
+    requests = asked(command, pipe.Discard())
+    assert [number(requests, steps) for steps in (4, 4, 4, 5)] == [0, 2, 0, 0]
+    requests = asked(command, pipe.Capture(0, 6))
+    assert [number(requests, steps) for steps in (4, 4, 5, 6)] == [0, 0, 0, 2]
 
 
 def test_the_end_is_heard_at_once() -> None:
