@@ -160,8 +160,8 @@ class Node:
                     if number == signal.SIGTERM:
                         everything.deadline = trio.current_time() + self._config.stop_within - FAREWELL
             finally:  # what waits for the trainer is shielded: its inner step may take minutes
-                if (trainer := self._loaded_trainer()) is not None:
-                    trainer.give_up()
+                if self._trainer is not None:
+                    self._trainer.give_up()
 
     def _stop_in_order(self, everything: trio.CancelScope) -> None:
         if self._loaded_trainer() is None:  # there is nothing to put in order

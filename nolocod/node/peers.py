@@ -17,7 +17,7 @@ from nolocod.p2p.snapshots.client import fetch_snapshot
 from nolocod.p2p.snapshots.cross_check import fetch_parts
 from nolocod.p2p.snapshots.server import ServedSnapshot
 from nolocod.proto.types import Accept, Answer, Busy, Ended, LocalSide, Offer, Standing
-from nolocod.trainer.process import TrainerGoneError
+from nolocod.trainer.process import TrainerEndedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,14 +259,14 @@ class PausableServices:
 
 
 def containing_failures(handle: Handler, emit: Emit) -> Handler:
-    """A service to peers whose failures here are told and cost the stream. A dead trainer is the daemon's business."""
+    """A service to peers whose failures here are told and cost the stream. That a trainer is ended is the daemon's business."""
 
     async def contained(stream: Stream) -> None:
         try:
             await handle(stream)
         except* LocalError as errors:
             error = first_error(errors)
-            if not isinstance(error, TrainerGoneError):
+            if not isinstance(error, TrainerEndedError):
                 emit(Troubled(error.code, error.cause))
             await stream.reset()
 

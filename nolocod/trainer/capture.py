@@ -75,7 +75,7 @@ class Weights:
     @property
     def is_far(self) -> bool:
         """Whether theta lies where the processor would wait for it (queued.py)."""
-        return self.theta.is_cuda
+        return self.theta.device.type != "cpu"
 
     def at(self, span: slice) -> Tensor:
         """Theta there, as inner steps left it."""

@@ -31,6 +31,7 @@ from nolocod.errors import CheckpointError
 from nolocod.outer.codec.blocks import bytes_of
 from nolocod.proto.types import Describing, Standing
 from nolocod.trainer.clipping import History
+from nolocod.trainer.threads import one_thread
 from nolocod.trainer.windows import Position
 
 if TYPE_CHECKING:
@@ -120,11 +121,12 @@ def write_tensors(
         handle.write(data)
 
     put(head_of(tensors, metadata, kinds))
-    for name, tensor in tensors.items():
-        flat, kind = tensor.detach().reshape(-1), kinds.get(name, tensor.dtype)
-        for start in range(0, flat.numel(), _PIECE):
-            check()
-            put(bytes_of(flat[start : start + _PIECE].cpu().to(kind).view(torch.uint8)))
+    with one_thread():  # beside training
+        for name, tensor in tensors.items():
+            flat, kind = tensor.detach().reshape(-1), kinds.get(name, tensor.dtype)
+            for start in range(0, flat.numel(), _PIECE):
+                check()
+                put(bytes_of(flat[start : start + _PIECE].cpu().to(kind).view(torch.uint8)))
 
 
 def head_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, torch.dtype] = ANY) -> bytes:

@@ -106,6 +106,8 @@ def clip(theta: Tensor, phi: Tensor, fragments: Sequence[Fragment], longest: flo
     for nothing.
     """
     spans = [block.span for fragment in fragments for block in fragment.blocks]
+    if not spans:
+        return
     length = torch.stack([(theta[span] - sent(phi[span], theta.device)).norm() for span in spans]).norm()
     excess = torch.where(length > longest, 1 - longest / length, 0)
     for span in spans:

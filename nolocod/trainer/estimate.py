@@ -29,7 +29,16 @@ from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
 from nolocod.trainer.files import REST
 from nolocod.trainer.head import CHUNK, plain_head
 from nolocod.trainer.inner import autocast
-from nolocod.trainer.model import BYTES_ON_HOST, activations, bytes_on_device, from_config, layout_of, read_config, step_kind
+from nolocod.trainer.model import (
+    BYTES_ON_HOST,
+    PINNED,
+    activations,
+    bytes_on_device,
+    from_config,
+    layout_of,
+    read_config,
+    step_kind,
+)
 from nolocod.trainer.objective import NextToken
 from nolocod.trainer.prefetch import AHEAD, MOST
 
@@ -203,7 +212,7 @@ def estimate(
             muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
         )
         + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
-        on_host=BYTES_ON_HOST * layout.size + plan.exchange_size,
+        on_host=(BYTES_ON_HOST + PINNED * any(one.type == "cuda" for one in devices)) * layout.size + plan.exchange_size,
         boxes=largest + min(largest, outbox_offset(largest)),
         kept=plan.kept.itemsize * plan.fragments[0].size,
         message=plan.box_size,

@@ -42,6 +42,8 @@ _MOMENT = 4
 """... of which Muon has one only."""
 _REFERENCE = 4
 """More, where preferences need the first weights beside them."""
+PINNED = 12
+"""Bytes of main memory per value where theta lies on a GPU: what is on its way there and back at once (queued.py), at most."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
 _SHARED = 12
@@ -296,6 +298,7 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
         on_host += _SHARED * layout.size
     free = memory.free()
     if device.type == "cuda":
+        on_host += PINNED * layout.size if place.shards == 1 else 0
         _require(on_host, free, parameters, "of main memory")
         on_host, free = 0, torch.cuda.mem_get_info(device)[0]
     where = f"on {device}" if device.type == "cuda" else "of main memory"

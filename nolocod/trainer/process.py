@@ -47,8 +47,8 @@ _RESTS = 4
 R = TypeVar("R")
 
 
-class TrainerGoneError(TrainerError):
-    """The process is dead, or given up: whoever runs it hears of that by itself."""
+class TrainerEndedError(TrainerError):
+    """The process was ended by who runs it."""
 
 
 class TrainerProcess:
@@ -64,7 +64,8 @@ class TrainerProcess:
         self.parameters, self.built = 0, Built()
         self.share = 1.0
         """Of the time in which it computes."""
-        self.given_up = False
+        self.given_up = self.ending = False
+        """Nobody waits for it any more; it is being ended."""
         self._progress = pipe.Progress(Standing(0, 0, 0.0), 0, (0,))
         self._stream = stream
         self._memory = memory
@@ -205,7 +206,7 @@ class TrainerProcess:
 
     def give_up(self) -> None:
         """Have nobody wait for an answer any more, shielded or not: what is under way ends with the process."""
-        self.given_up = True
+        self.given_up = self.ending = True
         self._gone("the node stops, and did not wait for the trainer.")
 
     # --- plumbing
@@ -281,7 +282,7 @@ class TrainerProcess:
         match message:
             case pipe.Answer(id=0, failure=pipe.Failed() as failure):
                 error = error_of(failure)
-                self._death = error if isinstance(error, LocalError) else TrainerGoneError(error.cause)
+                self._death = error if isinstance(error, LocalError) else TrainerError(error.cause)
             case pipe.Answer():
                 self._progress = message.progress or self._progress
                 if message.id == self._last_id:  # else its caller was cancelled
@@ -306,7 +307,7 @@ class TrainerProcess:
         self._gone(f"the trainer process ended {how}.")
 
     def _gone(self, cause: str) -> None:
-        self._death = self._death or TrainerGoneError(cause)
+        self._death = self._death or (TrainerEndedError if self.ending else TrainerError)(cause)
         self._dead.set()
         self._heard.set()
 
@@ -367,7 +368,8 @@ async def _follow(trainer: TrainerProcess, process: trio.Process) -> None:
 
 async def _end(trainer: TrainerProcess, process: trio.Process) -> None:
     with trio.CancelScope(shield=True):
-        if not trainer.parameters or trainer.busy:
+        trainer.ending = True
+        if not trainer.parameters or trainer.busy or trainer.given_up:
             process.kill()  # it has nothing to finish: what was to last is on the disk when it is answered
         with trio.move_on_after(_STOP_SECONDS):
             # It may be gone already, or stuck: the wait below tells.

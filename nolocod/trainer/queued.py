@@ -79,5 +79,6 @@ class Queued:
 
     def _mark(self) -> None:
         if self._pinned:
-            self._last = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
-            self._last.record(torch.cuda.current_stream(self._theta.device))
+            last = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            last.record(torch.cuda.current_stream(self._theta.device))
+            self._last = last

@@ -234,14 +234,12 @@ class Replica:
         among = parts_in(self.subject if subject is None else subject, len(self.ages))
         self._clip(among)
         whole, scratch = together(self.plan.fragments[among.start : among.stop]), torch.empty(BLOCK)
-        theta = self.weights.at(whole.span)
-        near = theta.cpu()
-        for block in whole.blocks:
-            phi = self.phi[block.span]
-            own = step.message(phi, near[block.within], settings, out=scratch[: block.size])
-            step.step(phi, self.delta[block.span], own, 1, settings)
-        theta.copy_(self.phi[whole.span])
         self.weights.changed(whole.span)
+        for block in whole.blocks:
+            phi, theta = self.phi[block.span], self.weights.at(block.span)
+            own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
+            step.step(phi, self.delta[block.span], own, 1, settings)
+            theta.copy_(phi)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
     @one_thread()

@@ -1,9 +1,11 @@
 """`python -m tests.bench.device RUN_FILE --device cuda`: the product's trainer beside a bare PyTorch loop, on one device.
 
-The rule: the bare loop, the trainer alone, and the trainer while it exchanges all the time are timed in turn, again and again;
-what counts is the middle of the ratios. The run's model, batch, turns and codec; AdamW, which the bare loop has. The partner
-does not train and lies in main memory, and its messages are there at once: so nothing but exchanges is added. Text is Python's
-own library, unless --data names some. A processor will do: to try it.
+The rule: the bare loop, the trainer alone, and the trainer while it exchanges all the time are timed in turn, again and
+again; what counts is the middle of the ratios. The run's layers, batch, turns and codec; AdamW, which the bare loop has;
+text by bytes, Python's own library unless --data names some. The partner does not train and lies in main memory, and no
+line is between the two: what is added is exchanges, and the partner's part of them on the same processors. On a GPU it is
+an error if exchanging leaves less than 0.98 of the bare loop's rate, or takes more than a hundredth of a phase. A processor
+will do: to try it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 
 _WARM_UP = 3
 """Reports of the trainer that do not count: torch is still choosing its kernels."""
+
+
+_KEPT, _COST = 0.98, 0.01
+"""Of a bare loop's tokens per second, and of a phase's time: what must be on a GPU."""
 
 
 @dataclass
@@ -104,8 +110,8 @@ async def measure(manifest: Manifest, options: argparse.Namespace, bare: float, 
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(open_trainer(pace.hear))
         partner = await stack.enter_async_context(open_trainer(lambda event: None))
-        for trainer, device in ((ours, options.device), (partner, "cpu")):
-            await trainer.load(_setup(sealed, options, device, folder / device))
+        for trainer, device, name in ((ours, options.device, "ours"), (partner, "cpu", "partner")):
+            await trainer.load(_setup(sealed, options, device, folder / name))
         await ours.train()
         await pace.until(_WARM_UP)
         alone, taken = await pace.over(options.seconds), 0
@@ -146,7 +152,7 @@ async def take_outer_step(ours: TrainerProcess, partner: TrainerProcess, manifes
 
 def _setup(sealed: Sealed, options: argparse.Namespace, device: str, folder: Path) -> Setup:
     return Setup(
-        manifest=sealed.to_bytes(), peer_id=device, data=options.data, devices=device, threads=options.threads,
+        manifest=sealed.to_bytes(), peer_id=folder.name, data=options.data, devices=device, threads=options.threads,
         checkpoints=folder / "checkpoints", cache=folder / "cache",
     )  # fmt: skip
 
@@ -192,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit(str(error))
     alone, exchanging, lost = (spread(one) for one in zip(*ratios, strict=True))
     say(f"over bare: alone {alone}, exchanging {exchanging}; lost to exchanges, of a phase's time: {lost}")
-    return 0
+    _, kept, cost = (statistics.median(one) for one in zip(*ratios, strict=True))
+    return int(options.device.startswith("cuda") and (kept < _KEPT or cost > _COST))
 
 
 def say(text: str) -> None:

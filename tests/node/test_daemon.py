@@ -40,7 +40,7 @@ from nolocod.run.data import Data
 from nolocod.run.manifest import Inner, Manifest, Sealed, seal
 from nolocod.run.owners import Change
 from nolocod.trainer.pipe import Dumped, Loaded, Setup
-from nolocod.trainer.process import TrainerGoneError
+from nolocod.trainer.process import TrainerEndedError
 from nolocod.units import Hours
 from tests.support.receipts import exchanged
 from tests.support.stand_ins import PHASE, StandInTrainer
@@ -414,11 +414,11 @@ async def test_our_own_failure_costs_a_peer_its_stream_and_us_nothing(
     assert scene.told(Troubled) == [Troubled(DiskFullError.entry.code, "no space.")]
 
 
-async def test_that_the_trainer_is_gone_is_not_told_once_more_by_a_service(
+async def test_that_the_trainer_was_ended_is_not_told_by_a_service(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
     async def fail(*_: object) -> None:
-        raise TrainerGoneError("the trainer process ended by signal SIGKILL.")
+        raise TrainerEndedError("the trainer process ended by signal SIGKILL.")
 
     monkeypatch.setattr("nolocod.node.daemon.ExchangeService.handle", fail)
     await scene.run(1.0)

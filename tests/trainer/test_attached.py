@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from nolocod.errors import LoopEndedError, TrainerError
 from nolocod.observe.events import InnerSteps
@@ -15,6 +16,7 @@ from nolocod.proto.types import Standing
 from nolocod.trainer import pipe
 from nolocod.trainer.attached import STEPS, STILL, AttachedTrainer, attach_trainer
 from nolocod.trainer.boxes import anonymous_file
+from nolocod.trainer.process import TrainerEndedError
 from tests.support.trainer_parts import sealed_run, setup_for
 
 if TYPE_CHECKING:
@@ -115,3 +117,17 @@ async def test_at_the_end_the_loop_is_told_to_stop() -> None:
         async with attach_trainer([].append, ours.detach(), anonymous_file("boxes")):
             pass
         assert isinstance((await Loop(end).next()).command, pipe.Stop)
+
+
+async def test_who_still_waits_for_the_loop_when_it_was_left_waits_no_more() -> None:
+    """However it is shielded: a second Ctrl-C did not help."""
+    ours, theirs = socket.socketpair()
+    end, made = trio.SocketStream(trio.socket.from_stdlib_socket(theirs)), (ours.detach(), anonymous_file("boxes"))
+    async with end, trio.open_nursery() as nursery, attach_trainer([].append, *made) as trainer:
+
+        async def wait() -> None:
+            with trio.CancelScope(shield=True), pytest.raises(TrainerEndedError):
+                await trainer.discard()
+
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()

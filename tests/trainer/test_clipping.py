@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import torch
 
+from nolocod.outer.codec.blocks import fragments_of
 from nolocod.run.manifest import Inner, Outer, Trust
 from nolocod.trainer import checkpoint
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.child_end import ChildEnd
-from nolocod.trainer.clipping import Clipping, History, Norms
+from nolocod.trainer.clipping import Clipping, History, Norms, clip
 from nolocod.trainer.worker import Worker
 from tests.support.trainer_parts import make_replica, save, sealed_run, setup_for
 
@@ -238,6 +239,13 @@ def test_a_change_within_the_bound_is_left_as_it_is(tmp_path: Path) -> None:
     node.clip_change = 0.999 * (node.theta - node.phi).norm().item()
     node.capture(0)
     assert not torch.equal(node.theta, before)
+
+
+def test_a_part_without_a_value_has_no_change() -> None:
+    theta, phi = torch.ones(3), torch.zeros(3)
+    empty = next(fragment for fragment in fragments_of([3], 5) if not fragment.blocks)
+    clip(theta, phi, [empty], 0.1)
+    assert torch.equal(theta, torch.ones(3))
 
 
 def test_the_trainer_is_told_of_the_bound(tmp_path: Path) -> None:

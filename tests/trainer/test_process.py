@@ -26,7 +26,7 @@ from nolocod.proto.types import Applied, Description, SnapshotParts, Standing, d
 from nolocod.run.data import Data
 from nolocod.run.manifest import Outer
 from nolocod.trainer import pipe
-from nolocod.trainer.process import TrainerGoneError, TrainerProcess, open_trainer
+from nolocod.trainer.process import TrainerEndedError, TrainerProcess, open_trainer
 from tests.support.trainer_parts import child_of, dump, make_replica, sealed_run, setup_for
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ async def test_who_waits_for_a_trainer_that_is_given_up_waits_no_more(tmp_path: 
         psutil.Process(child_of(trainer).pid).suspend()  # as in an inner step of minutes
 
         async def wait() -> None:
-            with trio.CancelScope(shield=True), pytest.raises(TrainerGoneError, match="the node stops"):
+            with trio.CancelScope(shield=True), pytest.raises(TrainerEndedError, match="the node stops"):
                 await trainer.discard()
 
         async with trio.open_nursery() as nursery:
@@ -182,6 +182,18 @@ async def test_who_waits_for_a_trainer_that_is_given_up_waits_no_more(tmp_path: 
             trainer.give_up()
         began = trio.current_time()
     assert trio.current_time() - began < 1, "it is killed"
+
+
+async def test_a_trainer_that_is_given_up_is_killed_though_nobody_asked_it_for_anything(tmp_path: Path) -> None:
+    async with loaded(sealed_run(), tmp_path, "alice") as trainer:
+        await trainer.train()
+        child = child_of(trainer)
+        psutil.Process(child.pid).suspend()
+        assert not trainer.busy
+        trainer.give_up()
+        began = trio.current_time()
+    assert trio.current_time() - began < 1
+    assert not child.is_running()
 
 
 async def test_a_pause_frees_all_memory_and_training_goes_on_exactly_as_if_it_had_not_been(tmp_path: Path) -> None:
