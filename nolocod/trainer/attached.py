@@ -83,7 +83,7 @@ async def attach_trainer(emit: Emit, control: int, memory: int) -> AsyncIterator
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
                 await stream.send_all(pipe.frame(pipe.Request(0, pipe.Stop())))
-            trainer.give_up()  # nobody reads its answers any more
+            trainer.leave("it was told to stop.")
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure

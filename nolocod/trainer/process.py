@@ -206,8 +206,13 @@ class TrainerProcess:
 
     def give_up(self) -> None:
         """Have nobody wait for an answer any more, shielded or not: what is under way ends with the process."""
-        self.given_up = self.ending = True
-        self._gone("the node stops, and did not wait for the trainer.")
+        self.given_up = True
+        self.leave("the node stops, and did not wait for the trainer.")
+
+    def leave(self, cause: str) -> None:
+        """Nobody reads its answers from now on: who waits for one is told so."""
+        self.ending = True
+        self._gone(cause)
 
     # --- plumbing
 

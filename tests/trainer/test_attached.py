@@ -131,3 +131,4 @@ async def test_who_still_waits_for_the_loop_when_it_was_left_waits_no_more() -> 
 
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
+    assert not trainer.given_up, "an error of the loop's is told as such"
