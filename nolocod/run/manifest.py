@@ -91,8 +91,9 @@ _UNSAID: dict[str, dict[str, Any]] = {
     "inner": {"optimizer": "adamw", "schedule": "cosine", "decay": 0.5},
     "outer": {"turns": 1},
 }
-_WEIGHTS_UNSAID = "float32"
-"""What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id."""
+"""What a manifest means that lacks these keys, as all of release 0.1: who means it lacks them, and keeps its run id. ..."""
+_KEYS_UNSAID: dict[str, Any] = {"base": None, "adapter": None, "owners": None, "weights": "float32"}
+"""... And these, which are in no table."""
 
 
 class Outer(Section, frozen=True):
@@ -281,17 +282,18 @@ class Sealed:
         return self.signature + self.body
 
 
+def _without(unsaid: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """What of `table` has to be said."""
+    return {key: value for key, value in table.items() if unsaid.get(key, ...) != value}
+
+
 def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
     owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
     said = msgspec.to_builtins(owned, order="deterministic")
-    for key in ("base", "adapter", "owners"):
-        if said[key] is None:  # as every run before there was such a key
-            del said[key]
+    said = _without(_KEYS_UNSAID, said)
     for section, unsaid in _UNSAID.items():
-        said[section] = {key: value for key, value in said[section].items() if unsaid.get(key, ...) != value}
-    if said["weights"] == _WEIGHTS_UNSAID:
-        del said["weights"]
+        said[section] = _without(unsaid, said[section])
     body = msgspec.json.encode(said)
     return Sealed(owned.in_turns(), body, owner.sign(_DOMAIN + body))
 
@@ -322,9 +324,8 @@ def unseal(raw: bytes) -> Sealed:
     for section, unsaid in _UNSAID.items():
         if isinstance(said := head.get(section, {}), dict):
             head[section] = unsaid | said
-    head.setdefault("weights", _WEIGHTS_UNSAID)
     try:
-        manifest = checked(head).in_turns()
+        manifest = checked(_KEYS_UNSAID | head).in_turns()
     except msgspec.ValidationError as error:
         raise ManifestError(f"{error}") from error
     except RunFileError as error:

@@ -24,7 +24,7 @@ from nolocod.trainer import muon
 from nolocod.trainer.adapter import attach
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.capture import Plan
-from nolocod.trainer.checkpoint import KEPT
+from nolocod.trainer.checkpoint import KEPT, size_of
 from nolocod.trainer.data import STDLIB_BYTES, make_tokenizer
 from nolocod.trainer.files import REST
 from nolocod.trainer.head import CHUNK, plain_head
@@ -218,10 +218,7 @@ def estimate(
         message=plan.box_size,
         turn_message=turn_message,
         checkpoint=4 * (3 * layout.size + moments),  # phi, delta, theta
-        weights=sum(
-            math.prod(shape) * kind.itemsize
-            for shape, kind in zip(layout.shapes, layout.donated(manifest.weights).values(), strict=True)
-        ),
+        weights=size_of(dict(layout.split(torch.empty(layout.size, device="meta"))), layout.donated(manifest.weights)),
         text={"hub": ahead, "stdlib": STDLIB_BYTES}.get(manifest.data.source, 0),
         operations=operations(layout, manifest),
     )

@@ -90,8 +90,9 @@ class Layout:
 
     def donated(self, weights: str) -> dict[str, torch.dtype]:
         """What newcomers get each parameter in, in a run with these `weights`."""
-        kinds = {True: torch.bfloat16 if weights == "bfloat16" else torch.float32, False: torch.float32}
-        return {name: kinds[len(shape) > 1] for name, shape in zip(self.names, self.shapes, strict=True)}
+        matrices = torch.bfloat16 if weights == "bfloat16" else torch.float32
+        pairs = zip(self.names, self.shapes, strict=True)
+        return {name: matrices if len(shape) > 1 else torch.float32 for name, shape in pairs}
 
     def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter's name and its shaped view into `flat`."""

@@ -34,6 +34,7 @@ from nolocod.trainer.pipe import Setup
 from nolocod.trainer.process import open_trainer
 from tests.bench.base import BenchError, spread
 from tests.bench.parties import python
+from tests.support.trainer_parts import trade
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,16 +138,8 @@ async def measure(manifest: Manifest, options: argparse.Namespace, bare: float, 
 async def take_outer_step(ours: TrainerProcess, partner: TrainerProcess, manifest: Manifest) -> None:
     """A paired one, when its turn has come; nothing is between the two but memory."""
     turn = manifest.inner.steps / manifest.outer.turns
-    subject, both = ours.subject(turn, manifest.outer.turns), (ours, partner)
-    messages = []
-    for trainer in both:
-        description = await trainer.capture(subject, round(turn) if trainer is ours else 0)
-        messages.append(bytes(trainer.outbox.view(0, description.size)))
-    found = []
-    for trainer, message in zip(both, reversed(messages), strict=True):
-        trainer.inbox.view(0, len(message))[:] = message
-        found.append(await trainer.inspect(probation=False))
-    for trainer, other in zip(both, reversed(found), strict=True):
+    seen, partners = await trade(ours, partner, ours.subject(turn, manifest.outer.turns), round(turn))
+    for trainer, other in ((ours, partners), (partner, seen)):
         await trainer.apply(ours.standing.round + 1, other.skipped)
 
 
@@ -196,10 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ratios.append((found.alone / bare, found.exchanging / bare, 1 - found.exchanging / found.alone))
     except LocalError as error:
         sys.exit(str(error))
-    alone, exchanging, lost = (spread(one) for one in zip(*ratios, strict=True))
-    say(f"over bare: alone {alone}, exchanging {exchanging}; lost to exchanges, of a phase's time: {lost}")
-    _, kept, cost = (statistics.median(one) for one in zip(*ratios, strict=True))
-    return int(options.device.startswith("cuda") and (kept < _KEPT or cost > _COST))
+    alone, exchanging, lost = zip(*ratios, strict=True)
+    over = f"over bare: alone {spread(alone)}, exchanging {spread(exchanging)}"
+    say(f"{over}; lost to exchanges, of a phase's time: {spread(lost)}")
+    too_slow = statistics.median(exchanging) < _KEPT or statistics.median(lost) > _COST
+    return int(options.device.startswith("cuda") and too_slow)
 
 
 def say(text: str) -> None:

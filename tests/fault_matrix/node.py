@@ -96,8 +96,6 @@ class NodeUnderTest(SimNode):
     """Keeps account of what its exchanges came to, by session."""
 
     replica: RejectingReplica
-    clock_ahead = 0.0
-    """Seconds by which its time of day is wrong."""
 
     def __init__(self, swarm: Swarm, number: int, port: Port, replica: RejectingReplica, disk: Disk, life: int) -> None:
         self.receipts: Receipts
@@ -205,9 +203,6 @@ class NodeUnderTest(SimNode):
         except (DiskFullError, DataDirError) as error:  # as node.peers.Peers
             self.emit(Troubled(error.code, error.cause))
             return Ended("aborted", partner, b"", error=error.code, reason=error.cause)
-
-    def wall(self) -> float:
-        return super().wall() + self.clock_ahead
 
     # --- what it tells ----------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from nolocod.p2p.membership.table import Membership
-from nolocod.studies.sim.node import SimNode
 from nolocod.studies.sim.scenarios import SCENARIOS, Plan, Scenario, slowed
 from nolocod.studies.sim.swarm import Report, Swarm, simulate_in
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nolocod.studies.sim.journal import Journal
+    from nolocod.studies.sim.node import SimNode
 
 HOUR, DAY = 3600.0, 86_400.0
 PHASE = 120.0
@@ -43,15 +43,6 @@ _PARTS = ("table", "gossip", "loop", "exchange_service", "selection", "reputatio
 _BOUNDARY = (type, ModuleType, FunctionType, CodeType, FrameType, CoroutineType)
 
 
-class Sleeper(SimNode):
-    """A node whose time of day may be wrong."""
-
-    clock_ahead = 0.0
-
-    def wall(self) -> float:
-        return super().wall() + self.clock_ahead
-
-
 @dataclass(frozen=True)
 class Look:
     """Of the nodes that are there, in the mean."""
@@ -63,8 +54,6 @@ class Look:
 
 class Week(Swarm):
     """What befalls it is drawn from the plan's seed."""
-
-    members = Sleeper
 
     def __init__(self, plan: Plan, scenario: Scenario, nursery: trio.Nursery, journal: Journal) -> None:
         super().__init__(plan, scenario, nursery, journal)
@@ -84,27 +73,27 @@ class Week(Swarm):
             kind = self.rng.choice([*happenings])
             self.befell[kind] += 1
             node = self.rng.choice(training)
-            assert isinstance(node, Sleeper)
             self.nursery.start_soon(happenings[kind], node)
 
-    async def _replace(self, node: Sleeper) -> None:
+    async def _replace(self, node: SimNode) -> None:
         self.kill(node)
         self.begin(self.add(max(self.live(), key=lambda one: one.replica.round)))
         await trio.sleep(_GONE)
         node.table = Membership(node.peer_id, self.run_id, self.scenario.timing)  # others may still knock
-        for name in ("loop", "exchange_service", "selection", "reputation", "gossip", "receipts", "_nursery"):
-            delattr(node, name)
+        for name in (*_PARTS, "receipts", "_nursery"):
+            if name != "table":
+                delattr(node, name)
         node.port.handlers.clear()
 
-    async def _sleep(self, node: Sleeper) -> None:
+    async def _sleep(self, node: SimNode) -> None:
         node.port.frozen_until = trio.current_time() + self.rng.uniform(300, 10 * HOUR)
 
-    async def _cut(self, node: Sleeper) -> None:
+    async def _cut(self, node: SimNode) -> None:
         node.port.side = 1 + node.number
         await trio.sleep(self.rng.uniform(60, 6 * HOUR))
         node.port.side = 0
 
-    async def _mistake(self, node: Sleeper) -> None:
+    async def _mistake(self, node: SimNode) -> None:
         node.clock_ahead = self.rng.choice((-1, 1)) * self.rng.choice((5.0, 90.0, HOUR, DAY))
         await trio.sleep(self.rng.uniform(HOUR, 5 * HOUR))
         node.clock_ahead = 0.0

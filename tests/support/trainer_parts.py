@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.proto.types import Description
+    from nolocod.proto.types import Description, Inspection
     from nolocod.trainer.process import TrainerProcess
 
 OWNER = Identity.from_secret(b"o" * 32)
@@ -86,6 +86,19 @@ def make_replica(sealed: Sealed, folder: Path, peer: str = "alice") -> Replica:
 def save(replica: Replica, folder: Path, peer: str) -> int:
     """Write a checkpoint below `folder`."""
     return checkpoint.save(folder, *replica.to_save(peer))
+
+
+async def trade(first: TrainerProcess, second: TrainerProcess, subject: int = 0, after: int = 0) -> list[Inspection]:
+    """Have both capture, the first after so many inner steps, and inspect each other's messages."""
+    messages = []
+    for trainer, steps in ((first, after), (second, 0)):
+        description = await trainer.capture(subject, steps)
+        messages.append(bytes(trainer.outbox.view(0, description.size)))
+    found = []
+    for trainer, message in ((first, messages[1]), (second, messages[0])):
+        trainer.inbox.view(0, len(message))[:] = message
+        found.append(await trainer.inspect(probation=False))
+    return found
 
 
 def as_donated(replica: Replica) -> Tensor:

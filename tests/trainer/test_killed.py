@@ -22,7 +22,7 @@ import trio
 
 from nolocod.errors import TrainerError
 from nolocod.trainer import process
-from tests.support.trainer_parts import child_of, sealed_run, setup_for
+from tests.support.trainer_parts import child_of, sealed_run, setup_for, trade
 from tests.trainer.test_ranks import INNER, ranks_below
 
 if TYPE_CHECKING:
@@ -61,13 +61,7 @@ async def take_turn(alice: TrainerProcess, bob: TrainerProcess) -> None:
     for trainer in (alice, bob):
         await trainer.wait_steps(2)
     await alice.evaluate()
-    messages = []
-    for trainer in (alice, bob):
-        description = await trainer.capture(0)
-        messages.append(bytes(trainer.outbox.view(0, description.size)))
-    for trainer, message in ((alice, messages[1]), (bob, messages[0])):
-        trainer.inbox.view(0, len(message))[:] = message
-        await trainer.inspect(probation=False)
+    await trade(alice, bob)
     for trainer in (alice, bob):
         await trainer.apply(trainer.standing.round + 1, b"")
     steps = alice.inner_steps  # it trains on

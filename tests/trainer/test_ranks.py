@@ -30,7 +30,7 @@ from nolocod.trainer.devices import check_count, find_devices, read_devices
 from nolocod.trainer.opening import open_shared
 from nolocod.trainer.pace import shares
 from tests.support.swarm import children, stopped_often
-from tests.support.trainer_parts import child_of, make_replica, save, sealed_run, setup_for
+from tests.support.trainer_parts import child_of, make_replica, save, sealed_run, setup_for, trade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -302,14 +302,7 @@ async def test_trainers_of_two_devices_and_of_one_take_an_outer_step_together(tm
         for trainer in (alice, bob):
             await trainer.train()
             await trainer.wait_steps(4)
-        messages = []
-        for trainer in (alice, bob):  # while both train
-            description = await trainer.capture(0)
-            messages.append(bytes(trainer.outbox.view(0, description.size)))
-        for trainer, message in ((alice, messages[1]), (bob, messages[0])):
-            trainer.inbox.view(0, len(message))[:] = message
-        spreads = {(await trainer.inspect(probation=False)).spread for trainer in (alice, bob)}
-        assert len(spreads) == 1
+        assert len({seen.spread for seen in await trade(alice, bob)}) == 1  # while both train
         for trainer in (alice, bob):
             await trainer.apply(1, b"")
             await trainer.wait_steps(2)

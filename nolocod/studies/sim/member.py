@@ -72,6 +72,8 @@ class SimMember:
         self.state = "training"
         self.told_phase = 0.0
         """What it says that a phase takes it, in seconds."""
+        self.clock_ahead = 0.0
+        """Seconds by which its time of day is wrong."""
         self.connected: dict[PeerId, None] = {}
         self.table = Membership(self.peer_id, world.run_id, world.scenario.timing)
         self.host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
@@ -90,7 +92,7 @@ class SimMember:
         return Standing(0, 0, 0.0)
 
     def wall(self) -> float:
-        return WALL + trio.current_time()
+        return WALL + trio.current_time() + self.clock_ahead
 
     def emit(self, event: Event) -> None:
         """As the daemon's: told to the log and to the oracle."""

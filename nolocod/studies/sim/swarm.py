@@ -76,7 +76,6 @@ class Swarm(World):
     """Nodes that train; what happens to them is counted."""
 
     attackers: type[Attacker] = Attacker
-    members: type[SimNode] = SimNode
 
     def __init__(self, plan: Plan, scenario: Scenario, nursery: trio.Nursery, journal: Journal) -> None:
         super().__init__(plan, scenario, nursery)
@@ -99,7 +98,7 @@ class Swarm(World):
         port, replica = self.place(number)
         if donor is not None:
             replica.take_over(donor.replica)
-        node = self.members(self, number, port, replica, self.plan.rounds)
+        node = SimNode(self, number, port, replica, self.plan.rounds)
         node.loop.follow(InnerSteps(1, STEP_TOKENS, 0.0, 0.0, replica.speed))
         self.nodes.append(node)
         self._left.add(number)
