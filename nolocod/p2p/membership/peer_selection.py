@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RELAYED, HEARD_OF = 0.25, 0.2
 """The weight of a member that only a relay reaches, beside 1 for one that is reached straight; and the share of draws for
-those that nobody here ever spoke to, where others are free: they may be invented."""
+those that nobody here ever spoke to, where others than the last partner are free: they may be invented."""
 _HOUR, _AT_ONCE = 16, 16
 """Rounds of an hour, and members whose hour it is at a time: one for each round. More would be attackers' too."""
 FEW = 16
@@ -94,7 +94,8 @@ class PeerSelection:
         by_theirs = [one for one in chosen if meet(self.own, one.peer_id, max(0, own.round + one.lead), all_of_them)]
         chosen = by_theirs or chosen or (known if apart else [])  # who says no loses us a round trip
         heard = [one for one in rested if not one.group and meet(self.own, one.peer_id, own.round, told)]
-        trust = share(self.answers()) * (HEARD_OF if chosen else 1.0) if any(member.group for member in fit) else 1.0
+        others = [one for one in chosen if not self._met or one.peer_id != self._met[-1][0]]  # than the last partner
+        trust = share(self.answers()) * (HEARD_OF if others else 1.0) if any(member.group for member in fit) else 1.0
         chosen = heard if heard and self.rng.random() < trust else chosen
         crowds = Counter(member.group for member in fit)
         weights = [

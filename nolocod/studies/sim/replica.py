@@ -173,7 +173,7 @@ class SimReplica:
         size, turns = len(self.state.phi), self.outer.turns
         return slice(size * self.among.start // turns, size * self.among.stop // turns)
 
-    async def _wait_due(self, after: int) -> None:
+    async def _wait_due(self, after: int = 0) -> None:
         """Wait for the end of the inner step that is under way, and of as many as make `after` since the last outer step."""
         async with self._commands:
             await sleep_until(self._end_of(max(self._steps + 1, max(self._last) + after)))
@@ -216,6 +216,7 @@ class SimReplica:
         before = self.captured
         if before is None:
             raise AssertionError("applied without a capture")
+        await self._wait_due()
         self._train()
         return self._stepped(before, self._pair(before, run_round, skipped), paired=True)
 

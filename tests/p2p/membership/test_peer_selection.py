@@ -550,3 +550,18 @@ def test_the_offer_of_one_that_nobody_spoke_to_is_no_more_welcome_for_what_other
         taken = [drawing.admits(stranger, members, one, 3, late=late) for one in rounds]
         assert taken == [meet(US, stranger, one.round, 1021) for one in rounds]
         assert sum(taken) < 0.1 * len(rounds)
+
+
+def test_one_only_heard_of_comes_before_the_same_partner_again() -> None:
+    """Two of three real nodes, whose exchanges left no pause, met four times in a row: the third had come to them, so that both
+    had only heard of it, and it found neither of them free."""
+    members = [spoken_to("met last"), member("heard of")]
+    selection = PeerSelection(US, random.Random(2), Reputation(lambda _: None), lambda: (1, 1))
+    first = Counter(selection.draw(members, OWN, 3, ()) for _ in range(1000))
+    assert first[PeerId("met last")] > 700
+    selection.met(PeerId("met last"), members, offered=True)
+    assert {selection.draw(members, OWN, 3, ()) for _ in range(1000)} == {"heard of"}
+    assert selection.draw(members, OWN, 3, {PeerId("heard of")}) == "met last"
+    selection.answers = lambda: [False] * 4 + [True]
+    doubted = Counter(selection.draw(members, OWN, 3, ()) for _ in range(1000))
+    assert doubted[PeerId("met last")] > 700, "they may be invented, where few answer"

@@ -427,3 +427,23 @@ def test_thousands_have_gossip_at_the_pace_of_rounds() -> None:
     scenario = paced(SCENARIOS["calm"], 1000)
     assert scenario.timing.pace(100) == scenario.outer.inner_steps * scenario.outer.step_seconds
     assert paced(SCENARIOS["calm"], 16) is SCENARIOS["calm"]
+
+
+def test_a_replica_copies_and_merges_at_the_end_of_an_inner_step_as_a_trainer_does() -> None:
+    """It merged in the moment it was told to, and a simulated exchange was shorter than a real one, by half of a slow step."""
+    times: list[float] = []
+
+    async def exchange() -> None:
+        replica = SimReplica(OuterSettings(inner_steps=2, step_seconds=200.0), 200.0, random.Random(1))
+        await sleep(70.0)
+        await replica.capture(0, 2)
+        times.append(trio.current_time())
+        size = len(replica.outbox.content)
+        replica.inbox.content[:size] = replica.outbox.content
+        await replica.inspect(probation=False)
+        assert (await replica.apply(1, b"")).inner_steps == 2
+        times.append(trio.current_time())
+        assert replica.steps_since_outer == 1
+
+    run(exchange, 1)
+    assert times == [400.0, 600.0]
