@@ -13,7 +13,7 @@ import pytest
 
 from nolocod.run import presets
 from nolocod.run.manifest import Inner, Manifest, Outer
-from tests.bench import contest, device, plan, probe, report, venvs, wan
+from tests.bench import contest, device, plan, probe, report, sizes, venvs, wan
 from tests.bench.__main__ import main, size
 from tests.bench.base import BenchError, spread
 from tests.bench.exchange_run import model_of
@@ -189,6 +189,12 @@ def test_an_outer_step_of_ours_is_measured_part_by_part() -> None:
 
 
 # --- transport ------------------------------------------------------------------------------------------
+
+
+def test_the_arithmetic_of_an_outer_step_is_measured_for_any_size() -> None:
+    took = sizes.measured(4e6)
+    assert set(took) == {"capture", "own part", "write", "inspect", "step", "merge"}
+    assert all(0 < ns < 1e3 for ns in took.values())
 
 
 def test_all_carriers_move_bytes_both_ways() -> None:

@@ -1,0 +1,97 @@
+"""`python -m tests.bench.sizes MILLIONS ...`: an outer step's arithmetic for weights of so many values, in ns for each.
+
+The rule: all that one node does in an exchange about a fifth of its weights but the moving of bytes, on one core, in a process
+that has the memory to itself: two whole nodes of the largest size fill the machine, and then its memory is measured. The
+message that comes is the one that went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from nolocod.run.manifest import Outer
+from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.model import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TURNS = 5
+_MATRIX = 2000, 2000
+_PIECE = 1 << 20
+_CHANGE = 1e-3
+
+
+def measured(values: float) -> dict[str, float]:
+    """Of each part the median of so many turns."""
+    layout = _layout(max(1, round(values / (_MATRIX[0] * _MATRIX[1]))))
+    plan = Plan("modulo8", Outer(), layout.fragments(TURNS))
+    phi, theta, delta = (torch.zeros(layout.size) for _ in range(3))
+    for piece in torch.split(phi, _PIECE):
+        piece.normal_(0, 0.02)
+    for own, slow in zip(torch.split(theta, _PIECE), torch.split(phi, _PIECE), strict=True):
+        own.normal_(0, _CHANGE).add_(slow)
+    weights = Weights.of(theta, phi, delta, plan.fragments)
+    memory = torch.frombuffer(mmap.mmap(-1, plan.boxes_size), dtype=torch.uint8)
+    outbox, inbox = memory[plan.outbox_offset :], memory[: plan.box_size]
+    told: dict[str, list[float]] = {}
+    for turn in range(-1, TURNS):  # the first one warms up, and has no distances yet
+        seconds = _exchange(Capture(plan, weights, turn % TURNS, turn + 1), outbox, inbox)
+        for name, took in seconds.items() if turn >= 0 else ():
+            told.setdefault(name, []).append(took)
+    return {name: statistics.median(times) for name, times in told.items()}
+
+
+def _layout(count: int) -> Layout:
+    return Layout(tuple(f"{number:06d}" for number in range(count)), (_MATRIX,) * count, (), 0)
+
+
+def _exchange(capture: Capture, outbox: torch.Tensor, inbox: torch.Tensor) -> dict[str, float]:
+    """Nanoseconds of each part, for each value."""
+    sizes: list[int] = []
+
+    def receive() -> None:
+        inbox[: sizes[0]].copy_(outbox[: sizes[0]].clone())  # they share memory
+
+    parts: dict[str, Callable[[], object]] = {
+        "capture": capture.keep,
+        "own part": capture.start,
+        "write": lambda: sizes.append(capture.write(outbox).size),
+        "": receive,
+        "inspect": lambda: capture.inspect(inbox),
+        "step": lambda: capture.step(inbox, b""),
+        "merge": lambda: capture.merge(trained_on=True),
+    }
+    took = {}
+    for name, part in parts.items():
+        began = time.perf_counter()
+        part()
+        took[name] = (time.perf_counter() - began) / capture.fragment.size * 1e9
+    del took[""]
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("millions", type=float, nargs="+")
+    sizes = parser.parse_args().millions
+    if len(sizes) > 1:  # each has a process, whose memory nobody used before
+        for size in sizes:
+            subprocess.run([sys.executable, "-m", "tests.bench.sizes", str(size)], check=True)
+        return
+    torch.set_num_threads(1)
+    took = measured(sizes[0] * 1e6)
+    parts = ", ".join(f"{name} {ns:.2f}" for name, ns in took.items())
+    sys.stdout.write(f"{sizes[0]:g} M values, ns for each: {parts}; in all {sum(took.values()):.2f}\n")
+
+
+if __name__ == "__main__":
+    main()
