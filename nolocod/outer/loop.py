@@ -256,7 +256,8 @@ class OuterLoop:
         glare = self._offering_to == offer.partner and offer.partner < self._own
         if self._closing:
             return Busy(_CLOSED_SECONDS, "not training now")
-        waits = self._alone is not None and self._missing(self._phase.steps) >= 0  # for its inner step to end
+        lost = self._let_down or self._wasted.wary(trio.current_time())  # one more that fails would cost an inner step
+        waits = self._alone is not None and self._missing(self._phase.steps) >= 0 and not lost  # for its inner step to end
         if self._local_side is not None and not (glare or waits):
             return Busy(_BUSY_SECONDS, "in another exchange")
         missing = self._missing(self._phase.half)
