@@ -157,7 +157,7 @@ class OuterLoop:
         if ahead:
             return max(self._settings.patience, self._phase.wait_ahead)
         if self._let_down:
-            return min(self._settings.patience, self._phase.seconds / 2)
+            return min(self._settings.patience, self._phase.seconds / 4)
         return min(self._settings.patience, self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf)
 
     def _subject(self, partner: PeerId | None) -> int:

@@ -645,8 +645,8 @@ async def test_patience_ends_though_there_is_always_another_to_ask(autojump_cloc
     assert 30 <= trio.current_time() - began - INNER_STEPS < 32
 
 
-@pytest.mark.parametrize(("fails", "wary", "phases"), [(False, False, 3.0), (True, False, 0.5), (False, True, 1.0)])
-async def test_whom_a_partner_let_down_waits_for_half_a_phase_at_most_and_the_wary_for_one(
+@pytest.mark.parametrize(("fails", "wary", "phases"), [(False, False, 3.0), (True, False, 0.25), (False, True, 1.0)])
+async def test_whom_a_partner_let_down_waits_for_a_quarter_of_a_phase_at_most_and_the_wary_for_one(
     autojump_clock: object, fails: bool, wary: bool, phases: float
 ) -> None:
     """Beside attackers that nobody had banned yet nodes lost a round with each: a whole patience, and the time before. Later,
