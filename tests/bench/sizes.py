@@ -1,8 +1,7 @@
 """`python -m tests.bench.sizes MILLIONS ...`: an outer step's arithmetic for weights of so many values, in ns for each.
 
 The rule: all that one node does in an exchange about a fifth of its weights but the moving of bytes, on one core, in a process
-that has the memory to itself: two whole nodes of the largest size fill the machine, and then its memory is measured. The
-message that comes is the one that went.
+of its own. The message that comes is the one that went.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -23,6 +22,8 @@ from nolocod.trainer.model import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 TURNS = 5
 _MATRIX = 2000, 2000
@@ -44,7 +45,7 @@ def measured(values: float) -> dict[str, float]:
     outbox, inbox = memory[plan.outbox_offset :], memory[: plan.box_size]
     told: dict[str, list[float]] = {}
     for turn in range(-1, TURNS):  # the first one warms up, and has no distances yet
-        seconds = _exchange(Capture(plan, weights, turn % TURNS, turn + 1), outbox, inbox)
+        seconds = _exchange(plan, weights, turn, outbox, inbox)
         for name, took in seconds.items() if turn >= 0 else ():
             told.setdefault(name, []).append(took)
     return {name: statistics.median(times) for name, times in told.items()}
@@ -54,29 +55,29 @@ def _layout(count: int) -> Layout:
     return Layout(tuple(f"{number:06d}" for number in range(count)), (_MATRIX,) * count, (), 0)
 
 
-def _exchange(capture: Capture, outbox: torch.Tensor, inbox: torch.Tensor) -> dict[str, float]:
+def _exchange(plan: Plan, weights: Weights, turn: int, outbox: torch.Tensor, inbox: torch.Tensor) -> dict[str, float]:
     """Nanoseconds of each part, for each value."""
-    sizes: list[int] = []
+    took: dict[str, float] = {}
 
-    def receive() -> None:
-        inbox[: sizes[0]].copy_(outbox[: sizes[0]].clone())  # they share memory
-
-    parts: dict[str, Callable[[], object]] = {
-        "capture": capture.keep,
-        "own part": capture.start,
-        "write": lambda: sizes.append(capture.write(outbox).size),
-        "": receive,
-        "inspect": lambda: capture.inspect(inbox),
-        "step": lambda: capture.step(inbox, b""),
-        "merge": lambda: capture.merge(trained_on=True),
-    }
-    took = {}
-    for name, part in parts.items():
+    def timed(name: str, part: Callable[[], T]) -> T:
         began = time.perf_counter()
-        part()
-        took[name] = (time.perf_counter() - began) / capture.fragment.size * 1e9
-    del took[""]
-    return took
+        done = part()
+        took[name] = time.perf_counter() - began
+        return done
+
+    def kept() -> Capture:
+        capture = Capture(plan, weights, turn % TURNS, turn + 1)
+        capture.keep()
+        return capture
+
+    capture = timed("capture", kept)
+    timed("own part", capture.start)
+    size = timed("write", lambda: capture.write(outbox)).size
+    inbox[:size].copy_(outbox[:size].clone())  # they share memory
+    timed("inspect", lambda: capture.inspect(inbox))
+    timed("step", lambda: capture.step(inbox, b""))
+    timed("merge", lambda: capture.merge(trained_on=True))
+    return {name: seconds / capture.fragment.size * 1e9 for name, seconds in took.items()}
 
 
 def main() -> None:

@@ -188,13 +188,13 @@ def test_an_outer_step_of_ours_is_measured_part_by_part() -> None:
     assert "| both inboxes verified | " in report.to_markdown(table)
 
 
-# --- transport ------------------------------------------------------------------------------------------
-
-
 def test_the_arithmetic_of_an_outer_step_is_measured_for_any_size() -> None:
     took = sizes.measured(4e6)
     assert set(took) == {"capture", "own part", "write", "inspect", "step", "merge"}
     assert all(0 < ns < 1e3 for ns in took.values())
+
+
+# --- transport ------------------------------------------------------------------------------------------
 
 
 def test_all_carriers_move_bytes_both_ways() -> None:
