@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from nolocod.run.manifest import Outer
@@ -29,8 +31,9 @@ def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = No
 
 def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor | None, scale: float = 1.0) -> Tensor:
     """Return `scale` times s, made of `change` = theta - phi, in `out` if given (which may be `change` itself)."""
-    s = torch.mul(change, settings.beta * scale, out=out)
-    return s.add_(phi, alpha=settings.gamma * scale)
+    if settings.beta * scale == 1:
+        return torch.add(change, phi, alpha=settings.gamma * scale, out=out)
+    return torch.mul(change, settings.beta * scale, out=out).add_(phi, alpha=settings.gamma * scale)
 
 
 def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> None:
@@ -43,18 +46,21 @@ def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> 
     phi.add_(delta)
 
 
-def own_part(delta: Tensor, change: Tensor, settings: Outer, out: Tensor | None = None) -> Tensor:
-    """Return alpha delta - (1 - beta) change: what a solo step would add to theta, and a paired one adds without the partner.
+def add_own_part(theta: Tensor, delta: Tensor, change: Callable[[], Tensor], settings: Outer, sign: int = 1) -> None:
+    """Add alpha delta - (1 - beta) change to `theta`, or take it away (`sign` -1): what a solo step would add, and a paired one
+    adds without the partner. `change` is asked for where it counts.
 
     theta may have it as soon as the messages are made (an eager update, as in arXiv 2502.12996), before `step`.
     """
-    return torch.mul(delta, settings.alpha, out=out).sub_(change, alpha=1 - settings.beta)
+    theta.add_(delta, alpha=sign * settings.alpha)
+    if settings.beta != 1:
+        theta.sub_(change(), alpha=sign * (1 - settings.beta))
 
 
 def late_part(total: Tensor, n: int, exact: Tensor, out: Tensor | None = None) -> Tensor:
     """Return total / n - s, where `exact` is this node's own message s before any rounding to the wire.
 
-    theta, with `own_part` and this added, is where `step` brings phi, and what was trained meanwhile besides. Between two
+    theta, with `add_own_part` and this added, is where `step` brings phi, and what was trained meanwhile besides. Between two
     partners it is (s_j - s_i) / 2.
     """
     return torch.mul(total, 1 / n, out=out).sub_(exact)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,6 +65,8 @@ class Weights:
     bring: Bring
     _changed: list[slice] = field(default_factory=list)
     """Where theta is otherwise than inner steps left it, and other devices do not know yet: one span at most."""
+    _memory: list[Tensor] = field(default_factory=list)
+    """What captures keep their change in: one tensor, once there was a capture."""
 
     @classmethod
     def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...], bring: Bring = nothing) -> Weights:
@@ -90,6 +92,14 @@ class Weights:
     def take_changed(self) -> slice | None:
         """Where it was since this was asked the last time."""
         return self._changed.pop() if self._changed else None
+
+    def memory(self, size: int, kind: torch.dtype) -> Tensor:
+        """For the change of a capture, so many values: the same for each capture, as there is one at a time. To map fresh
+        pages takes as long as to write them, and longer where a virtual machine has to ask its host for them."""
+        if not self._memory or self._memory[0].numel() < size:
+            self._memory.clear()
+            self._memory.append(torch.empty(size, dtype=kind, pin_memory=self.theta.is_cuda))
+        return self._memory[0][:size]
 
     def forget(self) -> None:
         """Other weights were taken over: what was known about our own is void."""
@@ -156,9 +166,9 @@ class Capture:
         self._noise = Noise(seed)
         shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among))
         self._coder = coder_for(plan.codec, shared)
-        self._queued = Queued(weights.at(self.fragment.span), plan.kept, seed) if weights.is_far else None
-        self.kept = self._queued.kept if self._queued else torch.empty(self.fragment.size, dtype=plan.kept)
+        self.kept = weights.memory(self.fragment.size, plan.kept)
         """The change until `step`, then what theta is still to get."""
+        self._queued = Queued(weights.at(self.fragment.span), self.kept, seed) if weights.is_far else None
         self._started = False
         self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
@@ -223,11 +233,10 @@ class Capture:
         if self._queued is not None:
             self._queued.add_own_part(self._weights.delta[self.fragment.span], self._plan.settings, sign)
             return
-        change, part = torch.empty(BLOCK), torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
+        scratch = torch.empty(BLOCK)  # a message may be written meanwhile, with the other scratch
         for block in self.fragment.blocks:
             theta, delta = self._weights.at(block.span), self._weights.delta[block.span]
-            own = step.own_part(delta, self._change(block, change), self._plan.settings, out=part[: block.size])
-            theta.add_(own, alpha=sign)
+            step.add_own_part(theta, delta, partial(self._change, block, scratch), self._plan.settings, sign)
 
     @one_thread()
     def inspect(self, inbox: Tensor) -> bytes:
@@ -240,8 +249,8 @@ class Capture:
         part_of = [index for index, part in enumerate(self._parts) for _ in part.blocks]
         apart: list[float | None] = []
         for block, phi, change, record in self._blocks(inbox):
-            own = self._coder.own(block, phi, change)
-            other = self._coder.other(block, phi, change, record, check=True)
+            s = self._coder.exact(phi, change)
+            own, other = self._coder.own(block, s), self._coder.other(block, s, record, check=True)
             if other is None:
                 apart.append(None)
                 continue
@@ -270,13 +279,11 @@ class Capture:
         settings = self._plan.settings
         for block, phi, change, record in self._blocks(inbox):
             apart = None if is_set(skipped, block.index) else self._apart[block.index]
-            other = None if apart is None else self._coder.other(block, phi, change, record, check=False)
-            if other is None:
-                total, n = self._coder.exact(phi, change), 1
-            else:
-                total, n = self._sum(self._coder.own(block, phi, change), other), 2
+            s = self._coder.exact(phi, change)
+            other = None if apart is None else self._coder.other(block, s, record, check=False)
+            total, n = (s, 1) if other is None else (self._sum(self._coder.own(block, s), other), 2)
             self._coder.learn(block, None if apart is None else min(1.0, _BELIEVED * self.weight) * apart)
-            self.kept[block.within].copy_(step.late_part(total, n, self._coder.exact(phi, change), out=change))
+            self.kept[block.within].copy_(step.late_part(total, n, s, out=change))
             step.step(phi, self._weights.delta[block.span], total, n, settings)
 
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Dumped", "Loaded", "Setup", "TrainerProcess", "open_trainer"]
 
+CHILD = "nolocod.trainer.worker"
+"""The module that the process runs."""
+
 _STOP_SECONDS = 5.0
 _RESTS = 4
 """Files that are written beside training take so many times as long as the disk does."""
@@ -340,7 +343,7 @@ async def open_trainer(emit: Emit) -> AsyncIterator[TrainerProcess]:
     ours, theirs = socket.socketpair()
     memory = anonymous_file("boxes")
     inherited = (theirs.fileno(), memory)
-    command = [sys.executable, "-m", "nolocod.trainer.worker", *map(str, inherited)]
+    command = [sys.executable, "-m", CHILD, *map(str, inherited)]
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     failure: NolocodError | None = None
     try:

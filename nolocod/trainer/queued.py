@@ -8,6 +8,7 @@ that the card needs little memory for it. The arithmetic is what capture.py does
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
 
 
 class Queued:
-    """Theta where a capture's fragment lies, a view; the seed draws the rounding, on the device."""
+    """Theta where a capture's fragment lies, a view; `kept` is the capture's, in main memory; the seed draws the rounding, on
+    the device."""
 
-    def __init__(self, theta: Tensor, kind: torch.dtype, seed: int) -> None:
-        self._theta = theta
+    def __init__(self, theta: Tensor, kept: Tensor, seed: int) -> None:
+        self._theta, self.kept = theta, kept
         self._pinned = theta.is_cuda
         self._random = torch.Generator(theta.device).manual_seed(seed)
-        self.kept = torch.empty(len(theta), dtype=kind, pin_memory=self._pinned)
-        """The capture's, in main memory (capture.py)."""
         self._sum = torch.empty((), pin_memory=self._pinned)
         self._last: torch.cuda.Event | None = None
 
@@ -58,12 +58,16 @@ class Queued:
     def add_own_part(self, delta: Tensor, settings: Outer, sign: int) -> None:
         device = self._theta.device
         for piece in pieces(len(delta)):
-            own = step.own_part(sent(delta[piece], device), sent(self.kept[piece], device).float(), settings)
-            self._theta[piece].add_(own, alpha=sign)
+            change = partial(self._change, piece)
+            step.add_own_part(self._theta[piece], sent(delta[piece], device), change, settings, sign)
         self._mark()
 
+    def _change(self, piece: slice) -> Tensor:
+        """The kept one, as float32 on the device."""
+        return sent(self.kept[piece], self._theta.device).float()
+
     def add_kept(self) -> None:
-        """What theta is still to get: `kept` holds it now, and is let go."""
+        """What theta is still to get, which `kept` holds now. The next capture is kept behind this in the card's queue."""
         for piece in pieces(len(self.kept)):
             self._theta[piece].add_(sent(self.kept[piece], self._theta.device))
 

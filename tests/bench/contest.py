@@ -142,7 +142,7 @@ def _measure(nodes: Pair, one: Contestant, values: int, before: list[int] | None
     answers = _go(nodes)
     carried = nodes.carried() - carried
     cpu = {kind: seconds - used.get(kind, 0.0) for kind, seconds in _cpu(nodes).items()}
-    extra = _extra_memory(nodes, before)
+    extra = _extra_memory(nodes, before, 0 if one.environment else exchange_run.kept(values, one.what))
     began = min(answer["began"] for answer in answers)
     seconds = {end: max(answer[end] for answer in answers) - began for end in PARTS if end in answers[0]}
     if not one.environment:
@@ -166,14 +166,14 @@ def _go(nodes: Pair) -> list[dict[str, Any]]:
     return answers
 
 
-def _extra_memory(nodes: Pair, before: list[int] | None) -> list[int]:
+def _extra_memory(nodes: Pair, before: list[int] | None, kept: int) -> list[int]:
     """Exchange once more; by how many bytes each node's memory was at most above `before`.
 
-    Without it: what it was just before, the boxes not counted, which keep the memory of the exchange before.
+    Without it: what it was just before, but for the boxes and `kept` bytes, which lie there since the exchange before.
     """
     _arm(nodes)
     if before is None:
-        before = [probe.memory(party.pid) - probe.boxes(party.pid) for party in nodes.parties]
+        before = [probe.memory(party.pid) - probe.boxes(party.pid) - kept for party in nodes.parties]
     with probe.watched(nodes.parties[0].pid) as first, probe.watched(nodes.parties[1].pid) as second:
         _go(nodes)
     return [peak.highest - was for peak, was in zip((first, second), before, strict=True)]

@@ -1,7 +1,8 @@
 """Our node of the contest: the network process and the trainer of a daemon, without its mesh.
 
 The rule: everything between the snapshot and the new weights is the product's own: host, ExchangeService, receipts
-on disk, trainer process, shared memory. Only who meets whom, and when, is told from outside.
+on disk, trainer process, shared memory. Only who meets whom, and when, is told from outside, and
+inner steps move the weights at random (moved.py).
 Started as `python -m tests.bench.exchange_node RANK FOLDER`; rank 0 offers.
 """
 
@@ -24,6 +25,7 @@ from nolocod.p2p.transport.stream import EXCHANGE
 from nolocod.paths import DataDir
 from nolocod.proto.types import Accept, Description, Ended, Offer
 from nolocod.run.manifest import stored_manifest
+from nolocod.trainer import process
 from nolocod.trainer.process import Setup, TrainerProcess, open_trainer
 from nolocod.units import Address
 from tests.bench import talk
@@ -154,6 +156,7 @@ class Node:
 
 async def run(rank: int, folder: Path) -> None:
     identity = load_or_create(DataDir(folder).identity)
+    process.CHILD = "tests.bench.moved"
 
     def emit(_: Event) -> None:
         """Events are not measured."""

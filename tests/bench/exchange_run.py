@@ -12,6 +12,8 @@ from nolocod.node import data_directory
 from nolocod.paths import DataDir
 from nolocod.run.manifest import Evaluation, Inner, Manifest, Outer
 from nolocod.studies import daemons
+from nolocod.trainer.capture import Plan
+from nolocod.trainer.model import Layout
 from tests.bench.parties import python
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ def run_of(parameters: int, codec: str) -> Manifest:
         evaluation=Evaluation(every=1_000_000, batches=1),
         codec=codec,  # type: ignore[arg-type] # one of the contestants'
     )
+
+
+def kept(parameters: int, codec: str) -> int:
+    """Bytes that a node keeps for its captures from its first exchange on, beside the boxes."""
+    return Plan.of(run_of(parameters, codec), Layout((), (), (), 0)).kept.itemsize * parameters
 
 
 def model_of(parameters: int) -> dict[str, Any]:

@@ -58,8 +58,9 @@ class Node:
         """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
         own, theirs = [], []
         for block, phi, change, record in self.capture._blocks(self.inbox):
-            own.append(self.capture._coder.own(block, phi, change).double())
-            decoded = self.capture._coder.other(block, phi, change, record, check=True)
+            s = self.capture._coder.exact(phi, change)
+            own.append(self.capture._coder.own(block, s).double())
+            decoded = self.capture._coder.other(block, s, record, check=True)
             assert decoded is not None
             theirs.append(decoded.double())
         return torch.cat(own), torch.cat(theirs)
@@ -286,6 +287,22 @@ def test_what_an_exchange_takes_is_both_boxes_and_the_kept_change(codec: Codec, 
     alice.write(0)
     assert alice.plan.exchange_size - alice.plan.boxes_size == kept * sum(SIZES), "at most: all parts together"
     assert alice.capture.kept.nbytes == kept * alice.capture.fragment.size
+
+
+def test_captures_share_memory_and_do_not_share_what_they_keep() -> None:
+    """To map fresh pages for each takes as long as to write them."""
+    alice, _ = pair("modulo8", 1, Outer(alpha=0.5, beta=0.7, gamma=0.9, turns=2))
+    both = Capture(alice.plan, alice.weights, 2, 0)
+    assert len(both.among) == 2
+    where = both.kept.data_ptr()
+    for turn in (0, 1):
+        alice.train()
+        own = Capture(alice.plan, alice.weights, turn, turn)
+        own.keep()
+        span = own.fragment.span
+        change = alice.weights.theta[span] - alice.weights.phi[span]
+        assert own.kept.data_ptr() == where
+        assert ((own.kept - change).abs() <= 2**-7 * change.abs()).all()
 
 
 # --- modulo8

@@ -111,7 +111,8 @@ def test_own_and_late_part_bring_theta_where_the_step_brings_phi(n: int) -> None
     phi, theta, delta, *others = torch.randn(3 + n - 1, WIDTH, generator=generator, dtype=torch.float64)
     s = step.message(phi, theta, SETTINGS)
     total = s + sum(others)
-    moved = theta + step.own_part(delta, theta - phi, SETTINGS)
+    moved, change = theta.clone(), theta - phi
+    step.add_own_part(moved, delta, lambda: change, SETTINGS)
     assert torch.allclose(moved - phi, SETTINGS.alpha * delta + SETTINGS.beta * (theta - phi), atol=1e-14)
     moved += step.late_part(total, n, s)
     step.step(phi, delta, total, n, SETTINGS)

@@ -27,8 +27,6 @@ HEADER = 64
 """Bytes before the first record: a cache line."""
 ALIGN = 16
 """Records and their parts begin at multiples of this many bytes, so that every view of them is aligned."""
-SCRATCH = BLOCK + 128
-"""Elements of a scratch tensor: a block, filled up to whole groups."""
 
 _HEAD = struct.Struct("<8s16sQQHB")
 _MAGIC = b"nolocod\1"
@@ -111,8 +109,7 @@ class Coder(ABC):
         self.settings = shared.settings
         self.fragment = shared.fragment
         self.noise = shared.noise
-        self._own = torch.zeros(SCRATCH)
-        self._other = torch.zeros(SCRATCH)
+        self._exact, self._own, self._other = torch.empty(BLOCK), torch.empty(BLOCK), torch.empty(BLOCK)
 
     @staticmethod
     @abstractmethod
@@ -124,16 +121,16 @@ class Coder(ABC):
         """Write our record of `block` at the start of `out` (uint8); returns its bytes, a multiple of ALIGN."""
 
     @abstractmethod
-    def own(self, block: Block, phi: Tensor, change: Tensor) -> Tensor:
-        """Our message s = beta change + gamma phi as both partners decode it."""
+    def own(self, block: Block, s: Tensor) -> Tensor:
+        """Our message, whose `exact` is `s`, as both partners decode it."""
 
     @abstractmethod
     def length(self, block: Block, rest: Tensor) -> int:
         """Bytes of the partner's record at the start of `rest`; RejectedTensorError if it is none."""
 
     @abstractmethod
-    def other(self, block: Block, phi: Tensor, change: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
-        """The partner's message, decoded; values that are not finite stay so.
+    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
+        """The partner's message, decoded by a receiver whose own is `s`; values that are not finite stay so.
 
         None if, looked at with `check`, it cannot be what the partner meant.
         """
@@ -146,5 +143,5 @@ class Coder(ABC):
         """The exchange is applied: `apart` is the largest |s_i - s_j| in `block`; None if it was skipped."""
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
-        """s = beta change + gamma phi before any rounding to the wire (scratch of `own`)."""
-        return message_of_change(change, phi, self.settings, self._own[: change.numel()])
+        """s = beta change + gamma phi before any rounding to the wire."""
+        return message_of_change(change, phi, self.settings, self._exact[: change.numel()])

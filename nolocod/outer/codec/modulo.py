@@ -16,10 +16,9 @@ import blake3
 import torch
 
 from nolocod.errors import RejectedTensorError
-from nolocod.outer.codec.base import ALIGN, SCRATCH, Coder, Shared, padded
-from nolocod.outer.codec.blocks import bytes_of
+from nolocod.outer.codec.base import ALIGN, Coder, Shared, padded
+from nolocod.outer.codec.blocks import BLOCK, bytes_of
 from nolocod.outer.codec.plain import ROUNDING, put
-from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,29 +53,31 @@ class Modulo8(Coder):
         super().__init__(shared)
         self._distance = shared.distance
         self._bounds = [0.0] * len(self.fragment.blocks)  # 0: this block of ours travels as bfloat16
-        self._low = torch.empty(SCRATCH)
-        self._whole = torch.empty(SCRATCH, dtype=torch.int32)
-        self._high = torch.empty(SCRATCH, dtype=torch.int16)
+        self._low = torch.empty(BLOCK)
+        self._whole = torch.empty(BLOCK, dtype=torch.int32)
+        self._high = torch.empty(BLOCK, dtype=torch.int16)
 
     @staticmethod
     def largest(elements: int) -> int:
         return ALIGN + padded(2 * elements)
 
     def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        bound = self._bounds[block.index] = self._choose(block, self.exact(phi, change), change)
+        s = self.exact(phi, change)
+        bound = self._bounds[block.index] = self._choose(block, s, change)
         if not bound:
             bytes_of(out[:ALIGN])[:] = _RECORD.pack(_BFLOAT16, 0.0, bytes(8))
-            return ALIGN + put(self.noise.round(self._own[: block.size], block, ROUNDING), out[ALIGN:], torch.bfloat16)
-        whole = self._whole[: block.size].copy_(self._own[: block.size].mul_(128 / bound).round_())
+            return ALIGN + put(self.noise.round(s, block, ROUNDING), out[ALIGN:], torch.bfloat16)
+        whole = self._whole[: block.size].copy_(s.mul_(128 / bound).round_())
         out[ALIGN : ALIGN + block.size].copy_(whole)  # to eight bits: the rest of the integer falls off
         out[ALIGN + block.size : ALIGN + padded(block.size)].zero_()
-        bytes_of(out[:ALIGN])[:] = _RECORD.pack(_MODULO, bound, self._digest(whole))
+        bytes_of(out[:ALIGN])[:] = _RECORD.pack(_MODULO, bound, self._digest(whole.bitwise_right_shift_(8)))
         return ALIGN + padded(block.size)
 
-    def own(self, block: Block, phi: Tensor, change: Tensor) -> Tensor:
-        s = self.exact(phi, change)
-        bound = self._bounds[block.index]
-        return s.mul_(128 / bound).round_().mul_(bound / 128) if bound else self.noise.round(s, block, ROUNDING)
+    def own(self, block: Block, s: Tensor) -> Tensor:
+        bound, own = self._bounds[block.index], self._own[: block.size]
+        if not bound:
+            return self.noise.round(own.copy_(s), block, ROUNDING)
+        return torch.mul(s, 128 / bound, out=own).round_().mul_(bound / 128)
 
     def length(self, block: Block, rest: Tensor) -> int:
         mode, bound, _ = _read(rest)
@@ -86,18 +87,17 @@ class Modulo8(Coder):
             raise RejectedTensorError(f"block {block.index} has the mode {mode} with a bound of {bound:g}.")
         return ALIGN + padded(block.size)
 
-    def other(self, block: Block, phi: Tensor, change: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
+    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
         mode, bound, digest = _read(record)
         decoded = self._other[: block.size]
         if mode == _BFLOAT16:
             return decoded.copy_(record[ALIGN : ALIGN + 2 * block.size].view(torch.bfloat16))
-        # q = low + 256 round((s_own / step - low) / 256)
+        # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
         low = self._low[: block.size].copy_(record[ALIGN : ALIGN + block.size])
-        message_of_change(change, phi, self.settings, decoded, 128 / bound).sub_(low)
-        decoded.mul_(1 / 256).round_().mul_(256).add_(low)
-        if check and self._digest(self._whole[: block.size].copy_(decoded)) != digest:
+        high = torch.mul(s, 0.5 / bound, out=decoded).sub_(low, alpha=1 / 256).round_()
+        if check and self._digest(high) != digest:
             return None
-        return decoded.mul_(bound / 128)
+        return high.add_(low, alpha=1 / 256).mul_(2 * bound)
 
     def apart(self, difference: Tensor) -> float:
         return _largest(difference)
@@ -119,9 +119,9 @@ class Modulo8(Coder):
         most = FINER * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
         return float(struct.unpack("<f", struct.pack("<f", bound))[0]) if bound <= most else 0.0
 
-    def _digest(self, whole: Tensor) -> bytes:
-        """Of what eight bits leave out of the integers `whole` (which are shifted in place)."""
-        high = self._high[: whole.numel()].copy_(whole.bitwise_right_shift_(8))
+    def _digest(self, parts: Tensor) -> bytes:
+        """Of the high parts, what eight bits leave out."""
+        high = self._high[: parts.numel()].copy_(parts)
         return blake3.blake3(bytes_of(high)).digest(8)
 
 

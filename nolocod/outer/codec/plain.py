@@ -37,13 +37,13 @@ class Float32(Coder):
         out[4 * block.size : size].zero_()
         return size
 
-    def own(self, block: Block, phi: Tensor, change: Tensor) -> Tensor:
-        return self.exact(phi, change)
+    def own(self, block: Block, s: Tensor) -> Tensor:
+        return s
 
     def length(self, block: Block, rest: Tensor) -> int:
         return self.largest(block.size)
 
-    def other(self, block: Block, phi: Tensor, change: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
+    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
         return record[: 4 * block.size].view(torch.float32)
 
 
@@ -55,15 +55,15 @@ class BFloat16(Coder):
         return padded(2 * elements)
 
     def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        return put(self.own(block, phi, change), out, torch.bfloat16)
+        return put(self.own(block, self.exact(phi, change)), out, torch.bfloat16)
 
-    def own(self, block: Block, phi: Tensor, change: Tensor) -> Tensor:
-        return self.noise.round(self.exact(phi, change), block, ROUNDING)
+    def own(self, block: Block, s: Tensor) -> Tensor:
+        return self.noise.round(self._own[: block.size].copy_(s), block, ROUNDING)
 
     def length(self, block: Block, rest: Tensor) -> int:
         return self.largest(block.size)
 
-    def other(self, block: Block, phi: Tensor, change: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
+    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
         return self._other[: block.size].copy_(record[: 2 * block.size].view(torch.bfloat16))
 
 
