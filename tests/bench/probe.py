@@ -75,7 +75,7 @@ def cpu(root: int) -> dict[str, float]:
     for process in processes(root):
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            role = "trainer" if "nolocod.trainer.worker" in process.cmdline() else "network"
+            role = "network" if process.pid == root else "trainer"
             used[role] = used.get(role, 0.0) + times.user + times.system
     return used
 

@@ -47,7 +47,7 @@ _NEIGHBOURS = 3
 class Conduct(Enum):
     """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name.
 
-    A false tensor bans a stranger at once: no honest node makes one, and each costs an inner step or two.
+    A false tensor bans a stranger at once, and for an hour: no honest node makes one, and each costs an inner step or two.
     """
 
     COMMITTED = (1.0, 0.1, "an exchange was committed")
@@ -65,6 +65,11 @@ class Conduct(Enum):
         self.worth = worth
         self.weight = weight
         self.words = words
+
+    @property
+    def first_ban(self) -> float:
+        """Seconds."""
+        return 6 * _FIRST_BAN if self is Conduct.FALSE_TENSOR else _FIRST_BAN
 
 
 def conduct_of(error: RemoteError) -> Conduct | None:
@@ -152,7 +157,7 @@ class Reputation:
         if banned or round(before, 2) != round(record.score, 2):
             self.emit(PeerJudged(peer, 0.0 if banned else record.score, conduct.words))
         if banned:
-            seconds = min(_FIRST_BAN * 2.0 ** min(record.bans, 16), _LONGEST_BAN)
+            seconds = min(conduct.first_ban * 2.0 ** min(record.bans, 16), _LONGEST_BAN)
             record.bans += 1
             record.until = now + seconds
             record.score = _PAROLE

@@ -101,6 +101,14 @@ def test_bans_end_and_are_twice_as_long_the_next_time_up_to_a_day() -> None:
     assert scene.bans == [600, 1200, 2400, 4800, 9600, 19200, 38400, 76800, 86400, 86400]
 
 
+def test_who_sends_what_no_honest_node_makes_is_banned_for_an_hour() -> None:
+    scene = Scene()
+    scene.repeat(Conduct.FALSE_TENSOR)
+    assert scene.bans == [3600]
+    scene.repeat(Conduct.FALSE_TENSOR, now=1e6)
+    assert scene.bans == [3600, 7200]
+
+
 def test_after_a_ban_less_is_forgiven_than_before() -> None:
     scene = Scene()
     scene.until_banned(Conduct.BROKE_PROTOCOL)
