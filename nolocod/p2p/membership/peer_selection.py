@@ -34,6 +34,8 @@ RELAYED, HEARD_OF = 0.25, 0.2
 those that nobody here ever spoke to, where others than the last partner are free: they may be invented."""
 _HOUR, _AT_ONCE = 16, 16
 """Rounds of an hour, and members whose hour it is at a time: one for each round. More would be attackers' too."""
+_UNSURE = 2
+"""Others may count so many times our members, as each believes in those that it met: who meets us by that count comes first."""
 FEW = 16
 """Of no more members any may be the partner where own draws failed: in so few the hours of all may be over."""
 _RECENT, _ANSWERED = 8, 6
@@ -92,7 +94,8 @@ class PeerSelection:
         known, all_of_them = [one for one in rested if one.group], sure + sum(one.peer_id in apart for one in members)
         chosen = [one for one in known if meet(self.own, one.peer_id, own.round, all_of_them)]  # others may not know of `apart`
         by_theirs = [one for one in chosen if meet(self.own, one.peer_id, max(0, own.round + one.lead), all_of_them)]
-        chosen = by_theirs or chosen or (known if apart else [])  # who says no loses us a round trip
+        surely = [one for one in by_theirs if meet(self.own, one.peer_id, own.round, _UNSURE * all_of_them)]
+        chosen = surely or by_theirs or chosen or (known if apart else [])  # who says no loses us a round trip
         heard = [one for one in rested if not one.group and meet(self.own, one.peer_id, own.round, told)]
         others = [one for one in chosen if not self._met or one.peer_id != self._met[-1][0]]  # than the last partner
         trust = share(self.answers()) * (HEARD_OF if others else 1.0) if any(member.group for member in fit) else 1.0
