@@ -155,7 +155,7 @@ def amended(swarm: Swarm, new: Daemon, old: Daemon) -> None:
 
     report = new.report
     assert report is not None
-    begins = report.round + 15
+    begins = report.round + 8
     amend(new, "--at", str(begins), "--learning-rate", "0.00012", "--note", "we go on slowly")
     seen: list[tuple[int, float]] = []
 
@@ -174,7 +174,7 @@ def amended(swarm: Swarm, new: Daemon, old: Daemon) -> None:
 
     report = new.report
     assert report is not None
-    ends = report.round + 15
+    ends = report.round + 8
     amend(new, "--at", str(ends), "--end")
     swarm.wait(f"all end at round {ends}", lambda: all((said := node.report) and said.state == "finished" for node in nodes))
     assert all((said := node.report) and said.round >= ends for node in nodes)
