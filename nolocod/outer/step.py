@@ -29,11 +29,11 @@ def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = No
     return message_of_change(torch.sub(theta, phi, out=out), phi, settings, out)
 
 
-def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor | None, scale: float = 1.0) -> Tensor:
-    """Return `scale` times s, made of `change` = theta - phi, in `out` if given (which may be `change` itself)."""
-    if settings.beta * scale == 1:
-        return torch.add(change, phi, alpha=settings.gamma * scale, out=out)
-    return torch.mul(change, settings.beta * scale, out=out).add_(phi, alpha=settings.gamma * scale)
+def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor | None) -> Tensor:
+    """Return s, made of `change` = theta - phi, in `out` if given (which may be `change` itself)."""
+    if settings.beta == 1:
+        return torch.add(change, phi, alpha=settings.gamma, out=out)
+    return torch.mul(change, settings.beta, out=out).add_(phi, alpha=settings.gamma)
 
 
 def step(phi: Tensor, delta: Tensor, total: Tensor, n: int, settings: Outer) -> None:

@@ -105,17 +105,18 @@ def test_partners_apply_the_same_sum_and_stay_mirror_images() -> None:
     assert not torch.equal(phis[0], phi)
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, Outer(alpha=0.2, beta=1.0, gamma=1.0)])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_own_and_late_part_bring_theta_where_the_step_brings_phi(n: int) -> None:
+def test_own_and_late_part_bring_theta_where_the_step_brings_phi(n: int, settings: Outer) -> None:
     generator = torch.Generator().manual_seed(n)
     phi, theta, delta, *others = torch.randn(3 + n - 1, WIDTH, generator=generator, dtype=torch.float64)
-    s = step.message(phi, theta, SETTINGS)
+    s = step.message(phi, theta, settings)
     total = s + sum(others)
     moved, change = theta.clone(), theta - phi
-    step.add_own_part(moved, delta, lambda: change, SETTINGS)
-    assert torch.allclose(moved - phi, SETTINGS.alpha * delta + SETTINGS.beta * (theta - phi), atol=1e-14)
+    step.add_own_part(moved, delta, lambda: change, settings)
+    assert torch.allclose(moved - phi, settings.alpha * delta + settings.beta * (theta - phi), atol=1e-14)
     moved += step.late_part(total, n, s)
-    step.step(phi, delta, total, n, SETTINGS)
+    step.step(phi, delta, total, n, settings)
     assert torch.allclose(moved, phi, atol=1e-14)
 
 
