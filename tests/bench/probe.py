@@ -70,7 +70,7 @@ def _shared_files(pid: int) -> dict[int, int]:
 
 
 def cpu(root: int) -> dict[str, float]:
-    """Seconds of processor that the processes at and below `root` have used, by their role in the command line."""
+    """Seconds of processor that the network's process, `root`, and the trainer's below it have used."""
     used: dict[str, float] = {}
     for process in processes(root):
         with suppress(psutil.NoSuchProcess):

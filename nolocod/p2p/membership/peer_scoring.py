@@ -45,13 +45,13 @@ _NEIGHBOURS = 3
 
 
 class Conduct(Enum):
-    """What a peer did: what it is worth (0 or 1), how much it weighs in the average, and its name.
+    """What a peer did: what it is worth (0 or 1), how much it weighs in the average, its name, and the seconds of a first ban.
 
     A false tensor bans a stranger at once, and for an hour: no honest node makes one, and each costs an inner step or two.
     """
 
     COMMITTED = (1.0, 0.1, "an exchange was committed")
-    FALSE_TENSOR = (0.0, 0.65, "its tensor was none of this run, or not finite")
+    FALSE_TENSOR = (0.0, 0.65, "its tensor was none of this run, or not finite", 6 * _FIRST_BAN)
     REJECTED = (0.0, 0.2, "its tensor was rejected")
     BROKE_PROTOCOL = (0.0, 0.25, "it broke the protocol")
     FALSE_SIGNATURE = (0.0, 0.5, "a signature was false")
@@ -61,15 +61,11 @@ class Conduct(Enum):
     WITHHELD = (0.0, 0.08, "it accepted, and then gave nothing")
     FLOODED = (0.0, 0.02, "it asked for more than anybody needs")
 
-    def __init__(self, worth: float, weight: float, words: str) -> None:
+    def __init__(self, worth: float, weight: float, words: str, first_ban: float = _FIRST_BAN) -> None:
         self.worth = worth
         self.weight = weight
         self.words = words
-
-    @property
-    def first_ban(self) -> float:
-        """Seconds."""
-        return 6 * _FIRST_BAN if self is Conduct.FALSE_TENSOR else _FIRST_BAN
+        self.first_ban = first_ban
 
 
 def conduct_of(error: RemoteError) -> Conduct | None:

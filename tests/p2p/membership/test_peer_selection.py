@@ -364,7 +364,9 @@ def test_who_would_say_no_since_its_hour_is_over_or_not_begun_by_its_own_round_i
     only_ours = [one for one in ours if one not in both]
     assert both
     assert only_ours
-    assert {drawing.draw(ahead, own, 3, ()) for _ in range(500)} <= {one.peer_id for one in both}
+    surely = {one.peer_id for one in both if meet(US, one.peer_id, own.round, 400)}
+    assert {drawing.draw(ahead, own, 3, ()) for _ in range(500)} == surely
+    assert {drawing.draw(ahead, own, 3, surely) for _ in range(500)} == {one.peer_id for one in both} - surely
     left = {drawing.draw(ahead, own, 3, {one.peer_id for one in both}) for _ in range(500)}
     assert left == {one.peer_id for one in only_ours}, "what we know of its round may be old"
 
@@ -389,7 +391,9 @@ def test_those_that_are_banned_take_up_no_hours() -> None:
     assert drawing.draw(outside, OWN, 3, ()) is None, "it is not their hour"
     drawing.banned = lambda: banned
     surely = {one.peer_id for one in members[16:] if meet(US, one.peer_id, OWN.round, 32)}
-    assert {drawing.draw(members, OWN, 3, ()) for _ in range(500)} == surely
+    rest = {one.peer_id for one in members[16:]} - surely
+    drawn = [{drawing.draw(members, OWN, 3, avoid) for _ in range(500)} for avoid in ((), surely)]
+    assert drawn == [surely, rest], "nobody else, and all of these"
     assert all(drawing.admits(one.peer_id, members, OWN, 3, late=False) for one in outside)
 
 
