@@ -40,6 +40,8 @@ _LOOK_AGAIN = 0.5
 """The longest pause between two looks for a partner: members come and go meanwhile."""
 _OWN_TRIES = 3
 """Draws of our own that must fail before more offers are taken than are due (`Mesh.admits`)."""
+_LONGEST_SEARCH = 2
+"""Inner phases for which a partner is looked for at most. While a node looks others take outer steps, and it falls behind."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
 """Of an inner phase: between a partner that is busy and the next one, doubled with each. Who offers is busy itself, so where
 all hurry from one to the next nobody finds anybody."""
@@ -158,7 +160,8 @@ class OuterLoop:
             return max(self._settings.patience, self._phase.wait_ahead)
         if self._let_down:
             return min(self._settings.patience, self._phase.seconds / 4)
-        return min(self._settings.patience, self._phase.seconds if self._wasted.wary(trio.current_time()) else math.inf)
+        phases = 1 if self._wasted.wary(trio.current_time()) else _LONGEST_SEARCH
+        return min(self._settings.patience, phases * self._phase.seconds)
 
     def _subject(self, partner: PeerId | None) -> int:
         """What our next outer step is about, with `partner` or with nobody."""
