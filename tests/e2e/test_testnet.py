@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    line = [sys.executable, "-m", "nolocod", "testnet", "--nodes", "2", "--model", "tiny", "--outer-steps", "30"]
+    line = [sys.executable, "-m", "nolocod", "testnet", "--nodes", "2", "--model", "tiny", "--outer-steps", "12"]
     done = subprocess.run(
         [*line, "--report", str(report), "--keep", str(tmp_path / "kept")],
         capture_output=True,
