@@ -7,7 +7,7 @@ behind symmetric routers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,8 +33,9 @@ class Neighbours:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
-    rests = ("--duty", "30%")  # seven trainers would take all of the machine, for steps that no test needs
-    with internet() as net, swarm(tmp_path_factory.mktemp("lab"), scenarios.CAUGHT, *rests) as nodes:
+    rests = ("--duty", "10%")  # seven trainers would take all of the machine, for steps that no test needs
+    load = replace(scenarios.CAUGHT, steps=7)
+    with internet() as net, swarm(tmp_path_factory.mktemp("lab"), load, *rests) as nodes:
         homes = [net.home("cone", delay=10.0), net.home("cone", delay=10.0), net.home("symmetric"), net.home("symmetric")]
         public = scenarios.started(net, nodes, 3)
         one, other, third, fourth = (nodes.join(home.hosts[0], public) for home in homes)
