@@ -293,10 +293,13 @@ def is_run_id(text: str) -> bool:
 
 def _run(options: argparse.Namespace, *, may_seed: bool) -> None:
     config = node_config(options)  # before the imports below, which take a second
-    import trio
+    from nolocod.trainer.settled import importing
 
-    from nolocod.node.daemon import run_node
-    from nolocod.observe import logs
+    with importing():
+        import trio
+
+        from nolocod.node.daemon import run_node
+        from nolocod.observe import logs
 
     logs.set_up(options.log_level, options.log_format)
     follower = logs.LogFollower()

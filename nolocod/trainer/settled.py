@@ -33,8 +33,9 @@ def quiet() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """While a process takes in its libraries. Nothing of them is garbage. To look for it takes a tenth of the time then, and
-    later a full collection of 340,000 objects held an inner step for 0.2 s."""
+    """While a process takes in its libraries. Nothing of them is garbage. To look for it takes a sixth of the time then, and
+    later a full collection of a trainer's 340,000 objects held an inner step for 0.2 s, and of a network process's 110,000
+    all that it does for 0.06 s."""
     gc.disable()
     try:
         yield
