@@ -40,8 +40,9 @@ _LOOK_AGAIN = 0.5
 """The longest pause between two looks for a partner: members come and go meanwhile."""
 _OWN_TRIES = 3
 """Draws of our own that must fail before more offers are taken than are due (`Mesh.admits`)."""
-_LONGEST_SEARCH = 2
-"""Inner phases for which a partner is looked for at most. While a node looks others take outer steps, and it falls behind."""
+_LATELY = 3600.0
+"""For so long who was let down by a partner looks for one for two phases at most. While it looks the others take outer steps;
+that, and the steps that attackers cost, put it behind them."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.05
 """Of an inner phase: between a partner that is busy and the next one, doubled with each. Who offers is busy itself, so where
 all hurry from one to the next nobody finds anybody."""
@@ -99,6 +100,7 @@ class OuterLoop:
         self._none_better = False  # the last one found nobody but those who are set apart
         self._failed = False  # in this step an exchange failed while we were wary ...
         self._let_down = False  # ... or at all: it is not waited for as long, for the others are two rounds on by then
+        self._let_down_at = -math.inf
 
     # --- the offering side ------------------------------------------------------------------------
 
@@ -160,7 +162,8 @@ class OuterLoop:
             return max(self._settings.patience, self._phase.wait_ahead)
         if self._let_down:
             return min(self._settings.patience, self._phase.seconds / 4)
-        phases = 1 if self._wasted.wary(trio.current_time()) else _LONGEST_SEARCH
+        now = trio.current_time()
+        phases = 1 if self._wasted.wary(now) else 2 if now < self._let_down_at + _LATELY else math.inf
         return min(self._settings.patience, phases * self._phase.seconds)
 
     def _subject(self, partner: PeerId | None) -> int:
@@ -332,7 +335,8 @@ class OuterLoop:
         """Apply what was committed, drop what was not, and free this node for the next exchange."""
         if ended.outcome != "committed":
             self._failed |= self._wasted.wary(now := trio.current_time())
-            self._let_down |= ended.outcome == "aborted"
+            if ended.outcome == "aborted":
+                self._let_down, self._let_down_at = True, now
             self._wasted.charge(ended.partner, now - self._started, now)
             try:
                 await self._abandon(local_side)

@@ -111,8 +111,8 @@ class Outer(Section, frozen=True):
     """A partner more rounds away than this is refused."""
     blocking: bool = False  # retired, see RETIRED
     patience: Seconds = 60.0
-    """How long to look for a partner before a solo step; two phases at most, one where partners wasted much time lately, a
-    quarter of one where a partner failed meanwhile."""
+    """How long to look for a partner before a solo step; two phases at most where an exchange failed within the last hour,
+    one where partners wasted much time lately, a quarter of one where a partner failed meanwhile."""
     fragments: Annotated[int, Meta(ge=1, le=64)] = 1  # retired, see RETIRED
     turns: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parts of the model, all of one size, that are exchanged one after another within `inner.steps` inner steps, of which this

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
@@ -645,13 +646,16 @@ async def test_patience_ends_though_there_is_always_another_to_ask(autojump_cloc
     assert 30 <= trio.current_time() - began - INNER_STEPS < 32
 
 
-@pytest.mark.parametrize(("fails", "wary", "phases"), [(False, False, 2.0), (True, False, 0.25), (False, True, 1.0)])
-async def test_whom_a_partner_let_down_waits_for_a_quarter_of_a_phase_at_most_all_for_two(
-    autojump_clock: object, fails: bool, wary: bool, phases: float
+@pytest.mark.parametrize(
+    ("fails", "ago", "wary", "phases"),
+    [(False, math.inf, False, 3.0), (True, math.inf, False, 0.25), (False, 3500.0, False, 2.0), (False, 3600.0, True, 1.0)],
+)
+async def test_whom_a_partner_let_down_waits_for_a_quarter_of_a_phase_at_most_or_for_one_or_for_two(
+    autojump_clock: object, fails: bool, ago: float, wary: bool, phases: float
 ) -> None:
     """Beside attackers that nobody had banned yet nodes lost a round with each: a whole patience, and the time before. Later,
-    one that set them apart asked the others for four turns on end, whose hour it was not. And who met no attacker lately, but
-    counted fewer members than the others, looked for four turns three times, which is a tenth of eighty."""
+    one that set them apart asked the others for four turns on end, whose hour it was not. One that had paid for them, and
+    counted fewer members than the others, looked for four turns three times, and was behind by a tenth at last."""
     table = Table()
     node = table.add("one", patience=3 * INNER_STEPS, goal=1)
     for index in range(4):
@@ -663,6 +667,7 @@ async def test_whom_a_partner_let_down_waits_for_a_quarter_of_a_phase_at_most_al
         table.broken.add(other.name)
     if wary:
         node.loop._wasted.charge(PeerId("x"), 1e3, trio.current_time())
+    node.loop._let_down_at = trio.current_time() - ago
     began = trio.current_time()
     await node.loop.run()
     assert [step.kind for step in node.events if isinstance(step, OuterStep)] == ["solo"]
