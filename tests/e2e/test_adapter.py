@@ -53,7 +53,7 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
     first.run("start")
     swarm.wait("the first node tells its address", lambda: ready(first))
     everybody = [first, *(swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2))]
-    swarm.wait_paired(everybody, 16)  # of a node, the first two or three have up to two bytes
+    swarm.wait_paired(everybody, 6)  # of a node, the first two or three have up to two bytes
     sent = []
     for daemon in everybody:
         report = daemon.report
