@@ -12,7 +12,6 @@ not in those folders.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from pathlib import Path
@@ -22,10 +21,13 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from nolocod.trainer.settled import importing
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import trio.testing
 
-gc.disable()  # until all is imported, which is a quarter of the time that this takes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)  # the same on any machine, however busy it is
 hypothesis.settings.load_profile("suite")
@@ -51,6 +53,13 @@ LONGEST = ("test_life_of_a_run", "test_faults_live", "test_testnet", "test_relea
 """Groups that begin before all others, in this order."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """A quarter of the time that it takes to import all tests went to garbage, of which there is none."""
+    with importing():
+        return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     modules: dict[object, bool] = {}
@@ -74,10 +83,7 @@ def turn(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """xdist marks a group in the test's id, which not every release of pytest lets it do. What was imported and collected is
-    looked at by no collection of garbage: it is a million objects."""
-    gc.freeze()
-    gc.enable()
+    """xdist marks a group in the test's id, which not every release of pytest lets it do."""
     if session.config.getoption("loadgroup", default=False):
         lost = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
         if lost:

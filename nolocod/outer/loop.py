@@ -160,10 +160,13 @@ class OuterLoop:
         further out of their reach."""
         if ahead:
             return max(self._settings.patience, self._phase.wait_ahead)
+        now, phases = trio.current_time(), math.inf
         if self._let_down:
-            return min(self._settings.patience, self._phase.seconds / 4)
-        now = trio.current_time()
-        phases = 1 if self._wasted.wary(now) else 2 if now < self._let_down_at + _LATELY else math.inf
+            phases = 0.25
+        elif self._wasted.wary(now):
+            phases = 1
+        elif now < self._let_down_at + _LATELY:
+            phases = 2
         return min(self._settings.patience, phases * self._phase.seconds)
 
     def _subject(self, partner: PeerId | None) -> int:

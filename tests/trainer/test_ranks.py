@@ -98,7 +98,7 @@ def life(replica: Replica) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "shard:cpu:2"])  # of three, one has two of four sequences
+@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "shard:cpu:2", "shard:cpu:3"])  # of three, one has two of four sequences
 def test_any_number_of_devices_trains_as_one_does(tmp_path: Path, devices: str) -> None:
     sealed = sealed_run(inner=INNER, outer=Outer(rounds=100, turns=2), codec="float32")
     alone = make_replica(sealed, tmp_path)
@@ -121,13 +121,13 @@ def test_a_step_is_the_same_with_unlike_shares_and_in_larger_steps(tmp_path: Pat
     alone = make_replica(sealed, tmp_path)
     with shared(sealed, tmp_path, "cpu:2") as replica:
         assert replica._ranks is not None
-        for shares, times in (([3, 1], (1, 1, 1)), ([], (1, 3, 1))):
+        for shares, times in (([3, 1], (1, 1, 1)), ([2, 2], (1, 3, 1))):
             replica._ranks._shares = shares
             for one in (alone, replica):
                 for larger in times:
                     one.times = larger
                     one.step()
-            assert replica._ranks._shares == (shares or [2, 2])
+            assert replica._ranks._shares == shares
             assert (replica.theta - alone.theta).abs().max() <= CLOSE
             assert abs(replica.report() - alone.report()) <= CLOSE
 
@@ -168,10 +168,8 @@ def test_a_pace_is_the_middle_of_recent_steps_and_told_once(monkeypatch: pytest.
     assert told == [*[None] * 7, 2.0, *[None] * 7, 4.0]
 
 
-@pytest.mark.parametrize(
-    ("devices", "optimizer", "others"), [("cpu:2", "adamw", "cpu shard:cpu:3"), ("shard:cpu:3", "muon", "cpu cpu:2")]
-)
-def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path, devices: str, optimizer: str, others: str) -> None:
+@pytest.mark.parametrize(("devices", "optimizer"), [("cpu:2", "adamw"), ("shard:cpu:3", "muon")])
+def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path, devices: str, optimizer: str) -> None:
     sealed = sealed_run(inner=replace(INNER, optimizer=optimizer))
     with shared(sealed, tmp_path, devices) as replica:
         for _ in range(3):
@@ -181,12 +179,12 @@ def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path, devices: 
         for _ in range(3):
             replica.step()
         wanted = replica.theta.clone()
-    for other in others.split():
-        with shared(sealed, tmp_path, other) as replica:
+    for others in ("cpu", "shard:cpu:2", "cpu:3"):
+        with shared(sealed, tmp_path, others) as replica:
             assert replica.inner_steps == 3
             for _ in range(3):
                 replica.step()
-            assert (replica.theta - wanted).abs().max() <= CLOSE, other
+            assert (replica.theta - wanted).abs().max() <= CLOSE, others
 
 
 @pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:2"])

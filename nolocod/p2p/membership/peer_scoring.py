@@ -178,7 +178,7 @@ class Reputation:
     def banned(self, peer: PeerId, now: float) -> float:
         """Seconds for which nothing is asked of `peer` and given to it; 0 if it is not banned."""
         record = self._records.get(peer)
-        left = record.banned(now) if record is not None and record.until and self.judging else 0.0
+        left = record.banned(now) if record is not None and self.judging else 0.0
         if left or not self._banned_at or not self.judging or self.committed(peer) or not (group := self.group_of(peer)):
             return left
         theirs = [self._records.get(one) for one, at in self._banned_at.items() if at == group]
