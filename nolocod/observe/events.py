@@ -327,9 +327,10 @@ class MemoryTaken(Event, frozen=True):
 
 
 class DevicesChosen(Event, frozen=True):
-    """The trainer computes on these, as torch names them."""
+    """The trainer computes on these, as torch names them, and makes messages on one."""
 
     devices: tuple[str, ...]
+    made_on: str = "cpu"
 
 
 class SamplesRead(Event, frozen=True):

@@ -209,13 +209,14 @@ class LogFollower:
             case events.MemoryTaken():
                 parts = sorted(msgspec.structs.asdict(event).items(), key=lambda part: -part[1])
                 _say(event, DEBUG, "memory: %s", ", ".join(f"{name} {amount(size)}" for name, size in parts))
-            case events.DevicesChosen(devices):
+            case events.DevicesChosen(devices, made_on):
                 _say(
                     event,
                     INFO if devices[1:] else DEBUG,
-                    "%d devices share each inner step: %s",
+                    "%d devices share each inner step: %s. Messages are made on %s",
                     len(devices),
                     ", ".join(devices),
+                    made_on,
                 )
             case events.SamplesRead():
                 told = event.samples, f" of {event.dataset}" * bool(event.dataset), event.left_out, event.cut

@@ -22,11 +22,13 @@ import torch
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec import box_size, coder_for
-from nolocod.outer.codec.base import HEADER, Head, Noise, Shared, read_head, write_head
-from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, to_bitmap, together
+from nolocod.outer.codec.base import HEADER, Head, Noise, Records, Shared, read_head, shaped, write_head
+from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, rows_of, stretches, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
+from nolocod.trainer.devices import sent
+from nolocod.trainer.made_on import PROCESSOR, MadeOn
 from nolocod.trainer.queued import Queued
 from nolocod.trainer.threads import one_thread
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.outer.codec.blocks import Block, Fragment
+    from nolocod.outer.codec.base import Coder
+    from nolocod.outer.codec.blocks import Block, Fragment, Rows
     from nolocod.run.manifest import Codec, Manifest, Outer
     from nolocod.trainer.model import Layout
 
@@ -55,7 +58,8 @@ def nothing(span: slice) -> None:
 @dataclass(frozen=True)
 class Weights:
     """The replica's own tensors, flat, float32: theta on the device, all others in main memory. `distance`: of all blocks, of
-    which each fragment has so many. `bring`: called with a span before theta is used there (on_device.py)."""
+    which each fragment has so many. `bring`: called with a span before theta is used there (on_device.py). `made_on`: where
+    messages are made and read."""
 
     theta: Tensor
     phi: Tensor
@@ -63,16 +67,25 @@ class Weights:
     distance: Tensor
     blocks: tuple[int, ...]
     bring: Bring
+    made_on: MadeOn
     _changed: list[slice] = field(default_factory=list)
     """Where theta is otherwise than inner steps left it, and other devices do not know yet: one span at most."""
     _memory: list[Tensor] = field(default_factory=list)
     """What captures keep their change in: one tensor, once there was a capture."""
 
     @classmethod
-    def of(cls, theta: Tensor, phi: Tensor, delta: Tensor, fragments: tuple[Fragment, ...], bring: Bring = nothing) -> Weights:
+    def of(
+        cls,
+        theta: Tensor,
+        phi: Tensor,
+        delta: Tensor,
+        fragments: tuple[Fragment, ...],
+        bring: Bring = nothing,
+        made_on: MadeOn = PROCESSOR,
+    ) -> Weights:
         """With distances that are not known yet."""
         blocks = tuple(len(fragment.blocks) for fragment in fragments)
-        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring)
+        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring, made_on)
 
     @property
     def is_far(self) -> bool:
@@ -164,13 +177,12 @@ class Capture:
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        shared = Shared(plan.settings, self.fragment, self._noise, weights.distances(self.among))
-        self._coder = coder_for(plan.codec, shared)
+        self._seed, self._made_on = seed, weights.made_on
+        self._rows = rows_of(self.fragment, self._made_on.at_once)
         self.kept = weights.memory(self.fragment.size, plan.kept)
         """The change until `step`, then what theta is still to get."""
         self._queued = Queued(weights.at(self.fragment.span), self.kept, seed) if weights.is_far else None
         self._started = False
-        self._scratch, self._total = torch.empty(BLOCK), torch.empty(BLOCK)
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
         self.norms: list[Norms] = []
         """What `inspect` found, of each fragment."""
@@ -183,15 +195,34 @@ class Capture:
         """||theta_i - theta_j|| as `inspect` found it (proto.types.Inspection)."""
         return math.hypot(*(seen.distance for seen in self.norms)) / self._plan.settings.gamma
 
+    @cached_property
+    def _coder(self) -> Coder:
+        """Made where messages are, as `write` needs it: between two inner steps nobody waits for a GPU."""
+        made_on = self._made_on
+        noise = Noise(self._seed, made_on.device) if made_on.is_far else self._noise
+        distances = self._weights.distances(self.among)
+        return coder_for(
+            self._plan.codec, Shared(self._plan.settings, self.fragment, noise, distances, made_on.device, made_on.at_once)
+        )
+
+    @cached_property
+    def _scratch(self) -> Tensor:
+        return self._made_on.scratch()
+
+    @cached_property
+    def _total(self) -> Tensor:
+        return self._made_on.scratch()
+
     @one_thread()
     def keep(self) -> None:
         """Keep the change of theta. TrainerError if the weights are not finite, here or from `write`."""
         if self._queued is not None:
             self._queued.keep(self._weights.phi[self.fragment.span])
             return
+        scratch = torch.empty(BLOCK)
         for block in self.fragment.blocks:
             theta, phi = self._weights.at(block.span), self._weights.phi[block.span]
-            change = torch.sub(theta, phi, out=self._scratch[: block.size])
+            change = torch.sub(theta, phi, out=scratch[: block.size])
             if not math.isfinite(change.sum().item()):
                 raise TrainerError("the weights are not finite.")
             if self.kept.dtype == torch.bfloat16:
@@ -205,11 +236,13 @@ class Capture:
             self._queued.check()
         content, offset = bytes_of(outbox), HEADER
         hashes: list[bytes] = []
-        for block in self.fragment.blocks:
-            change = self._change(block, self._scratch)
-            offset += self._coder.encode(block, self._weights.phi[block.span], change, outbox[offset:])
-            while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
-                hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
+        with self._made_on.open():
+            for rows in self._rows:
+                offset += self._coder.encode(
+                    rows, self._made_on.take(self._weights.phi, rows), self._changes(rows), outbox[offset:]
+                )
+                while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
+                    hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
         write_head(Head.of(self._plan.codec, self.fragment, self.subject, offset), outbox)
         first = describe(content[: min(CHUNK_SIZE, offset)]).hashes  # once more: the header was not in it
         last = describe(content[max(1, len(hashes)) * CHUNK_SIZE : offset]).hashes
@@ -248,17 +281,17 @@ class Capture:
         squares = [[0.0, 0.0] for _ in self._parts]
         part_of = [index for index, part in enumerate(self._parts) for _ in part.blocks]
         apart: list[float | None] = []
-        for block, phi, change, record in self._blocks(inbox):
-            s = self._coder.exact(phi, change)
-            own, other = self._coder.own(block, s), self._coder.other(block, s, record, check=True)
-            if other is None:
-                apart.append(None)
-                continue
-            difference = torch.sub(own, other, out=self._total[: block.size])
-            found = squares[part_of[block.index]]
-            found[0] += torch.dot(difference, difference).item()
-            found[1] += torch.dot(change, change).item()
-            apart.append(self._coder.apart(difference))
+        with self._made_on.open():
+            for rows, phi, change, records in self._met(inbox):
+                s = self._coder.exact(phi, change)
+                own, (other, right) = self._coder.own(rows, s), self._coder.other(rows, s, records, check=True)
+                difference = torch.sub(own, other, out=shaped(self._total, rows.shape))
+                found = zip(rows.blocks, right, _norms(difference), _norms(change), self._coder.apart(difference), strict=True)
+                for block, is_right, distance, moved, largest in found:
+                    apart.append(largest if is_right else None)
+                    if is_right:
+                        squares[part_of[block.index]][0] += distance**2
+                        squares[part_of[block.index]][1] += moved**2
         if not math.isfinite(sum(distance for distance, _ in squares)):
             raise RejectedTensorError("it holds values that are not finite or too large.")
         self._apart = apart
@@ -276,19 +309,25 @@ class Capture:
             raise TrainerError("an outer step was asked for without an inspection.")
         if self._queued is not None:
             self._queued.wait()  # it may still read what lies here
-        settings = self._plan.settings
-        for block, phi, change, record in self._blocks(inbox):
-            apart = None if is_set(skipped, block.index) else self._apart[block.index]
-            s = self._coder.exact(phi, change)
-            other = None if apart is None else self._coder.other(block, s, record, check=False)
-            total, n = (s, 1) if other is None else (self._sum(self._coder.own(block, s), other), 2)
-            self._coder.learn(block, None if apart is None else min(1.0, _BELIEVED * self.weight) * apart)
-            self.kept[block.within].copy_(step.late_part(total, n, s, out=change))
-            step.step(phi, self._weights.delta[block.span], total, n, settings)
+        with self._made_on.open():
+            for rows, phi, change, records in self._met(inbox):
+                apart = [None if is_set(skipped, block.index) else self._apart[block.index] for block in rows.blocks]
+                s = self._coder.exact(phi, change)
+                own, (other, _) = self._coder.own(rows, s), self._coder.other(rows, s, records, check=False)
+                delta = self._made_on.take(self._weights.delta, rows)
+                for part, paired in stretches([one is not None for one in apart]):
+                    total, n = (self._sum(own[part], other[part]), 2) if paired else (s[part], 1)
+                    step.late_part(total, n, s[part], out=change[part])
+                    step.step(phi[part], delta[part], total, n, self._plan.settings)
+                for block, one in zip(rows.blocks, apart, strict=True):
+                    self._coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
+                self.kept[rows.within].view(rows.shape).copy_(change)
+                self._made_on.put(phi, self._weights.phi, rows)
+                self._made_on.put(delta, self._weights.delta, rows)
 
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
         """s_i + s_j (scratch), where the partner's difference from us counts for `weight`."""
-        total = self._total[: own.numel()]
+        total = shaped(self._total, own.shape)
         if self.weight == 1:
             return torch.add(own, other, out=total)
         return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
@@ -320,11 +359,22 @@ class Capture:
             raise RejectedTensorError(f"its records take {offset} bytes, and it says {head.size}.")
         return records
 
-    def _blocks(self, inbox: Tensor) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
-        """Each block with phi, our change (scratch, float32) and the partner's record."""
-        for block, where in zip(self.fragment.blocks, self._records, strict=True):
-            yield block, self._weights.phi[block.span], self._change(block, self._scratch), inbox[where]
+    def _met(self, inbox: Tensor) -> Iterator[tuple[Rows, Tensor, Tensor, Records]]:
+        """Blocks with phi, our change (scratch, float32) and the partner's records, where messages are made."""
+        for rows in self._rows:
+            phi, change = self._made_on.take(self._weights.phi, rows), self._changes(rows)
+            yield rows, phi, change, Records(inbox, self._records[rows.indices])
+
+    def _changes(self, rows: Rows) -> Tensor:
+        """theta - phi at the capture (in scratch)."""
+        return shaped(self._scratch, rows.shape).copy_(sent(self.kept[rows.within], self._made_on.device).view(rows.shape))
 
     def _change(self, block: Block, scratch: Tensor) -> Tensor:
         """theta - phi at the capture (in `scratch`)."""
         return scratch[: block.size].copy_(self.kept[block.within])
+
+
+def _norms(rows: Tensor) -> list[float]:
+    """Of each row."""
+    found: list[float] = torch.linalg.vector_norm(rows, dim=1).tolist()
+    return found

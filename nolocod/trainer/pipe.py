@@ -203,6 +203,8 @@ class Loaded(msgspec.Struct, frozen=True):
     """Inner steps between outer steps."""
     devices: tuple[str, ...]
     """That train, as torch names them."""
+    made_on: str
+    """The device on which messages are made."""
     trouble: tuple[str, ...]
     """What went wrong and was got round, for example a damaged checkpoint, by name."""
     built: Built = Built()

@@ -119,7 +119,7 @@ class TrainerProcess:
         self.outbox = SharedBox(self._memory, loaded.box_size, loaded.outbox_offset)
         self.inbox = SharedBox(self._memory, loaded.box_size)
         self.parameters, self.built = loaded.parameters, loaded.built
-        self._emit(events.DevicesChosen(loaded.devices))
+        self._emit(events.DevicesChosen(loaded.devices, loaded.made_on))
         self._phase, self._times = loaded.phase, 1
         return loaded
 

@@ -28,6 +28,7 @@ from nolocod.trainer.capture import Capture, Plan, Weights, nothing
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
 from nolocod.trainer.data import make_tokenizer
+from nolocod.trainer.faster import faster
 from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import ON_CPU, Layout, Place
 from nolocod.trainer.on_device import draws
@@ -89,7 +90,7 @@ class Replica:
         self.layout, self.plan = layout, plan
         self.phi = theta.to("cpu", copy=True)
         self.delta, self.built = torch.zeros_like(self.phi), built_of(sealed.manifest, layout, self.phi)
-        self.weights = Weights.of(theta, self.phi, self.delta, plan.fragments, bring)
+        self.weights = Weights.of(theta, self.phi, self.delta, plan.fragments, bring, faster(plan, self.device))
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
         self.inner_steps = 0

@@ -59,6 +59,7 @@ class Pace:
     """When it told, and of how many."""
     mfu: list[float] = field(default_factory=list)
     device: str = ""
+    made_on: str = ""
     told: trio.Event = field(default_factory=trio.Event)
     """Replaced each time."""
 
@@ -70,7 +71,7 @@ class Pace:
                 self.told, told = trio.Event(), self.told
                 told.set()
             case DevicesChosen():
-                self.device = ", ".join(event.devices)
+                self.device, self.made_on = ", ".join(event.devices), event.made_on
 
     async def until(self, count: int) -> None:
         """It has told so often."""
@@ -97,11 +98,13 @@ class Figures:
     seconds: float
     mfu: float | None
     device: str
+    made_on: str
 
     def to_text(self) -> str:
         mfu = "" if self.mfu is None else f"; MFU {self.mfu:.1%}"
         return (
-            f"{self.device}: bare {self.bare:,.0f}, alone {self.alone:,.0f}, exchanging {self.exchanging:,.0f} tokens/s "
+            f"{self.device}, messages made on {self.made_on}: bare {self.bare:,.0f}, alone {self.alone:,.0f}, "
+            f"exchanging {self.exchanging:,.0f} tokens/s "
             f"({self.outer_steps} outer steps in {self.seconds:.0f} s){mfu}"
         )
 
@@ -132,7 +135,7 @@ async def measure(manifest: Manifest, options: argparse.Namespace, bare: float, 
     mfu = statistics.median(pace.mfu) if pace.mfu else None
     if not taken:
         raise BenchError(f"no outer step ended within {took:.0f} s.")
-    return Figures(bare, alone, exchanging, taken, took, mfu, pace.device)
+    return Figures(bare, alone, exchanging, taken, took, mfu, pace.device, pace.made_on)
 
 
 async def take_outer_step(ours: TrainerProcess, partner: TrainerProcess, manifest: Manifest) -> None:

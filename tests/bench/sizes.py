@@ -1,7 +1,9 @@
-"""`python -m tests.bench.sizes MILLIONS ...`: an outer step's arithmetic for weights of so many values, in ns for each.
+"""`python -m tests.bench.sizes MILLIONS ... [--device cuda]`: an outer step's arithmetic for weights of so many values,
+in ns for each.
 
 The rule: all that one node does in an exchange about a fifth of its weights but the moving of bytes, on one core, in a process
-of its own. The message that comes is the one that went.
+of its own; with --device, messages are made and read there, and the rest stays on the core. The message that comes is the one
+that went.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 
 from nolocod.run.manifest import Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.made_on import AT_ONCE, PROCESSOR, MadeOn
 from nolocod.trainer.model import Layout
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ _PIECE = 1 << 20
 _CHANGE = 1e-3
 
 
-def measured(values: float) -> dict[str, float]:
+def measured(values: float, made_on: MadeOn) -> dict[str, float]:
     """Of each part the median of so many turns."""
     layout = _layout(max(1, round(values / (_MATRIX[0] * _MATRIX[1]))))
     plan = Plan("modulo8", Outer(alpha=0.2, beta=1.0, gamma=1.0), layout.fragments(TURNS))
@@ -40,7 +43,7 @@ def measured(values: float) -> dict[str, float]:
         piece.normal_(0, 0.02)
     for own, slow in zip(torch.split(theta, _PIECE), torch.split(phi, _PIECE), strict=True):
         own.normal_(0, _CHANGE).add_(slow)
-    weights = Weights.of(theta, phi, delta, plan.fragments)
+    weights = Weights.of(theta, phi, delta, plan.fragments, made_on=made_on)
     memory = torch.frombuffer(mmap.mmap(-1, plan.boxes_size), dtype=torch.uint8)
     outbox, inbox = memory[plan.outbox_offset :], memory[: plan.box_size]
     told: dict[str, list[float]] = {}
@@ -83,15 +86,17 @@ def _exchange(plan: Plan, weights: Weights, turn: int, outbox: torch.Tensor, inb
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("millions", type=float, nargs="+")
-    sizes = parser.parse_args().millions
-    if len(sizes) > 1:  # each has a process, whose memory nobody used before
-        for size in sizes:
-            subprocess.run([sys.executable, "-m", "tests.bench.sizes", str(size)], check=True)
+    parser.add_argument("--device", default="cpu", help="where messages are made")
+    options = parser.parse_args()
+    if len(options.millions) > 1:  # each has a process, whose memory nobody used before
+        for size in options.millions:
+            subprocess.run([sys.executable, "-m", "tests.bench.sizes", str(size), "--device", options.device], check=True)
         return
     torch.set_num_threads(1)
-    took = measured(sizes[0] * 1e6)
+    size, made_on = options.millions[0], PROCESSOR if options.device == "cpu" else MadeOn(torch.device(options.device), AT_ONCE)
+    took = measured(size * 1e6, made_on)
     parts = ", ".join(f"{name} {ns:.2f}" for name, ns in took.items())
-    sys.stdout.write(f"{sizes[0]:g} M values, ns for each: {parts}; in all {sum(took.values()):.2f}\n")
+    sys.stdout.write(f"{size:g} M values, ns for each on {made_on.device}: {parts}; in all {sum(took.values()):.2f}\n")
 
 
 if __name__ == "__main__":

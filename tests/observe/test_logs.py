@@ -75,7 +75,7 @@ samples_read: samples cut left_out dataset
 text_supply: trouble seconds
 micro_batch: at_once windows
 memory_taken: weights gradients optimizer outer exchange peak
-devices_chosen: devices
+devices_chosen: devices made_on
 peer_seen: peer_id round tokens loss state nat
 peer_lost: peer_id reason
 peer_connected: peer_id reach
@@ -182,7 +182,10 @@ def test_unequal_sides_are_told_apart(log: Log) -> None:
             "warning no new text to train on: the hub is gone; the last is trained on again",
         ),
         (Amended(40, "rounds 60"), "info the run's owners change it from round 40 on: rounds 60"),
-        (DevicesChosen(("cuda:0", "cuda:1")), "info 2 devices share each inner step: cuda:0, cuda:1"),
+        (
+            DevicesChosen(("cuda:0", "cuda:1"), "cuda:0"),
+            "info 2 devices share each inner step: cuda:0, cuda:1. Messages are made on cuda:0",
+        ),
         (MicroBatch(4, 64), "info 4 of a step's 64 windows are computed at once: memory takes no more"),
         (SamplesRead(9, 2, 1), "info of 9 samples 1 are left out, and 2 are cut to the length of a window"),
         (SamplesRead(9, 2, 1, "a/b"), "info of 9 samples of a/b 1 are left out, and 2 are cut to the length of a window"),

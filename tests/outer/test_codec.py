@@ -57,12 +57,12 @@ class Node:
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
         own, theirs = [], []
-        for block, phi, change, record in self.capture._blocks(self.inbox):
+        for rows, phi, change, records in self.capture._met(self.inbox):
             s = self.capture._coder.exact(phi, change)
-            own.append(self.capture._coder.own(block, s).double())
-            decoded = self.capture._coder.other(block, s, record, check=True)
-            assert decoded is not None
-            theirs.append(decoded.double())
+            own.append(self.capture._coder.own(rows, s).flatten().double())
+            decoded, right = self.capture._coder.other(rows, s, records, check=True)
+            assert all(right)
+            theirs.append(decoded.flatten().double())
         return torch.cat(own), torch.cat(theirs)
 
     @property

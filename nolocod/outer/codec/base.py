@@ -6,6 +6,7 @@ changes only when the exchange is applied.
 
 from __future__ import annotations
 
+import math
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod.errors import RejectedTensorError
-from nolocod.outer.codec.blocks import BLOCK, Block, Fragment, bytes_of
+from nolocod.outer.codec.blocks import BLOCK, Fragment, bytes_of
 from nolocod.outer.step import message_of_change
 from nolocod.run.manifest import wire_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from nolocod.outer.codec.blocks import Block, Rows
     from nolocod.run.manifest import Codec, Outer
 
+CPU = torch.device("cpu")
 HEADER = 64
 """Bytes before the first record: a cache line."""
 ALIGN = 16
@@ -68,20 +73,26 @@ def read_head(box: Tensor) -> Head:
 
 
 class Noise:
-    """Uniform 16-bit noise for stochastic rounding, drawn once per capture and turned for every block.
+    """Uniform 16-bit noise for stochastic rounding on `device`, drawn once per capture and turned for every block.
 
     Whatever the turn, each element's noise is uniform over the draw of the seed: its rounding has no bias.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: torch.device = CPU) -> None:
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(0, 1 << 16, (BLOCK,), dtype=torch.int32, generator=generator)
+        drawn = torch.randint(0, 1 << 16, (BLOCK,), dtype=torch.int32, generator=generator).to(device)
         self._ring = torch.cat([drawn, drawn])
 
     def round(self, values: Tensor, block: Block, stream: int) -> Tensor:
         """Round float32 `values` of a block to bfloat16 in place, up or down such that the mean is kept."""
         turn = 16 * ((block.index * 0x9E3779B1 + stream * 0x85EBCA6B >> 8) % (BLOCK // 16))
         return rounded_with(self._ring[turn : turn + values.numel()], values)
+
+    def round_rows(self, values: Tensor, blocks: Sequence[Block], stream: int) -> Tensor:
+        """The same for several blocks, a row each."""
+        for row, block in zip(values, blocks, strict=True):
+            self.round(row, block, stream)
+        return values
 
 
 def rounded_with(noise: Tensor, values: Tensor) -> Tensor:
@@ -92,24 +103,29 @@ def rounded_with(noise: Tensor, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment."""
+    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment; `device` is where it works, on
+    so many blocks at one go."""
 
     settings: Outer
     fragment: Fragment
     noise: Noise
     distance: Tensor
+    device: torch.device = CPU
+    at_once: int = 1
 
 
 class Coder(ABC):
-    """One codec at work on one capture: `phi` are slow weights, `change` is theta - phi as kept with the
-    capture, both float32 of one block. Tensors that are returned are scratch: valid until the next call of the
-    same method."""
+    """One codec at work on one capture: `phi` are slow weights, `change` is theta - phi as kept with the capture, both float32
+    on the coder's device, a row for each of some blocks; messages lie in main memory. Tensors that are returned are scratch:
+    valid until the next call of the same method."""
 
     def __init__(self, shared: Shared) -> None:
         self.settings = shared.settings
         self.fragment = shared.fragment
         self.noise = shared.noise
-        self._exact, self._own, self._other = torch.empty(BLOCK), torch.empty(BLOCK), torch.empty(BLOCK)
+        self.device = shared.device
+        self.most = shared.at_once * BLOCK
+        self._exact, self._own, self._other = (torch.empty(self.most, device=self.device) for _ in range(3))
 
     @staticmethod
     @abstractmethod
@@ -117,11 +133,11 @@ class Coder(ABC):
         """Bytes of the largest record of a block of so many elements."""
 
     @abstractmethod
-    def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        """Write our record of `block` at the start of `out` (uint8); returns its bytes, a multiple of ALIGN."""
+    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+        """Write our records of `rows` at the start of `out` (uint8); returns their bytes, each a multiple of ALIGN."""
 
     @abstractmethod
-    def own(self, block: Block, s: Tensor) -> Tensor:
+    def own(self, rows: Rows, s: Tensor) -> Tensor:
         """Our message, whose `exact` is `s`, as both partners decode it."""
 
     @abstractmethod
@@ -129,19 +145,37 @@ class Coder(ABC):
         """Bytes of the partner's record at the start of `rest`; RejectedTensorError if it is none."""
 
     @abstractmethod
-    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
+    def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
         """The partner's message, decoded by a receiver whose own is `s`; values that are not finite stay so.
 
-        None if, looked at with `check`, it cannot be what the partner meant.
+        And whether each row, looked at with `check`, can be what the partner meant.
         """
 
-    def apart(self, difference: Tensor) -> float:
-        """What `learn` is to be told of s_i - s_j in a block; 0 where nobody wants to know."""
-        return 0.0
+    def apart(self, difference: Tensor) -> list[float]:
+        """Of each row what `learn` is to be told of s_i - s_j; 0 where nobody wants to know."""
+        return [0.0] * len(difference)
 
     def learn(self, block: Block, apart: float | None) -> None:  # noqa: B027 - most codecs learn nothing
         """The exchange is applied: `apart` is the largest |s_i - s_j| in `block`; None if it was skipped."""
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
         """s = beta change + gamma phi before any rounding to the wire."""
-        return message_of_change(change, phi, self.settings, self._exact[: change.numel()])
+        return message_of_change(change, phi, self.settings, shaped(self._exact, change.shape))
+
+
+@dataclass(frozen=True)
+class Records:
+    """The partner's records of some rows, in order: where they lie in the message `box`."""
+
+    box: Tensor
+    where: Sequence[slice]
+
+    def at(self, part: slice) -> Tensor:
+        """Those of some rows, which are of one length: a row of bytes each."""
+        where = self.where[part]
+        return self.box[where[0].start : where[-1].stop].view(len(where), -1)
+
+
+def shaped(scratch: Tensor, shape: Sequence[int]) -> Tensor:
+    """The beginning of `scratch`, in that shape."""
+    return scratch[: math.prod(shape)].view(*shape)

@@ -7,7 +7,7 @@ alone, so that partners agree on them without a word.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +60,49 @@ class Fragment:
     @property
     def span(self) -> slice:
         return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Blocks of one size that follow each other, to be worked on at one go, in tensors with a row for each."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.blocks), self.blocks[0].size
+
+    @property
+    def span(self) -> slice:
+        """Where they lie in the flat tensor."""
+        return slice(self.blocks[0].start, self.blocks[-1].stop)
+
+    @property
+    def within(self) -> slice:
+        """Where they lie in a tensor of the fragment's size."""
+        return slice(self.blocks[0].local, self.blocks[-1].within.stop)
+
+    @property
+    def indices(self) -> slice:
+        return slice(self.blocks[0].index, self.blocks[-1].index + 1)
+
+
+def rows_of(fragment: Fragment, most: int) -> tuple[Rows, ...]:
+    """The fragment's blocks in order, `most` at one go."""
+    found: list[Rows] = []
+    for _, equal in groupby(fragment.blocks, key=lambda block: block.size):
+        blocks = tuple(equal)
+        found += [Rows(blocks[first : first + most]) for first in range(0, len(blocks), most)]
+    return tuple(found)
+
+
+def stretches(flags: Sequence[bool]) -> Iterator[tuple[slice, bool]]:
+    """Where equal ones follow each other, and what they are."""
+    start = 0
+    for flag, equal in groupby(flags):
+        stop = start + len(list(equal))
+        yield slice(start, stop), flag
+        start = stop
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> tuple[Fragment, ...]:

@@ -16,14 +16,17 @@ import blake3
 import torch
 
 from nolocod.errors import RejectedTensorError
-from nolocod.outer.codec.base import ALIGN, Coder, Shared, padded
-from nolocod.outer.codec.blocks import BLOCK, bytes_of
-from nolocod.outer.codec.plain import ROUNDING, put
+from nolocod.outer.codec.base import ALIGN, Coder, Shared, padded, shaped
+from nolocod.outer.codec.blocks import bytes_of, stretches
+from nolocod.outer.codec.plain import ROUNDING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from torch import Tensor
 
-    from nolocod.outer.codec.blocks import Block
+    from nolocod.outer.codec.base import Records
+    from nolocod.outer.codec.blocks import Block, Rows
 
 MARGIN = 2.5
 """The bound covers the distance known of the block times this, ..."""
@@ -53,31 +56,54 @@ class Modulo8(Coder):
         super().__init__(shared)
         self._distance = shared.distance
         self._bounds = [0.0] * len(self.fragment.blocks)  # 0: this block of ours travels as bfloat16
-        self._low = torch.empty(BLOCK)
-        self._whole = torch.empty(BLOCK, dtype=torch.int32)
-        self._high = torch.empty(BLOCK, dtype=torch.int16)
+        self._low = torch.empty(self.most, device=self.device)
+        self._whole = torch.empty(self.most, dtype=torch.int32, device=self.device)
+        self._high = torch.empty(self.most, dtype=torch.int16, pin_memory=self.device.type == "cuda")
 
     @staticmethod
     def largest(elements: int) -> int:
         return ALIGN + padded(2 * elements)
 
-    def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        s = self.exact(phi, change)
-        bound = self._bounds[block.index] = self._choose(block, s, change)
-        if not bound:
-            bytes_of(out[:ALIGN])[:] = _RECORD.pack(_BFLOAT16, 0.0, bytes(8))
-            return ALIGN + put(self.noise.round(s, block, ROUNDING), out[ALIGN:], torch.bfloat16)
-        whole = self._whole[: block.size].copy_(s.mul_(128 / bound).round_())
-        out[ALIGN : ALIGN + block.size].copy_(whole)  # to eight bits: the rest of the integer falls off
-        out[ALIGN + block.size : ALIGN + padded(block.size)].zero_()
-        bytes_of(out[:ALIGN])[:] = _RECORD.pack(_MODULO, bound, self._digest(whole.bitwise_right_shift_(8)))
-        return ALIGN + padded(block.size)
+    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+        s, offset = self.exact(phi, change), 0
+        bounds = self._bounds[rows.indices] = self._choose(rows, s, change)
+        for part, in_a_byte in stretches([bound > 0 for bound in bounds]):
+            if in_a_byte:
+                offset += self._put_low(s[part], bounds[part], out[offset:])
+            else:
+                offset += self._put_whole(s[part], rows.blocks[part], out[offset:])
+        return offset
 
-    def own(self, block: Block, s: Tensor) -> Tensor:
-        bound, own = self._bounds[block.index], self._own[: block.size]
-        if not bound:
-            return self.noise.round(own.copy_(s), block, ROUNDING)
-        return torch.mul(s, 128 / bound, out=own).round_().mul_(bound / 128)
+    def _put_whole(self, s: Tensor, blocks: Sequence[Block], out: Tensor) -> int:
+        """As bfloat16; `s` is rounded in place."""
+        count, size = s.shape
+        records = out[: count * self.largest(size)].view(count, -1)
+        records[:, ALIGN : ALIGN + 2 * size].view(torch.bfloat16).copy_(self.noise.round_rows(s, blocks, ROUNDING))
+        records[:, ALIGN + 2 * size :].zero_()
+        for record in records:
+            bytes_of(record[:ALIGN])[:] = _RECORD.pack(_BFLOAT16, 0.0, bytes(8))
+        return records.numel()
+
+    def _put_low(self, s: Tensor, bounds: Sequence[float], out: Tensor) -> int:
+        """A byte for each; `s` is used up."""
+        count, size = s.shape
+        records = out[: count * (ALIGN + padded(size))].view(count, -1)
+        whole = shaped(self._whole, s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
+        records[:, ALIGN : ALIGN + size].copy_(whole)  # to eight bits: the rest of the integer falls off
+        records[:, ALIGN + size :].zero_()
+        for record, bound, digest in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
+            bytes_of(record[:ALIGN])[:] = _RECORD.pack(_MODULO, bound, digest)
+        return records.numel()
+
+    def own(self, rows: Rows, s: Tensor) -> Tensor:
+        bounds, own = self._bounds[rows.indices], shaped(self._own, s.shape)
+        for part, in_a_byte in stretches([bound > 0 for bound in bounds]):
+            if in_a_byte:
+                whole = torch.mul(s[part], self._column(128 / bound for bound in bounds[part]), out=own[part]).round_()
+                whole.mul_(self._column(bound / 128 for bound in bounds[part]))
+            else:
+                self.noise.round_rows(own[part].copy_(s[part]), rows.blocks[part], ROUNDING)
+        return own
 
     def length(self, block: Block, rest: Tensor) -> int:
         mode, bound, _ = _read(rest)
@@ -87,48 +113,64 @@ class Modulo8(Coder):
             raise RejectedTensorError(f"block {block.index} has the mode {mode} with a bound of {bound:g}.")
         return ALIGN + padded(block.size)
 
-    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
-        mode, bound, digest = _read(record)
-        decoded = self._other[: block.size]
-        if mode == _BFLOAT16:
-            return decoded.copy_(record[ALIGN : ALIGN + 2 * block.size].view(torch.bfloat16))
-        # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
-        low = self._low[: block.size].copy_(record[ALIGN : ALIGN + block.size])
-        high = torch.mul(s, 0.5 / bound, out=decoded).sub_(low, alpha=1 / 256).round_()
-        if check and self._digest(high) != digest:
-            return None
-        return high.add_(low, alpha=1 / 256).mul_(2 * bound)
+    def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
+        decoded, size = shaped(self._other, s.shape), s.shape[1]
+        heads = [_read(records.box[one]) for one in records.where]
+        right = [True] * len(heads)
+        for part, in_a_byte in stretches([mode == _MODULO for mode, _, _ in heads]):
+            received = records.at(part)[:, ALIGN:]
+            if not in_a_byte:
+                decoded[part].copy_(received[:, : 2 * size].view(torch.bfloat16))
+                continue
+            # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
+            low = shaped(self._low, s[part].shape).copy_(received[:, :size].to(self.device))
+            bounds = [bound for _, bound, _ in heads[part]]
+            high = torch.mul(s[part], self._column(0.5 / bound for bound in bounds), out=decoded[part])
+            high.sub_(low, alpha=1 / 256).round_()
+            if check:
+                right[part] = [digest == told for digest, (_, _, told) in zip(self._digests(high), heads[part], strict=True)]
+            high.add_(low, alpha=1 / 256).mul_(self._column(2 * bound for bound in bounds))
+        return decoded, right
 
-    def apart(self, difference: Tensor) -> float:
-        return _largest(difference)
+    def apart(self, difference: Tensor) -> list[float]:
+        return _largest(difference).tolist()
 
     def learn(self, block: Block, apart: float | None) -> None:
         known = self._distance[block.index].item()
         remembered = MEMORY * known if known > 0 else 0.0
         self._distance[block.index] = math.nan if apart is None else max(apart, remembered)
 
-    def _choose(self, block: Block, s: Tensor, change: Tensor) -> float:
-        """The bound of our record, 0 for bfloat16."""
-        known = self._distance[block.index].item()
-        if block.size < SMALLEST or not known >= 0:
-            return 0.0
-        moved = self.settings.beta * _largest(change)
-        least = _largest(s) * 128 / _EXACT
-        bound = max(MARGIN * known + OWN * moved, least, _SMALLEST_BOUND)
+    def _choose(self, rows: Rows, s: Tensor, change: Tensor) -> list[float]:
+        """The bounds of our records, 0 for bfloat16."""
+        known, size = self._distance[rows.indices].tolist(), rows.shape[1]
+        if size < SMALLEST or not any(distance >= 0 for distance in known):
+            return [0.0] * len(known)
+        typical = torch.linalg.vector_norm(s, dim=1).div_(math.sqrt(size))
+        found = torch.stack([_largest(change), _largest(s), typical], dim=1).tolist()
+        return [self._bound(distance, *row) for distance, row in zip(known, found, strict=True)]
+
+    def _bound(self, known: float, change: float, largest: float, typical: float) -> float:
+        """Of a block with these largest values of its change and of s, and this root mean square of s."""
+        least = largest * 128 / _EXACT
+        bound = max(MARGIN * known + OWN * self.settings.beta * change, least, _SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
-        most = FINER * torch.linalg.vector_norm(s).item() / math.sqrt(block.size)
-        return float(struct.unpack("<f", struct.pack("<f", bound))[0]) if bound <= most else 0.0
+        if not known >= 0 or bound > FINER * typical:
+            return 0.0
+        return float(struct.unpack("<f", struct.pack("<f", bound))[0])
 
-    def _digest(self, parts: Tensor) -> bytes:
-        """Of the high parts, what eight bits leave out."""
-        high = self._high[: parts.numel()].copy_(parts)
-        return blake3.blake3(bytes_of(high)).digest(8)
+    def _column(self, values: Iterable[float]) -> Tensor:
+        """A value for each row."""
+        return torch.tensor([[value] for value in values], device=self.device)
+
+    def _digests(self, parts: Tensor) -> list[bytes]:
+        """Of each row's high parts, what eight bits leave out."""
+        high = shaped(self._high, parts.shape).copy_(parts)
+        return [blake3.blake3(bytes_of(row)).digest(8) for row in high]
 
 
-def _largest(values: Tensor) -> float:
-    """The largest absolute value. The norm of that name is thirty times slower."""
-    least, most = torch.aminmax(values)
-    return max(-least.item(), most.item())
+def _largest(values: Tensor) -> Tensor:
+    """Each row's largest absolute value. The norm of that name is thirty times slower, and aminmax fifteen."""
+    return torch.maximum(values.amax(1), values.amin(1).neg_())
 
 
 def _read(record: Tensor) -> tuple[int, float, bytes]:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.base import Coder, padded
+from nolocod.outer.codec.base import Coder, padded, shaped
 from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nolocod.outer.codec.blocks import Block
+    from nolocod.outer.codec.base import Records
+    from nolocod.outer.codec.blocks import Block, Rows
 
+ALL = slice(None)
 ROUNDING = 1
 """The noise stream of messages; stream 0 is that of the kept change."""
 
@@ -30,21 +32,24 @@ class Float32(Coder):
     def largest(elements: int) -> int:
         return padded(4 * elements)
 
-    def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        size = self.largest(block.size)
+    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+        count, size = rows.shape
+        records = out[: count * padded(4 * size)].view(count, -1)
+        values = records[:, : 4 * size].view(torch.float32)
         # as `exact` does, without a pass through scratch
-        message_of_change(change, phi, self.settings, out[: 4 * block.size].view(torch.float32))
-        out[4 * block.size : size].zero_()
-        return size
+        message_of_change(change, phi, self.settings, values)
+        records[:, 4 * size :].zero_()
+        return records.numel()
 
-    def own(self, block: Block, s: Tensor) -> Tensor:
+    def own(self, rows: Rows, s: Tensor) -> Tensor:
         return s
 
     def length(self, block: Block, rest: Tensor) -> int:
         return self.largest(block.size)
 
-    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
-        return record[: 4 * block.size].view(torch.float32)
+    def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
+        values = records.at(ALL)[:, : 4 * s.shape[1]].view(torch.float32)
+        return values, [True] * len(s)
 
 
 class BFloat16(Coder):
@@ -54,22 +59,24 @@ class BFloat16(Coder):
     def largest(elements: int) -> int:
         return padded(2 * elements)
 
-    def encode(self, block: Block, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        return put(self.own(block, self.exact(phi, change)), out, torch.bfloat16)
+    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+        return put(self.own(rows, self.exact(phi, change)), out)
 
-    def own(self, block: Block, s: Tensor) -> Tensor:
-        return self.noise.round(self._own[: block.size].copy_(s), block, ROUNDING)
+    def own(self, rows: Rows, s: Tensor) -> Tensor:
+        return self.noise.round_rows(shaped(self._own, s.shape).copy_(s), rows.blocks, ROUNDING)
 
     def length(self, block: Block, rest: Tensor) -> int:
         return self.largest(block.size)
 
-    def other(self, block: Block, s: Tensor, record: Tensor, *, check: bool) -> Tensor | None:
-        return self._other[: block.size].copy_(record[: 2 * block.size].view(torch.bfloat16))
+    def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
+        values = records.at(ALL)[:, : 2 * s.shape[1]].view(torch.bfloat16)
+        return shaped(self._other, s.shape).copy_(values), [True] * len(s)
 
 
-def put(values: Tensor, out: Tensor, kind: torch.dtype) -> int:
-    """Write `values`, which `kind` represents exactly, at the start of `out`; returns the padded bytes."""
-    size = values.numel() * kind.itemsize
-    out[:size].view(kind).copy_(values)
-    out[size : padded(size)].zero_()
-    return padded(size)
+def put(values: Tensor, out: Tensor) -> int:
+    """Write rows of `values`, which bfloat16 represents exactly, at the start of `out`; returns the padded bytes."""
+    count, size = values.shape
+    records = out[: count * padded(2 * size)].view(count, -1)
+    records[:, : 2 * size].view(torch.bfloat16).copy_(values)
+    records[:, 2 * size :].zero_()
+    return records.numel()

@@ -1,0 +1,185 @@
+"""Where messages are made: many blocks at one go, in another memory, they come out as on the processor."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING
+
+import blake3
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from nolocod.outer.codec.blocks import BLOCK, bytes_of, fragments_of
+from nolocod.outer.codec.modulo import Modulo8
+from nolocod.run.manifest import Codec, Outer
+from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.faster import chosen, faster
+from nolocod.trainer.made_on import PROCESSOR, MadeOn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9)
+SIZES = (1500, 3, 7 * BLOCK + 4000, 130, 130)
+FAR = torch.device("cpu", 0)
+"""The processor's memory by another name: torch copies what is to go there, as to a GPU."""
+
+
+class Node:
+    def __init__(self, codec: Codec, seed: int, made_on: MadeOn, common: torch.Tensor) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.plan = Plan(codec, OUTER, fragments_of(SIZES, 1))
+        phi = common + self.random(1e-3)
+        self.weights = Weights.of(phi.clone(), phi, self.random(1e-3), self.plan.fragments, made_on=made_on)
+        self.weights.distance.fill_(1e-2)
+        self.weights.distance[4] = float("nan")  # travels as bfloat16, between others in a byte
+        self.weights.distance[7] = 1e-6  # is farther than that, and skipped
+        self.box, self.inbox = (torch.full((self.plan.box_size,), 77, dtype=torch.uint8) for _ in range(2))
+
+    def random(self, scale: float) -> torch.Tensor:
+        return torch.randn(sum(SIZES), generator=self.generator) * scale
+
+    def train(self) -> None:
+        self.weights.theta.add_(self.random(1e-3))
+
+    def write(self, seed: int) -> None:
+        self.capture = Capture(self.plan, self.weights, 0, seed)
+        self.capture.keep()
+        self.capture.start()
+        self.size = self.capture.write(self.box).size
+
+
+def exchanges(codec: Codec, made_on: Sequence[MadeOn], times: int = 3, weight: float = 1.0) -> list[object]:
+    """All that comes out of some between two who make their messages there."""
+    common = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(1)) * 0.02
+    nodes = [Node(codec, 2 + number, one, common) for number, one in enumerate(made_on)]
+    found: list[object] = []
+    for turn in range(times):
+        for number, node in enumerate(nodes):
+            node.train()
+            node.write(2 * turn + number)
+        for node, other in (nodes, nodes[::-1]):
+            node.inbox[: other.size].copy_(other.box[: other.size])
+        skipped = [node.capture.inspect(node.inbox) for node in nodes]
+        for node, theirs in zip(nodes, skipped[::-1], strict=True):
+            node.capture.weight = weight
+            node.capture.step(node.inbox, theirs)
+            node.capture.merge(trained_on=True)
+            tensors = (node.box[: node.size], node.weights.theta, node.weights.phi, node.weights.delta, node.weights.distance)
+            found += [blake3.blake3(bytes_of(one.contiguous())).hexdigest() for one in tensors]
+        found += [skipped, [node.capture.spread for node in nodes]]
+    return found
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+@pytest.mark.parametrize("weight", [1.0, 0.4])
+def test_it_all_comes_out_the_same(at_once: int, weight: float) -> None:
+    usual = exchanges("modulo8", (PROCESSOR, PROCESSOR), weight=weight)
+    assert exchanges("modulo8", (PROCESSOR, MadeOn(FAR, at_once)), weight=weight) == usual
+    assert exchanges("modulo8", (MadeOn(FAR, at_once), MadeOn(FAR, 2)), weight=weight) == usual
+    assert any(usual[10]), "a block was skipped"
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_of_codecs_that_only_round_too(codec: Codec) -> None:
+    assert exchanges(codec, (MadeOn(torch.device("cpu"), 3), PROCESSOR)) == exchanges(codec, (PROCESSOR, PROCESSOR))
+
+
+class Watched(MadeOn):
+    """Says whether it is open."""
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        self.__dict__["is_open"] = True
+        yield
+        self.__dict__["is_open"] = False
+
+
+class Used(TorchFunctionMode):
+    """Whether all that is asked of the device there is asked while it is open."""
+
+    def __init__(self, watched: MadeOn) -> None:
+        self._watched = watched
+        self.asked = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if self._watched.device in (*args, *(kwargs or {}).values()):
+            assert self._watched.__dict__.get("is_open"), f"{func} outside of open"
+            self.asked += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_made_there_outside_of_its_own_stream() -> None:
+    """On the stream of training it could lie where inner steps still compute, and wait for them."""
+    watched = Watched(FAR, 3)
+    with Used(watched) as used:
+        exchanges("modulo8", (watched, PROCESSOR), 1)
+    assert used.asked > 10
+
+
+# --- which is chosen
+
+
+def ticking(*seconds: float) -> Callable[[], float]:
+    """A clock for `chosen`: what each of its parts takes, on the processor and there."""
+    near, there = seconds
+    passed = 0.0
+    calls = count()
+
+    def now() -> float:
+        nonlocal passed
+        call = next(calls)
+        if call % 2:
+            passed += near if call // 2 % 2 == 0 else there
+        return passed
+
+    return now
+
+
+def test_the_faster_one_makes_messages() -> None:
+    far, plan = MadeOn(FAR, 2), Plan("modulo8", OUTER, ())
+    assert chosen(plan, far, ticking(2.0, 1.0)) is far
+    assert chosen(plan, far, ticking(1.0, 2.0)) is PROCESSOR
+
+
+def test_one_that_has_no_memory_left_never_does() -> None:
+    class Full(MadeOn):
+        def scratch(self) -> torch.Tensor:
+            raise torch.OutOfMemoryError("no memory left")
+
+    assert chosen(Plan("modulo8", OUTER, ()), Full(FAR, 2), ticking(2.0, 1.0)) is PROCESSOR
+
+
+@pytest.mark.parametrize("name", ["own", "other"])
+def test_nor_does_one_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    right = getattr(Modulo8, name)
+
+    def wrong(coder: Modulo8, *args: object, **options: object) -> object:
+        found = right(coder, *args, **options)
+        if coder.device == FAR:
+            (found if name == "own" else found[0])[-1, -1] += 1e-4
+        return found
+
+    monkeypatch.setattr(Modulo8, name, wrong)
+    assert chosen(Plan("modulo8", OUTER, ()), MadeOn(FAR, 2), ticking(2.0, 1.0)) is PROCESSOR
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
+def test_without_a_gpu_it_is_the_processor(codec: Codec) -> None:
+    assert faster(Plan(codec, OUTER, ()), torch.device("cpu")) is PROCESSOR
+
+
+@on_gpu
+def test_a_gpu_decodes_what_the_processor_does() -> None:
+    there = MadeOn(torch.device("cuda"), 16)
+    assert chosen(Plan("modulo8", OUTER, ()), there, ticking(2.0, 1.0)) is there
