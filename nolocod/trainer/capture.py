@@ -22,12 +22,11 @@ import torch
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec import box_size, coder_for
-from nolocod.outer.codec.base import HEADER, Head, Noise, Records, Shared, read_head, shaped, write_head
+from nolocod.outer.codec.base import HEADER, Head, Noise, Records, Shared, read_head, write_head
 from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, rows_of, stretches, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
-from nolocod.trainer.devices import sent
 from nolocod.trainer.made_on import PROCESSOR, MadeOn
 from nolocod.trainer.queued import Queued
 from nolocod.trainer.threads import one_thread
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nolocod.outer.codec.base import Coder
+    from nolocod.outer.codec.base import Coder, Scratch
     from nolocod.outer.codec.blocks import Block, Fragment, Rows
     from nolocod.run.manifest import Codec, Manifest, Outer
     from nolocod.trainer.model import Layout
@@ -206,11 +205,11 @@ class Capture:
         )
 
     @cached_property
-    def _scratch(self) -> Tensor:
+    def _scratch(self) -> Scratch:
         return self._made_on.scratch()
 
     @cached_property
-    def _total(self) -> Tensor:
+    def _total(self) -> Scratch:
         return self._made_on.scratch()
 
     @one_thread()
@@ -239,7 +238,7 @@ class Capture:
         with self._made_on.open():
             for rows in self._rows:
                 offset += self._coder.encode(
-                    rows, self._made_on.take(self._weights.phi, rows), self._changes(rows), outbox[offset:]
+                    rows, self._made_on.take(self._weights.phi[rows.span], rows.shape), self._changes(rows), outbox[offset:]
                 )
                 while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
                     hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
@@ -285,7 +284,7 @@ class Capture:
             for rows, phi, change, records in self._met(inbox):
                 s = self._coder.exact(phi, change)
                 own, (other, right) = self._coder.own(rows, s), self._coder.other(rows, s, records, check=True)
-                difference = torch.sub(own, other, out=shaped(self._total, rows.shape))
+                difference = torch.sub(own, other, out=self._total.of(rows.shape))
                 found = zip(rows.blocks, right, _norms(difference), _norms(change), self._coder.apart(difference), strict=True)
                 for block, is_right, distance, moved, largest in found:
                     apart.append(largest if is_right else None)
@@ -314,7 +313,7 @@ class Capture:
                 apart = [None if is_set(skipped, block.index) else self._apart[block.index] for block in rows.blocks]
                 s = self._coder.exact(phi, change)
                 own, (other, _) = self._coder.own(rows, s), self._coder.other(rows, s, records, check=False)
-                delta = self._made_on.take(self._weights.delta, rows)
+                delta = self._made_on.take(self._weights.delta[rows.span], rows.shape)
                 for part, paired in stretches([one is not None for one in apart]):
                     total, n = (self._sum(own[part], other[part]), 2) if paired else (s[part], 1)
                     step.late_part(total, n, s[part], out=change[part])
@@ -322,12 +321,12 @@ class Capture:
                 for block, one in zip(rows.blocks, apart, strict=True):
                     self._coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
                 self.kept[rows.within].view(rows.shape).copy_(change)
-                self._made_on.put(phi, self._weights.phi, rows)
-                self._made_on.put(delta, self._weights.delta, rows)
+                self._made_on.put(phi, self._weights.phi[rows.span])
+                self._made_on.put(delta, self._weights.delta[rows.span])
 
     def _sum(self, own: Tensor, other: Tensor) -> Tensor:
         """s_i + s_j (scratch), where the partner's difference from us counts for `weight`."""
-        total = shaped(self._total, own.shape)
+        total = self._total.of(own.shape)
         if self.weight == 1:
             return torch.add(own, other, out=total)
         return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
@@ -362,12 +361,12 @@ class Capture:
     def _met(self, inbox: Tensor) -> Iterator[tuple[Rows, Tensor, Tensor, Records]]:
         """Blocks with phi, our change (scratch, float32) and the partner's records, where messages are made."""
         for rows in self._rows:
-            phi, change = self._made_on.take(self._weights.phi, rows), self._changes(rows)
+            phi, change = self._made_on.take(self._weights.phi[rows.span], rows.shape), self._changes(rows)
             yield rows, phi, change, Records(inbox, self._records[rows.indices])
 
     def _changes(self, rows: Rows) -> Tensor:
         """theta - phi at the capture (in scratch)."""
-        return shaped(self._scratch, rows.shape).copy_(sent(self.kept[rows.within], self._made_on.device).view(rows.shape))
+        return self._scratch.of(rows.shape).copy_(self._made_on.take(self.kept[rows.within], rows.shape))
 
     def _change(self, block: Block, scratch: Tensor) -> Tensor:
         """theta - phi at the capture (in `scratch`)."""

@@ -1,4 +1,4 @@
-"""Where messages are made and read: on the processor, a block at a time, or on a GPU, many at one go.
+"""Where messages are made and read: on the processor, or on a GPU, where more blocks go at one go.
 
 The rule: phi and delta stay in main memory, and the arithmetic is one (outer/codec): what partners decode is the same to the
 last bit, wherever each of them computes. On a GPU it has a stream of its own, so nothing there may be made outside of `open`:
@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.base import CPU
-from nolocod.outer.codec.blocks import BLOCK
+from nolocod.outer.codec.base import CPU, Scratch
 from nolocod.trainer.devices import sent
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from nolocod.outer.codec.blocks import Rows
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class MadeOn:
     device: torch.device
     at_once: int
 
-    @property
+    @cached_property
     def is_far(self) -> bool:
         """Whether it has memory of its own."""
         return self.device != CPU
@@ -46,20 +43,20 @@ class MadeOn:
         """To work there: what follows waits for nothing that training has asked for."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def scratch(self) -> Tensor:
-        """Memory for a value of each."""
-        return torch.empty(self.at_once * BLOCK, device=self.device)
+    def scratch(self) -> Scratch:
+        return Scratch(self.at_once, self.device)
 
-    def take(self, flat: Tensor, rows: Rows) -> Tensor:
-        """What lies in main memory: the tensor itself on the processor, else a copy."""
-        return sent(flat[rows.span], self.device).view(rows.shape)
+    def take(self, flat: Tensor, shape: tuple[int, int]) -> Tensor:
+        """What lies in main memory, in rows: the tensor itself on the processor, else a copy."""
+        return (sent(flat, self.device) if self.is_far else flat).view(shape)
 
-    def put(self, values: Tensor, flat: Tensor, rows: Rows) -> None:
+    def put(self, rows: Tensor, flat: Tensor) -> None:
         """Bring back what was taken."""
         if self.is_far:
-            flat[rows.span].view(rows.shape).copy_(values)
+            flat.view(rows.shape).copy_(rows)
 
 
-PROCESSOR = MadeOn(CPU, 1)
+PROCESSOR = MadeOn(CPU, 4)
+"""Fewer, and a call takes a quarter of the time that its work does; more, and they fill a core's caches."""
 AT_ONCE = 32
-"""Blocks at one go on a GPU, where a call takes as long as the work on one of them: 8 MiB of float32, and 70 MiB of scratch."""
+"""On a GPU, where a call takes as long as the work on one block: 8 MiB of float32, and 70 MiB of scratch."""

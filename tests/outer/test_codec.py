@@ -223,7 +223,7 @@ def test_an_exchange_that_fails_leaves_what_training_made(codec: Codec) -> None:
     before = [one.clone() for one in (alice.weights.theta, alice.weights.phi, alice.weights.delta)]
     alice.capture.take_back()
     assert torch.equal(alice.weights.theta, before[0]), "nothing was added yet"
-    scratch = (alice.capture._scratch.fill_(7), alice.capture._total.fill_(7))
+    scratch = (alice.capture._scratch._flat.fill_(7), alice.capture._total._flat.fill_(7))
     alice.capture.start()
     assert all((one == 7).all() for one in scratch), "a message may be written meanwhile"
     started = alice.weights.theta.clone()

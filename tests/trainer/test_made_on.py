@@ -21,6 +21,8 @@ from nolocod.trainer.made_on import PROCESSOR, MadeOn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from nolocod.outer.codec.base import Scratch
+
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9)
@@ -154,7 +156,7 @@ def test_the_faster_one_makes_messages() -> None:
 
 def test_one_that_has_no_memory_left_never_does() -> None:
     class Full(MadeOn):
-        def scratch(self) -> torch.Tensor:
+        def scratch(self) -> Scratch:
             raise torch.OutOfMemoryError("no memory left")
 
     assert chosen(Plan("modulo8", OUTER, ()), Full(FAR, 2), ticking(2.0, 1.0)) is PROCESSOR

@@ -10,7 +10,7 @@ means of delta. The sender need not keep the bytes for that: encoding is a funct
 the capture's seed, and is done again. What arrives is hostile until it was read without RejectedTensorError.
 
 A message is a header and then one record per block, in order; docs/codecs.md has the layout.
-Everything works on one block at a time, in scratch memory that fits a core's caches.
+Everything works on a few blocks at a time, a row each, in scratch memory that fits a core's caches; on a GPU on more of them.
 """
 
 from __future__ import annotations

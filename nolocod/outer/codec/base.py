@@ -101,6 +101,20 @@ def rounded_with(noise: Tensor, values: Tensor) -> Tensor:
     return values
 
 
+class Scratch:
+    """Memory for a value of each of so many blocks, used again and again."""
+
+    def __init__(self, blocks: int, device: torch.device, kind: torch.dtype = torch.float32, *, pinned: bool = False) -> None:
+        self._flat = torch.empty(blocks * BLOCK, dtype=kind, device=device, pin_memory=pinned)
+        self._view = self._flat[:0]
+
+    def of(self, shape: tuple[int, ...]) -> Tensor:
+        """Its beginning, in that shape: mostly that of the last call."""
+        if shape != self._view.shape:
+            self._view = self._flat[: math.prod(shape)].view(shape)
+        return self._view
+
+
 @dataclass(frozen=True)
 class Shared:
     """What a coder is made with. `distance` (per block) is the replica's own, for the fragment; `device` is where it works, on
@@ -110,8 +124,8 @@ class Shared:
     fragment: Fragment
     noise: Noise
     distance: Tensor
-    device: torch.device = CPU
-    at_once: int = 1
+    device: torch.device
+    at_once: int
 
 
 class Coder(ABC):
@@ -124,8 +138,7 @@ class Coder(ABC):
         self.fragment = shared.fragment
         self.noise = shared.noise
         self.device = shared.device
-        self.most = shared.at_once * BLOCK
-        self._exact, self._own, self._other = (torch.empty(self.most, device=self.device) for _ in range(3))
+        self._exact, self._own, self._other = (Scratch(shared.at_once, self.device) for _ in range(3))
 
     @staticmethod
     @abstractmethod
@@ -160,7 +173,7 @@ class Coder(ABC):
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
         """s = beta change + gamma phi before any rounding to the wire."""
-        return message_of_change(change, phi, self.settings, shaped(self._exact, change.shape))
+        return message_of_change(change, phi, self.settings, self._exact.of(change.shape))
 
 
 @dataclass(frozen=True)
@@ -174,8 +187,3 @@ class Records:
         """Those of some rows, which are of one length: a row of bytes each."""
         where = self.where[part]
         return self.box[where[0].start : where[-1].stop].view(len(where), -1)
-
-
-def shaped(scratch: Tensor, shape: Sequence[int]) -> Tensor:
-    """The beginning of `scratch`, in that shape."""
-    return scratch[: math.prod(shape)].view(*shape)

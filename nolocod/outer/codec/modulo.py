@@ -16,7 +16,7 @@ import blake3
 import torch
 
 from nolocod.errors import RejectedTensorError
-from nolocod.outer.codec.base import ALIGN, Coder, Shared, padded, shaped
+from nolocod.outer.codec.base import ALIGN, CPU, Coder, Scratch, Shared, padded
 from nolocod.outer.codec.blocks import bytes_of, stretches
 from nolocod.outer.codec.plain import ROUNDING
 
@@ -56,9 +56,9 @@ class Modulo8(Coder):
         super().__init__(shared)
         self._distance = shared.distance
         self._bounds = [0.0] * len(self.fragment.blocks)  # 0: this block of ours travels as bfloat16
-        self._low = torch.empty(self.most, device=self.device)
-        self._whole = torch.empty(self.most, dtype=torch.int32, device=self.device)
-        self._high = torch.empty(self.most, dtype=torch.int16, pin_memory=self.device.type == "cuda")
+        self._low = Scratch(shared.at_once, self.device)
+        self._whole = Scratch(shared.at_once, self.device, torch.int32)
+        self._high = Scratch(shared.at_once, CPU, torch.int16, pinned=self.device.type == "cuda")
 
     @staticmethod
     def largest(elements: int) -> int:
@@ -88,7 +88,7 @@ class Modulo8(Coder):
         """A byte for each; `s` is used up."""
         count, size = s.shape
         records = out[: count * (ALIGN + padded(size))].view(count, -1)
-        whole = shaped(self._whole, s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
+        whole = self._whole.of(s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
         records[:, ALIGN : ALIGN + size].copy_(whole)  # to eight bits: the rest of the integer falls off
         records[:, ALIGN + size :].zero_()
         for record, bound, digest in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
@@ -96,7 +96,7 @@ class Modulo8(Coder):
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
-        bounds, own = self._bounds[rows.indices], shaped(self._own, s.shape)
+        bounds, own = self._bounds[rows.indices], self._own.of(s.shape)
         for part, in_a_byte in stretches([bound > 0 for bound in bounds]):
             if in_a_byte:
                 whole = torch.mul(s[part], self._column(128 / bound for bound in bounds[part]), out=own[part]).round_()
@@ -114,7 +114,7 @@ class Modulo8(Coder):
         return ALIGN + padded(block.size)
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
-        decoded, size = shaped(self._other, s.shape), s.shape[1]
+        decoded, size = self._other.of(s.shape), s.shape[1]
         heads = [_read(records.box[one]) for one in records.where]
         right = [True] * len(heads)
         for part, in_a_byte in stretches([mode == _MODULO for mode, _, _ in heads]):
@@ -123,7 +123,7 @@ class Modulo8(Coder):
                 decoded[part].copy_(received[:, : 2 * size].view(torch.bfloat16))
                 continue
             # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
-            low = shaped(self._low, s[part].shape).copy_(received[:, :size].to(self.device))
+            low = self._low.of(s[part].shape).copy_(received[:, :size].to(self.device))
             bounds = [bound for _, bound, _ in heads[part]]
             high = torch.mul(s[part], self._column(0.5 / bound for bound in bounds), out=decoded[part])
             high.sub_(low, alpha=1 / 256).round_()
@@ -164,7 +164,7 @@ class Modulo8(Coder):
 
     def _digests(self, parts: Tensor) -> list[bytes]:
         """Of each row's high parts, what eight bits leave out."""
-        high = shaped(self._high, parts.shape).copy_(parts)
+        high = self._high.of(parts.shape).copy_(parts)
         return [blake3.blake3(bytes_of(row)).digest(8) for row in high]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.base import Coder, padded, shaped
+from nolocod.outer.codec.base import Coder, padded
 from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ class BFloat16(Coder):
         return put(self.own(rows, self.exact(phi, change)), out)
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
-        return self.noise.round_rows(shaped(self._own, s.shape).copy_(s), rows.blocks, ROUNDING)
+        return self.noise.round_rows(self._own.of(s.shape).copy_(s), rows.blocks, ROUNDING)
 
     def length(self, block: Block, rest: Tensor) -> int:
         return self.largest(block.size)
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
         values = records.at(ALL)[:, : 2 * s.shape[1]].view(torch.bfloat16)
-        return shaped(self._other, s.shape).copy_(values), [True] * len(s)
+        return self._other.of(s.shape).copy_(values), [True] * len(s)
 
 
 def put(values: Tensor, out: Tensor) -> int:
