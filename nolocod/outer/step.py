@@ -31,6 +31,8 @@ def message(phi: Tensor, theta: Tensor, settings: Outer, out: Tensor | None = No
 
 def message_of_change(change: Tensor, phi: Tensor, settings: Outer, out: Tensor | None) -> Tensor:
     """Return s, made of `change` = theta - phi, in `out` if given (which may be `change` itself)."""
+    if settings.beta == 1:  # the same, in one pass
+        return torch.add(change, phi, alpha=settings.gamma, out=out)
     return torch.mul(change, settings.beta, out=out).add_(phi, alpha=settings.gamma)
 
 

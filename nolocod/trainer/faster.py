@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nolocod.errors import RejectedTensorError
 from nolocod.outer.codec.blocks import BLOCK, fragments_of
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.made_on import AT_ONCE, PROCESSOR, MadeOn
@@ -47,7 +48,7 @@ def chosen(plan: Plan, far: MadeOn, clock: Callable[[], float] = time.perf_count
                 one.write(turn, clock)
             for one, other in (both, both[::-1]):
                 one.meet(other, clock)
-    except RuntimeError:  # no memory left on it, or an operation that it does not have
+    except (RuntimeError, RejectedTensorError):  # no memory left on it, an operation that it does not have, or no numbers
         return PROCESSOR
     near, there = both
     if not (near.weights.phi - there.weights.phi).abs().max() < _SAME:

@@ -13,6 +13,7 @@ import pytest
 
 from nolocod.run import presets
 from nolocod.run.manifest import Inner, Manifest, Outer
+from nolocod.trainer.made_on import PROCESSOR
 from tests.bench import contest, device, plan, probe, report, sizes, venvs, wan
 from tests.bench.__main__ import main, size
 from tests.bench.base import BenchError, spread
@@ -189,7 +190,7 @@ def test_an_outer_step_of_ours_is_measured_part_by_part() -> None:
 
 
 def test_the_arithmetic_of_an_outer_step_is_measured_for_any_size() -> None:
-    took = sizes.measured(4e6)
+    took = sizes.measured(4e6, PROCESSOR)
     assert set(took) == {"capture", "own part", "write", "inspect", "step", "merge"}
     assert all(0 < ns < 1e3 for ns in took.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
@@ -163,13 +164,14 @@ def test_one_that_has_no_memory_left_never_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["own", "other"])
-def test_nor_does_one_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("error", [1e-4, math.nan])
+def test_nor_does_one_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch, name: str, error: float) -> None:
     right = getattr(Modulo8, name)
 
     def wrong(coder: Modulo8, *args: object, **options: object) -> object:
         found = right(coder, *args, **options)
         if coder.device == FAR:
-            (found if name == "own" else found[0])[-1, -1] += 1e-4
+            (found if name == "own" else found[0])[-1, -1] += error
         return found
 
     monkeypatch.setattr(Modulo8, name, wrong)
