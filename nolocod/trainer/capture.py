@@ -13,9 +13,10 @@ that may still fail at its last byte. Once `step` has read the change, what thet
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -23,25 +24,27 @@ from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer import step
 from nolocod.outer.codec import box_size, coder_for
 from nolocod.outer.codec.base import HEADER, Head, Noise, Records, Shared, read_head, write_head
-from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, rows_of, stretches, to_bitmap, together
+from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, rows_of, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
+from nolocod.trainer.desk import Desk
 from nolocod.trainer.made_on import PROCESSOR, MadeOn
 from nolocod.trainer.queued import Queued
 from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
-    from nolocod.outer.codec.base import Coder, Scratch
-    from nolocod.outer.codec.blocks import Block, Fragment, Rows
+    from nolocod.outer.codec.blocks import Block, Fragment
     from nolocod.run.manifest import Codec, Manifest, Outer
     from nolocod.trainer.model import Layout
 
     Bring = Callable[[slice], None]
+
+T = TypeVar("T")
 
 _BELIEVED = 4.0
 """A partner's distance is learnt whole where a quarter of it or more counts: the next one may be as far. Beyond four clip radii
@@ -176,8 +179,11 @@ class Capture:
         self._plan = plan
         self._weights = weights
         self._noise = Noise(seed)
-        self._seed, self._made_on = seed, weights.made_on
-        self._rows = rows_of(self.fragment, self._made_on.at_once)
+        self._seed = seed
+        self._rows = rows_of(self.fragment, weights.made_on.at_once)
+        self._bounds = [0.0] * len(self.fragment.blocks)
+        self.ran_out = False
+        """Whether there was no memory left where messages are made."""
         self.kept = weights.memory(self.fragment.size, plan.kept)
         """The change until `step`, then what theta is still to get."""
         self._queued = Queued(weights.at(self.fragment.span), self.kept, seed) if weights.is_far else None
@@ -194,23 +200,29 @@ class Capture:
         """||theta_i - theta_j|| as `inspect` found it (proto.types.Inspection)."""
         return math.hypot(*(seen.distance for seen in self.norms)) / self._plan.settings.gamma
 
-    @cached_property
-    def _coder(self) -> Coder:
-        """Made where messages are, as `write` needs it: between two inner steps nobody waits for a GPU."""
-        made_on = self._made_on
+    def _desk(self, made_on: MadeOn) -> Desk:
+        """Made as it is needed: between two inner steps nobody waits for a GPU."""
         noise = Noise(self._seed, made_on.device) if made_on.is_far else self._noise
         distances = self._weights.distances(self.among)
-        return coder_for(
-            self._plan.codec, Shared(self._plan.settings, self.fragment, noise, distances, made_on.device, made_on.at_once)
-        )
+        shared = Shared(self._plan.settings, self.fragment, noise, distances, self._bounds, made_on.device, made_on.at_once)
+        coder = coder_for(self._plan.codec, shared)
+        return Desk(made_on, coder, self._weights.phi, self._weights.delta, self.kept)
 
     @cached_property
-    def _scratch(self) -> Scratch:
-        return self._made_on.scratch()
+    def _near(self) -> Desk:
+        return self._desk(MadeOn(PROCESSOR.device, self._weights.made_on.at_once))
 
     @cached_property
-    def _total(self) -> Scratch:
-        return self._made_on.scratch()
+    def _far(self) -> Desk:
+        return self._desk(self._weights.made_on)
+
+    def _done(self, work: Callable[[Desk], T]) -> T:
+        """Where messages are made; on the processor where that has no memory left, as inner steps go on there."""
+        if self._weights.made_on.is_far:
+            with suppress(torch.OutOfMemoryError), self._weights.made_on.open():
+                return work(self._far)
+            self.ran_out = True
+        return work(self._near)
 
     @one_thread()
     def keep(self) -> None:
@@ -235,13 +247,10 @@ class Capture:
             self._queued.check()
         content, offset = bytes_of(outbox), HEADER
         hashes: list[bytes] = []
-        with self._made_on.open():
-            for rows in self._rows:
-                offset += self._coder.encode(
-                    rows, self._made_on.take(self._weights.phi[rows.span], rows.shape), self._changes(rows), outbox[offset:]
-                )
-                while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
-                    hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
+        for rows in self._rows:
+            offset += self._done(partial(Desk.encode, rows=rows, out=outbox[offset:]))
+            while (begin := len(hashes) * CHUNK_SIZE) + CHUNK_SIZE <= offset:
+                hashes += describe(content[begin : begin + CHUNK_SIZE]).hashes
         write_head(Head.of(self._plan.codec, self.fragment, self.subject, offset), outbox)
         first = describe(content[: min(CHUNK_SIZE, offset)]).hashes  # once more: the header was not in it
         last = describe(content[max(1, len(hashes)) * CHUNK_SIZE : offset]).hashes
@@ -280,17 +289,14 @@ class Capture:
         squares = [[0.0, 0.0] for _ in self._parts]
         part_of = [index for index, part in enumerate(self._parts) for _ in part.blocks]
         apart: list[float | None] = []
-        with self._made_on.open():
-            for rows, phi, change, records in self._met(inbox):
-                s = self._coder.exact(phi, change)
-                own, (other, right) = self._coder.own(rows, s), self._coder.other(rows, s, records, check=True)
-                difference = torch.sub(own, other, out=self._total.of(rows.shape))
-                found = zip(rows.blocks, right, _norms(difference), _norms(change), self._coder.apart(difference), strict=True)
-                for block, is_right, distance, moved, largest in found:
-                    apart.append(largest if is_right else None)
-                    if is_right:
-                        squares[part_of[block.index]][0] += distance**2
-                        squares[part_of[block.index]][1] += moved**2
+        for rows in self._rows:
+            records = Records(inbox, self._records[rows.indices])
+            found = self._done(partial(Desk.compare, rows=rows, records=records))
+            for block, seen in zip(rows.blocks, found, strict=True):
+                apart.append(None if seen is None else seen.apart)
+                if seen is not None:
+                    squares[part_of[block.index]][0] += seen.distance**2
+                    squares[part_of[block.index]][1] += seen.change**2
         if not math.isfinite(sum(distance for distance, _ in squares)):
             raise RejectedTensorError("it holds values that are not finite or too large.")
         self._apart = apart
@@ -308,28 +314,13 @@ class Capture:
             raise TrainerError("an outer step was asked for without an inspection.")
         if self._queued is not None:
             self._queued.wait()  # it may still read what lies here
-        with self._made_on.open():
-            for rows, phi, change, records in self._met(inbox):
-                apart = [None if is_set(skipped, block.index) else self._apart[block.index] for block in rows.blocks]
-                s = self._coder.exact(phi, change)
-                own, (other, _) = self._coder.own(rows, s), self._coder.other(rows, s, records, check=False)
-                delta = self._made_on.take(self._weights.delta[rows.span], rows.shape)
-                for part, paired in stretches([one is not None for one in apart]):
-                    total, n = (self._sum(own[part], other[part]), 2) if paired else (s[part], 1)
-                    step.late_part(total, n, s[part], out=change[part])
-                    step.step(phi[part], delta[part], total, n, self._plan.settings)
-                for block, one in zip(rows.blocks, apart, strict=True):
-                    self._coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
-                self.kept[rows.within].view(rows.shape).copy_(change)
-                self._made_on.put(phi, self._weights.phi[rows.span])
-                self._made_on.put(delta, self._weights.delta[rows.span])
-
-    def _sum(self, own: Tensor, other: Tensor) -> Tensor:
-        """s_i + s_j (scratch), where the partner's difference from us counts for `weight`."""
-        total = self._total.of(own.shape)
-        if self.weight == 1:
-            return torch.add(own, other, out=total)
-        return torch.mul(own, 2 - self.weight, out=total).add_(other, alpha=self.weight)
+        for rows in self._rows:
+            records = Records(inbox, self._records[rows.indices])
+            apart = [None if is_set(skipped, block.index) else self._apart[block.index] for block in rows.blocks]
+            paired = [one is not None for one in apart]
+            self._done(partial(Desk.step, rows=rows, records=records, paired=paired, weight=self.weight))
+            for block, one in zip(rows.blocks, apart, strict=True):
+                self._near.coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
 
     @one_thread()
     def merge(self, *, trained_on: bool) -> None:
@@ -351,29 +342,13 @@ class Capture:
         if head != expected:
             raise RejectedTensorError(f"it is a message of another kind: {head}, where {expected} was due.")
         for block in self.fragment.blocks:
-            size = self._coder.length(block, inbox[offset:])
+            size = self._near.coder.length(block, inbox[offset:])
             records.append(slice(offset, offset + size))
             offset += size
         if offset != head.size or offset > inbox.numel():
             raise RejectedTensorError(f"its records take {offset} bytes, and it says {head.size}.")
         return records
 
-    def _met(self, inbox: Tensor) -> Iterator[tuple[Rows, Tensor, Tensor, Records]]:
-        """Blocks with phi, our change (scratch, float32) and the partner's records, where messages are made."""
-        for rows in self._rows:
-            phi, change = self._made_on.take(self._weights.phi[rows.span], rows.shape), self._changes(rows)
-            yield rows, phi, change, Records(inbox, self._records[rows.indices])
-
-    def _changes(self, rows: Rows) -> Tensor:
-        """theta - phi at the capture (in scratch)."""
-        return self._scratch.of(rows.shape).copy_(self._made_on.take(self.kept[rows.within], rows.shape))
-
     def _change(self, block: Block, scratch: Tensor) -> Tensor:
         """theta - phi at the capture (in `scratch`)."""
         return scratch[: block.size].copy_(self.kept[block.within])
-
-
-def _norms(rows: Tensor) -> list[float]:
-    """Of each row."""
-    found: list[float] = torch.linalg.vector_norm(rows, dim=1).tolist()
-    return found

@@ -1,8 +1,7 @@
 """Whether messages are made faster on a GPU than on the processor: tried as a trainer loads.
 
 The rule: both meet each other in exchanges of random weights, and must come out with the same slow weights. Where the GPU is
-slower, has no memory left or reads a single value otherwise, it is the processor. Codecs that only round copy more than they
-compute: they stay there.
+slower, has no memory left or reads a single value otherwise, it is the processor.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ _SAME = 1e-6
 
 def faster(plan: Plan, device: torch.device) -> MadeOn:
     """Where a replica that trains on `device` makes its messages."""
-    if plan.codec != "modulo8" or device.type != "cuda":
-        return PROCESSOR
-    return chosen(plan, MadeOn(device, AT_ONCE))
+    return chosen(plan, MadeOn(device, AT_ONCE)) if device.type == "cuda" else PROCESSOR
 
 
 def chosen(plan: Plan, far: MadeOn, clock: Callable[[], float] = time.perf_counter) -> MadeOn:
@@ -48,10 +45,10 @@ def chosen(plan: Plan, far: MadeOn, clock: Callable[[], float] = time.perf_count
                 one.write(turn, clock)
             for one, other in (both, both[::-1]):
                 one.meet(other, clock)
-    except (RuntimeError, RejectedTensorError):  # no memory left on it, an operation that it does not have, or no numbers
+    except (RuntimeError, RejectedTensorError):  # an operation that it does not have, or no numbers
         return PROCESSOR
     near, there = both
-    if not (near.weights.phi - there.weights.phi).abs().max() < _SAME:
+    if there.ran_out or not (near.weights.phi - there.weights.phi).abs().max() < _SAME:
         return PROCESSOR
     return far if sum(there.took[_WARM_UP:]) < sum(near.took[_WARM_UP:]) else PROCESSOR
 
@@ -65,6 +62,7 @@ class _Tried:
     generator: torch.Generator
     took: list[float] = field(default_factory=list)
     """Seconds of each exchange."""
+    ran_out: bool = False
 
     def __post_init__(self) -> None:
         size = self.plan.fragments[0].size
@@ -86,4 +84,5 @@ class _Tried:
         self.capture.inspect(self.inbox)
         self.capture.step(self.inbox, b"")
         self.took[-1] += clock() - began
+        self.ran_out |= self.capture.ran_out
         self.capture.merge(trained_on=False)

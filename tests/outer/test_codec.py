@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import box_size, modulo
-from nolocod.outer.codec.base import HEADER, Noise
+from nolocod.outer.codec.base import HEADER, Noise, Records
 from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.run.manifest import Codec, Outer
@@ -57,10 +57,12 @@ class Node:
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """beta Delta^ of this node and of its partner as this node decodes them, the whole fragment, float64."""
         own, theirs = [], []
-        for rows, phi, change, records in self.capture._met(self.inbox):
-            s = self.capture._coder.exact(phi, change)
-            own.append(self.capture._coder.own(rows, s).flatten().double())
-            decoded, right = self.capture._coder.other(rows, s, records, check=True)
+        desk = self.capture._near
+        for rows in self.capture._rows:
+            records = Records(self.inbox, self.capture._records[rows.indices])
+            s = desk.coder.exact(*desk.take(rows))
+            own.append(desk.coder.own(rows, s).flatten().double())
+            decoded, right = desk.coder.other(rows, s, records, check=True)
             assert all(right)
             theirs.append(decoded.flatten().double())
         return torch.cat(own), torch.cat(theirs)
@@ -112,9 +114,8 @@ def bound(node: Node, change: torch.Tensor) -> torch.Tensor:
             return float_rounding + 2**-7 * (s / beta + change.abs()) * 1.01
         case "modulo8":
             out = float_rounding + 2**-7 * change.abs() * 1.01
-            coder = node.capture._coder
             for block in node.capture.fragment.blocks:
-                step = coder._bounds[block.index] / 128  # type: ignore[attr-defined] # Modulo8 has them
+                step = node.capture._bounds[block.index] / 128
                 out[block.span] += step / 2 / beta if step else 2**-7 * s[block.span] / beta * 1.01
             return out
 
@@ -223,7 +224,7 @@ def test_an_exchange_that_fails_leaves_what_training_made(codec: Codec) -> None:
     before = [one.clone() for one in (alice.weights.theta, alice.weights.phi, alice.weights.delta)]
     alice.capture.take_back()
     assert torch.equal(alice.weights.theta, before[0]), "nothing was added yet"
-    scratch = (alice.capture._scratch._flat.fill_(7), alice.capture._total._flat.fill_(7))
+    scratch = (alice.capture._near._scratch._flat.fill_(7), alice.capture._near._total._flat.fill_(7))
     alice.capture.start()
     assert all((one == 7).all() for one in scratch), "a message may be written meanwhile"
     started = alice.weights.theta.clone()

@@ -89,7 +89,30 @@ def test_it_all_comes_out_the_same(at_once: int, weight: float) -> None:
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 def test_of_codecs_that_only_round_too(codec: Codec) -> None:
-    assert exchanges(codec, (MadeOn(torch.device("cpu"), 3), PROCESSOR)) == exchanges(codec, (PROCESSOR, PROCESSOR))
+    assert exchanges(codec, (MadeOn(FAR, 3), PROCESSOR)) == exchanges(codec, (PROCESSOR, PROCESSOR))
+
+
+class Filling(MadeOn):
+    """Has no memory left at every so many askings for some."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(FAR, 3)
+        self.__dict__.update(every=every, asked=0, failed=0)
+
+    def take(self, flat: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        self.__dict__["asked"] += 1
+        if self.__dict__["asked"] % self.__dict__["every"] == 0:
+            self.__dict__["failed"] += 1
+            raise torch.OutOfMemoryError("inner steps go on there")
+        return super().take(flat, shape)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_where_memory_runs_out_the_processor_goes_on(every: int) -> None:
+    """Within a message, an inspection and a step that both have committed."""
+    filling = Filling(every)
+    assert exchanges("modulo8", (PROCESSOR, filling)) == exchanges("modulo8", (PROCESSOR, PROCESSOR))
+    assert filling.__dict__["failed"] > 5
 
 
 class Watched(MadeOn):

@@ -117,13 +117,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment; `device` is where it works, on
-    so many blocks at one go."""
+    """What a coder is made with. `distance` (per block) is the replica's own, for the fragment; `bounds` (per block) are the
+    capture's, whichever coder chose them. `device` is where it works, on so many blocks at one go."""
 
     settings: Outer
     fragment: Fragment
     noise: Noise
     distance: Tensor
+    bounds: list[float]
     device: torch.device
     at_once: int
 

@@ -55,7 +55,7 @@ class Modulo8(Coder):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self._distance = shared.distance
-        self._bounds = [0.0] * len(self.fragment.blocks)  # 0: this block of ours travels as bfloat16
+        self._bounds = shared.bounds  # 0: this block of ours travels as bfloat16
         self._low = Scratch(shared.at_once, self.device)
         self._whole = Scratch(shared.at_once, self.device, torch.int32)
         self._high = Scratch(shared.at_once, CPU, torch.int16, pinned=self.device.type == "cuda")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.base import Coder, padded
+from nolocod.outer.codec.base import CPU, Coder, padded
 from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ class Float32(Coder):
         count, size = rows.shape
         records = out[: count * padded(4 * size)].view(count, -1)
         values = records[:, : 4 * size].view(torch.float32)
-        # as `exact` does, without a pass through scratch
-        message_of_change(change, phi, self.settings, values)
+        if self.device == CPU:  # as `exact` does, without a pass through scratch
+            message_of_change(change, phi, self.settings, values)
+        else:
+            values.copy_(self.exact(phi, change))
         records[:, 4 * size :].zero_()
         return records.numel()
 
@@ -49,7 +51,7 @@ class Float32(Coder):
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
         values = records.at(ALL)[:, : 4 * s.shape[1]].view(torch.float32)
-        return values, [True] * len(s)
+        return values.to(self.device), [True] * len(s)
 
 
 class BFloat16(Coder):
