@@ -152,7 +152,8 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "network process": f"{amount(needs.network_memory)} of memory",
         "trainer": f"{amount(trainer[0])} of memory, {amount(trainer[1])} while a checkpoint is written{here}",
         "each device": f"{amount(needs.device_memory)} of memory" if needs.device_memory else "",
-        "of that shared": f"{amount(run.boxes)} with the network process; no memory is locked",
+        "of that shared": f"{amount(run.boxes)} with the network process; "
+        + (f"up to {amount(needs.locked)} is locked, for the GPU" if needs.locked else "no memory is locked"),
         "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s{here}; "
         f"every {duration(needs.saved_every)}: {amount(needs.written)} written a day",
         "disk": f"{amount(needs.disk)}: three checkpoints at the peak, two files of weights; and tokenised text",

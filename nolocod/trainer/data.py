@@ -96,7 +96,8 @@ class JsonTokenizer:
         self.end: int | None = next((found for name in _ENDS if (found := self._fast.token_to_id(name)) is not None), None)
 
     def encode(self, text: str) -> NDArray[Any]:
-        return np.array(self._fast.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        # a batch lets other threads go on meanwhile, training among them; one text alone holds Python's lock till its end
+        return np.array(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids, dtype=np.uint32)
 
     def encode_where(self, text: str) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
         """Also which characters each token is made of: the first, and the one behind the last."""

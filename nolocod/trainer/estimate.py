@@ -31,7 +31,9 @@ from nolocod.trainer.head import CHUNK, plain_head
 from nolocod.trainer.inner import autocast
 from nolocod.trainer.model import (
     BYTES_ON_HOST,
+    GATHERED,
     PINNED,
+    SHARED,
     activations,
     bytes_on_device,
     from_config,
@@ -58,7 +60,8 @@ memory of their own, which goes back at once (mallopt(3), M_MMAP_THRESHOLD). `py
 _WRITES = 1e9
 """Bytes in a second that a thread hashes, and copies to the system, for a file."""
 _SECONDS = 0.5
-_SIDE = 1024
+_SIDE, _SIDE_THERE = 1024, 8192
+"""Of the matrices whose product tells a device's speed, and of those on a GPU, which takes large ones to fill it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ class Estimate:
     turns: int
     on_device: int
     activations: int
+    locked: int
+    """Pinned main memory of a node with a GPU, at most."""
+    shared: int
+    """More main memory of a model in shards, ..."""
+    gathered: int
+    """... and more of each of its devices."""
     on_host: int
     """With what the largest exchange takes; the usual one ..."""
     boxes: int
@@ -112,6 +121,8 @@ class Machine:
     processes: int = 1
     """That share an inner step, each on a device of its own, or on the CPU."""
     on_cpu: bool = True
+    shards: int = 1
+    """Parts in which the model lies on them."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,8 @@ class Needs:
     """While a checkpoint is written."""
     device_memory: int
     """Of each device."""
+    locked: int
+    """Of the trainer's memory, so much is pinned for the GPU."""
     disk: int
     """Checkpoints with the one that is written, and two files of weights for newcomers."""
 
@@ -161,8 +174,11 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
     exchange = carried + 1.5 * step
     saving = run.checkpoint / machine.disk
     every = rest_after(run.checkpoint, saving)
-    each = run.on_device + run.activations
-    host = machine.trainer + BYTES_ON_HOST * run.trained + run.boxes + run.kept + run.text
+    is_whole = machine.shards == 1
+    each = run.on_device // machine.shards + run.activations + (0 if is_whole else run.gathered)
+    locked = run.locked if is_whole and not machine.on_cpu else 0
+    host = machine.trainer + BYTES_ON_HOST * run.trained + run.boxes + run.kept + run.text + locked
+    host += 0 if is_whole else run.shared
     others = machine.processes - 1
     trainer = host + others * machine.trainer + (machine.processes * each if machine.on_cpu else 0)
     return Needs(
@@ -182,6 +198,7 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
         trainer_memory=trainer,
         saving_memory=trainer + run.checkpoint,
         device_memory=0 if machine.on_cpu else each,
+        locked=locked,
         disk=(KEPT + 1) * run.checkpoint + 2 * run.weights,
     )
 
@@ -212,6 +229,9 @@ def estimate(
             muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
         )
         + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
+        locked=PINNED * layout.size,
+        shared=SHARED * layout.size,
+        gathered=GATHERED * max(map(math.prod, layout.shapes)),
         on_host=(BYTES_ON_HOST + PINNED * any(one.type == "cuda" for one in devices)) * layout.size + plan.exchange_size,
         boxes=largest + min(largest, outbox_offset(largest)),
         kept=plan.kept.itemsize * plan.fragments[0].size,
@@ -274,13 +294,14 @@ def operations(layout: Layout, manifest: Manifest) -> float:
 
 def speed(device: torch.device) -> float:
     """Floating-point operations per second of a matrix product on `device`, in the type that training computes in there."""
-    kind = step_kind(device)
-    one = torch.randn(_SIDE, _SIDE, dtype=kind, device=device)
-    one @ one  # the first one loads what computes
+    side = _SIDE_THERE if device.type == "cuda" else _SIDE
+    one = torch.randn(side, side, dtype=step_kind(device), device=device)
+    (one @ one).sum().item()  # the first one loads what computes
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SECONDS:
-        one @ one
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        last = one @ one
         done += 1
-    return done * 2.0 * _SIDE**3 / (time.perf_counter() - began)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a tenth of a percent of so large a product
+    last.sum().item()
+    return done * 2.0 * side**3 / (time.perf_counter() - began)

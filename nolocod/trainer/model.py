@@ -46,9 +46,9 @@ PINNED = 12
 """Bytes of main memory per value where theta lies on a GPU: what is on its way there and back at once (queued.py), at most."""
 BYTES_ON_HOST = 8
 """Per parameter: phi and delta, float32."""
-_SHARED = 12
+SHARED = 12
 """More of a model in shards: theta once more, and the optimizer's state while a checkpoint is written."""
-_GATHERED = 8
+GATHERED = 8
 """... and on the device, for each element of the largest parameter: it and its gradient."""
 _COMMON = {"vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"}
 """Of every architecture; some releases of transformers take them in its stead."""
@@ -247,8 +247,8 @@ def bytes_on_device(layout: Layout, manifest: Manifest, kind: torch.dtype, bits:
     return _BYTES_ON_DEVICE * layout.size + kind.itemsize * layout.frozen - spared - saved + reference
 
 
-_FLOAT16_UNITS = (7, 0)
-"""The compute capability since which NVIDIA's cards have them."""
+_FLOAT16_UNITS, _BFLOAT16_UNITS = (7, 0), (8, 0)
+"""The compute capabilities since which NVIDIA's cards have them."""
 
 
 def activations(layout: Layout, vocabulary: int, manifest: Manifest, windows: int, kept: int = _KEPT) -> int:
@@ -262,8 +262,8 @@ def activations(layout: Layout, vocabulary: int, manifest: Manifest, windows: in
 
 def fast_kind(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware multiplies in it: one that does not takes twenty times as long as in float32."""
-    if device.type == "cuda":
-        has = torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cuda":  # torch.cuda.is_bf16_supported asks the current device, and others may be unlike it
+        has = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= _BFLOAT16_UNITS
     else:  # a name without promise, newer than some torch that is allowed
         has = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.bfloat16 if has else torch.float32
@@ -295,8 +295,8 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     on_device = place.processes * (bytes_on_device(layout, manifest, fast_kind(device), place.bits) // place.shards)
     on_host = BYTES_ON_HOST * layout.size + boxes
     if place.shards > 1:
-        on_device += place.processes * _GATHERED * max(map(math.prod, layout.shapes))
-        on_host += _SHARED * layout.size
+        on_device += place.processes * GATHERED * max(map(math.prod, layout.shapes))
+        on_host += SHARED * layout.size
     free = memory.free()
     if device.type == "cuda":
         on_host += PINNED * layout.size if place.shards == 1 else 0

@@ -14,7 +14,7 @@ import torch
 
 from nolocod.observe.events import MemoryTaken
 from nolocod.trainer.estimate import operations, speed
-from nolocod.trainer.inner import Inner
+from nolocod.trainer.inner import KINDS, Inner
 from nolocod.trainer.prefetch import Prefetched
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class Taken:
         return steps * self._step / (seconds * self._speed) if self._speed and seconds else None
 
     def memory(self) -> MemoryTaken | None:
-        replica = self._replica
-        if not self._is_ours:
+        replica, inner = self._replica, self._replica.inner
+        if not isinstance(inner, Inner):
             return None
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return MemoryTaken(
             weights=sum(one.nbytes for one in replica.model.parameters()),
             gradients=sum(one.nbytes for one in replica.model.parameters() if one.requires_grad),
-            optimizer=sum(one.nbytes for one in replica.inner.moments().values()),
+            optimizer=sum(one.nbytes for kind in KINDS for one in inner.state(kind).values()),
             outer=replica.phi.nbytes + replica.delta.nbytes,
             exchange=replica.plan.exchange_size,
             peak=torch.cuda.max_memory_allocated(replica.device) if replica.device.type == "cuda" else most,

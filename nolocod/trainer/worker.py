@@ -89,6 +89,8 @@ class Worker:
         False once it says stop. EOFError or ConnectionError if it is gone.
         """
         while not until():
+            if self._work is not None and self._work.done():
+                self._work.result()  # raises what nobody expected: this process ends of it, and its parent hears why
             if self._end is not None and (wait() or (self._work is not None and self._work.done())):  # a wait is not broken off
                 self._settle()
             self._write_files()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +80,27 @@ def test_tokenizer_file(tmp_path: Path) -> None:
     assert found.dtype == np.uint16
     with pytest.raises(RunFileError, match=r"data\.tokenizer"):
         JsonTokenizer("{")
+
+
+def test_training_goes_on_while_a_long_text_becomes_tokens() -> None:
+    """It is done in a thread beside it, for as long as inner steps take and longer."""
+    fast = Fast(models.BPE({byte: number for number, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer, text, began, took = JsonTokenizer(fast.to_str()), "of time and tide; " * 60_000, threading.Event(), []
+
+    def encode() -> None:
+        began.set()
+        start = time.thread_time()
+        assert len(tokenizer.encode(text)) > len(text)
+        took.append(time.thread_time() - start)
+
+    beside, turns = threading.Thread(target=encode), 0
+    beside.start()
+    began.wait()
+    while beside.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 20
 
 
 def test_two_base_models_with_one_cache_have_tokens_of_their_own(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ RUN = Estimate(
     turns=5,
     on_device=16 * MB,
     activations=30 * MB,
+    locked=12 * MB,
+    shared=13 * MB,
+    gathered=3 * MB,
     on_host=20 * MB,
     boxes=MB,
     kept=MB,
@@ -147,7 +150,11 @@ def test_memory_by_process_and_device() -> None:
     two = needs_on(RUN, replace(MACHINE, processes=2), 3.0)
     assert two.trainer_memory == needs.trainer_memory + (400 + 16 + 30) * MB
     card = needs_on(RUN, replace(MACHINE, on_cpu=False), 3.0)
-    assert (card.trainer_memory, card.device_memory) == ((400 + 8 + 2 + 1) * MB, 46 * MB)
+    assert (card.trainer_memory, card.device_memory, card.locked) == ((400 + 8 + 2 + 1 + 12) * MB, 46 * MB, 12 * MB)
+    assert needs.locked == 0
+    sharded = needs_on(RUN, replace(MACHINE, processes=2, shards=2, on_cpu=False), 3.0)
+    assert sharded.trainer_memory == (400 + 8 + 2 + 1 + 13 + 400) * MB, "theta once more, and nothing is pinned"
+    assert (sharded.device_memory, sharded.locked) == ((16 // 2 + 30 + 3) * MB, 0)
 
 
 def test_a_checkpoint_as_it_is_written_is_the_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

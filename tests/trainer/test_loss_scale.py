@@ -198,14 +198,12 @@ def test_a_device_in_float16_beside_one_in_float32_makes_one_gradient(tmp_path: 
         assert math.isfinite(again.report())
 
 
-@pytest.mark.parametrize(("capability", "kind"), [((6, 1), torch.float32), ((7, 0), torch.float16), ((7, 5), torch.float16)])
-def test_a_card_without_bfloat16_computes_in_float16_if_it_has_units_for_it(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kind: torch.dtype
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    for has in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, has=has: has)
-        assert step_kind(torch.device("cuda")) == (torch.bfloat16 if has else kind)
+def test_each_card_computes_in_what_it_has_units_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards of one node may be unlike."""
+    capabilities = [(6, 1), (7, 0), (7, 5), (8, 0), (9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    found = [step_kind(torch.device("cuda", index)) for index in range(len(capabilities))]
+    assert found == [torch.float32, torch.float16, torch.float16, torch.bfloat16, torch.bfloat16]
     assert step_kind(CPU) == torch.float32
 
 

@@ -296,6 +296,30 @@ def test_a_failure_beside_training_is_the_commands_and_training_goes_on(
     parent.train_until(4)
 
 
+def test_what_nobody_expected_beside_training_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its parent would wait for an answer otherwise, and never hear what it was."""
+
+    def broken(_: Replica, __: Tensor) -> Description:
+        raise RuntimeError("the card is gone")
+
+    monkeypatch.setattr(Replica, "write", broken)
+    parent, raised = Parent(), []
+
+    def run() -> None:
+        try:
+            parent.worker.run()
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    parent.thread = threading.Thread(target=run)
+    parent.thread.start()
+    parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
+    parent.answer(pipe.Train())
+    parent.send(pipe.Capture(0))
+    parent.thread.join(DEADLINE)
+    assert raised == ["the card is gone"]
+
+
 def test_a_run_that_waits_does_it_all_at_once(parent: Parent, gate: threading.Event, tmp_path: Path) -> None:
     gate.set()
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))  # not training: nobody to stand beside
