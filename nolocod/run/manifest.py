@@ -64,7 +64,7 @@ class Inner(Section, frozen=True):
     """Inner steps between outer steps. The fewer, the better the run learns, as long as the slowest line can hide an exchange
     behind them (`nolocod create --plan`; docs/evidence.md)."""
     batch: Positive = 8
-    """Sequences per micro-batch; a node whose memory takes fewer computes these in parts."""
+    """Sequences per micro-batch; a node whose memory takes fewer computes these in parts, a GPU with more does more at once."""
     accumulation: Positive = 1
     sequence: Annotated[int, Meta(ge=8, lt=1 << 31)] = 128
     """Tokens per sequence."""

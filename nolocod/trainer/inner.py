@@ -202,6 +202,11 @@ class Inner:
 
     def try_out(self, tokens: int) -> None:
         """Compute with windows of so many tokens as in a step, but without the head, and forget what comes of it."""
+        while not self._tried_out(tokens):
+            self._compute_less()
+
+    def _tried_out(self, tokens: int) -> bool:
+        """False if memory ran out."""
         ids = torch.zeros((self.at_once, tokens), dtype=torch.int64, device=self._device)
         body = self._model.base_model
         assert isinstance(body, torch.nn.Module)
@@ -209,8 +214,13 @@ class Inner:
             with autocast(self._device, self._kind):
                 states = body(input_ids=ids)[0]
             states.float().sum().backward()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
         finally:
             self._clear()
+        return True
 
     def step(self, windows: Tensor, rate: float, weight: int | None = None, idle: int = 0) -> None:
         """Take one step on `windows` at learning rate `rate`. ModelTooLargeError if memory does not take one of them.

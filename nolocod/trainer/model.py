@@ -283,9 +283,9 @@ def _by_number(name: str) -> list[str | int]:
 
 
 def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int, place: Place) -> int:
-    """How many windows may be computed at once: the run's micro-batch, or the largest power of two that fits; 0 where one does
-    if its layers are computed twice, and keep no more than what they are given. Raises ModelTooLargeError if training cannot
-    fit, before anything large is allocated.
+    """How many windows may be computed at once: the run's micro-batch, on a GPU all of a step, or the largest power of two that
+    fits; 0 where one does if its layers are computed twice, and keep no more than what they are given. Raises
+    ModelTooLargeError if training cannot fit, before anything large is allocated.
 
     Weights, gradients, the optimizer's state, phi, delta, what an exchange takes (`boxes` bytes: outbox, inbox and the kept
     change), and activations.
@@ -308,7 +308,8 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
         return on_device + on_host + place.processes * activations(layout, vocabulary, manifest, windows, kept)
 
     _require(needed(1, kept=1), free, parameters, where)
-    tried = [batch, *(1 << power for power in reversed(range((batch - 1).bit_length()))), 0]
+    most = batch * manifest.inner.accumulation if device.type == "cuda" else batch  # a processor is no faster for more
+    tried = [most, *(1 << power for power in reversed(range((most - 1).bit_length()))), 0]
     return next(windows for windows in tried if not windows or needed(windows) <= free)
 
 

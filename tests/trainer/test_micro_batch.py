@@ -20,7 +20,7 @@ from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.head import CHUNK
 from nolocod.trainer.inner import halved
-from nolocod.trainer.model import BYTES_ON_HOST, ON_CPU, Layout, bytes_on_device, check_memory, layout_of, read_config
+from nolocod.trainer.model import BYTES_ON_HOST, ON_CPU, Layout, Place, bytes_on_device, check_memory, layout_of, read_config
 from nolocod.trainer.worker import Worker
 from tests.support.architectures import CASES
 from tests.support.trainer_parts import MODEL, make_replica, sealed_run, setup_for
@@ -90,6 +90,22 @@ def test_a_step_that_runs_out_of_memory_is_taken_in_smaller_parts(tmp_path: Path
     assert first.source.position == second.source.position
 
 
+def test_what_is_compiled_is_tried_out_with_as_much_as_memory_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = make_replica(sealed_run(inner=Inner(steps=4, batch=8, sequence=32)), tmp_path)
+    body, seen = replica.model.base_model, []
+    whole = body.forward
+
+    def forward(input_ids: torch.Tensor) -> object:
+        seen.append(len(input_ids))
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError("no memory left")
+        return whole(input_ids=input_ids)
+
+    monkeypatch.setattr(body, "forward", forward)
+    replica.inner.try_out(32)
+    assert (seen, replica.inner.at_once) == ([8, 4, 2], 2)
+
+
 def test_a_model_of_which_memory_takes_no_window_is_told(tmp_path: Path) -> None:
     long = Inner(steps=4, batch=1, sequence=4096, optimizer="adamw")  # more than earlier tests may have left in the process
     replica = make_replica(sealed_run(model=LARGE, inner=long), tmp_path)
@@ -155,6 +171,22 @@ def test_how_much_is_computed_at_once_follows_from_what_fits(monkeypatch: pytest
     whole = dataclasses.replace(layout, plain_head=False)
     assert fitting(3 * logits + 256 * 17 * token, whole) == 1
     assert fitting(3 * logits + 256 * 17 * token - 1, whole) == 0
+
+
+def test_a_gpu_computes_all_of_a_step_at_once_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's micro-batch is for those who have no more."""
+    sealed, cuda = sealed_run(model=LARGE, inner=Inner(steps=4, batch=8, accumulation=6, sequence=256)), torch.device("cuda", 1)
+    config = read_config(sealed.manifest, 256)
+    layout = layout_of(config)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    weights = bytes_on_device(layout, sealed.manifest, torch.bfloat16)
+
+    def fitting(windows: int) -> int:
+        size = CHUNK + windows * 256 * 17 * 4 * layout.states
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights + size, 0))
+        return check_memory(layout, config.vocab_size, sealed.manifest, 0, Place(cuda))
+
+    assert [fitting(windows) for windows in (60, 48, 47, 32, 31)] == [48, 48, 32, 32, 16]
 
 
 def test_the_trainer_is_told_to_spare_memory_and_may_use_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
