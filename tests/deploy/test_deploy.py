@@ -24,7 +24,7 @@ from nolocod.doctor.local import room_for
 from nolocod.node.config import NodeConfig
 from nolocod.run.announcements import read_link
 from nolocod.run.run_file import read_run_file
-from nolocod.trainer.estimate import estimate
+from nolocod.trainer.estimate import Machine, estimate, needs_on
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 RESOURCES = list(yaml.safe_load_all((DEPLOY / "kubernetes/nolocod.yaml").read_text(encoding="utf-8")))
@@ -68,6 +68,16 @@ def test_a_node_s_volume_holds_the_largest_run_of_the_docs() -> None:
     (claim,) = KINDS["StatefulSet"]["spec"]["volumeClaimTemplates"]
     room = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) << 30
     assert room >= room_for(parameters), f"{parameters:,} parameters"
+
+
+def test_a_node_of_the_largest_run_file_stays_below_its_limit_of_memory() -> None:
+    """With a GPU, as it writes a checkpoint; libraries take less than a GB."""
+    machine = Machine(step=1.0, down=1e7, up=1e7, network=1 << 28, trainer=1 << 30, on_cpu=False)
+    runs = [estimate(read_run_file(run)) for run in (DEPLOY.parent / "docs/runs").glob("*.toml")]
+    needs = [needs_on(run, machine, 3.0) for run in runs]
+    (container,) = KINDS["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+    assert limit >= max(one.network_memory + one.saving_memory for one in needs)
 
 
 def test_the_number_of_nodes_and_the_run_are_one_variable_each_in_kubernetes() -> None:
