@@ -24,6 +24,7 @@ from nolocod.errors import BaseModelError, DataError, RunFileError
 from nolocod.run.base import TOKENIZER
 from nolocod.trainer.chat_template import read_template
 from nolocod.trainer.records import columns_of, text_of, told_of
+from nolocod.trainer.token_cache import cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,7 +163,7 @@ def local_parts(
     are, those with the lowest hashes are held out. Raises DataError.
     """
     files = local_files(settings, path)
-    target = cached(settings, tokenizer, files, cache, sequence, "train")
+    target = cached(settings, tokenizer.content, files, cache, sequence, "train")
     held = target.with_suffix(".held")
     dtype = _dtype(tokenizer)
     if not (target.exists() and held.exists()):
@@ -227,22 +228,13 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if tokenizer.vocabulary <= 1 << 8 else np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32
 
 
-def cached(settings: Data, tokenizer: Tokenizer, files: list[Path], cache: Path, *more: object) -> Path:
-    """Where the tokens of `files` lie: named by the files' paths, sizes and times, the field and the tokenizer."""
-    facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    what: list[object] = [settings.source, settings.field, tokenizer.content, facts]
-    if more:
-        what += [settings.held_out, *more]
-    return cache / f"tokens-{blake3.blake3(msgspec.json.encode(what)).hexdigest()[:32]}.bin"
-
-
 def local_tokens(settings: Data, path: Path | None, tokenizer: Tokenizer, cache: Path) -> NDArray[Any]:
     """Return all tokens of a local source, mapped from a cache file (written whole, if it is not there yet).
 
     Raises DataError.
     """
     files = local_files(settings, path)
-    target, dtype = cached(settings, tokenizer, files, cache), _dtype(tokenizer)
+    target, dtype = cached(settings, tokenizer.content, files, cache), _dtype(tokenizer)
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as handle:

@@ -15,8 +15,9 @@ from nolocod.disk import written_whole
 from nolocod.errors import NoChatTemplateError
 from nolocod.observe.events import SamplesRead
 from nolocod.trainer.chat_template import said_by_assistant
-from nolocod.trainer.data import JsonTokenizer, cached, drawn, end_of, local_files, local_records
+from nolocod.trainer.data import JsonTokenizer, drawn, end_of, local_files, local_records
 from nolocod.trainer.records import chats_of, told_of
+from nolocod.trainer.token_cache import cached
 from nolocod.trainer.windows import Parts
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def local_samples(samples: Samples, path: Path | None, cache: Path) -> Parts:
     """The windows of local records, mapped from cache files. Held out are those whose own hash says so, or the one with the
     lowest hash. DataError, RecordError."""
     files = local_files(samples.settings, path)
-    target = cached(samples.settings, samples.tokenizer, files, cache, *samples.facts)
+    target = cached(samples.settings, samples.tokenizer.content, files, cache, *samples.facts)
     held = target.with_suffix(".held")
     if not (target.exists() and held.exists()):
         with written_whole(held) as apart, written_whole(target) as handle:

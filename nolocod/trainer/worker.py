@@ -63,13 +63,12 @@ class Worker:
         self._boxes: tuple[Tensor, Tensor] | None = None
         self._replica: Replica | None = None
         self._files: Files | None = None
-        self._training = self._first = False  # the next inner step is the first after Train: told at once
+        self._training = self._memory_told = self._first = False  # first: the next inner step is, after Train: told at once
         self._reported = time.perf_counter()
         self._reported_steps = self._evaluated_round = self._at_once = 0  # at_once: windows of the micro-batch that was told
         self._computing = self._step_seconds = 0.0
         self._duty = Duty()
         self._taken: Taken | None = None
-        self._memory_told = False
         self._thread = ThreadPoolExecutor(1, initializer=keep_to_one_thread)
         self._requests = Requests()
         self._work: Future[object] | None = None  # the last that was given to the thread ...
@@ -89,9 +88,7 @@ class Worker:
         False once it says stop. EOFError or ConnectionError if it is gone.
         """
         while not until():
-            if self._work is not None and self._work.done():
-                self._work.result()  # raises what nobody expected: this process ends of it, and its parent hears why
-            if self._end is not None and (wait() or (self._work is not None and self._work.done())):  # a wait is not broken off
+            if (self._work is not None and self._work.done()) or (self._end is not None and wait()):  # a wait is not broken off
                 self._settle()
             self._write_files()
             try:
@@ -152,9 +149,9 @@ class Worker:
         return _LATER
 
     def _settle(self) -> None:
-        """Wait for the work beside training, and do what follows it."""
+        """Wait for the work beside training, and do what follows it. Raises what nobody expected: this process ends of it."""
         if self._work is not None:
-            wait((self._work,))
+            self._work.result()
         end, self._end = self._end, None
         if end is not None:
             end()

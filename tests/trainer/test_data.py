@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from nolocod.errors import DataError, RunFileError
 from nolocod.run.data import Data
 from nolocod.trainer.data import JsonTokenizer, is_held_out, local_parts, local_tokens, make_tokenizer
 from nolocod.trainer.hub import open_hub
+from nolocod.trainer.token_cache import KEPT
 from nolocod.trainer.windows import Parts, Shard, Windows, permuted
 
 if TYPE_CHECKING:
@@ -62,6 +64,27 @@ def test_text_is_tokenised_once_and_again_when_it_changes(tmp_path: Path) -> Non
     assert tokens(Data(source="text"), file, cache) == b"known"
     file.write_text("hello, world")
     assert tokens(Data(source="text"), file, cache) == b"hello, world"
+
+
+def test_tokens_of_texts_that_were_not_used_for_long_go(tmp_path: Path) -> None:
+    cache, text = tmp_path / "cache", tmp_path / "a.txt"
+
+    def use(number: int) -> None:
+        text.write_text("x" * (5000 + number))
+        os.utime(text, ns=(number, number))
+        local_parts(Data(source="text"), 8, text, make_tokenizer(Data()), cache)
+        for file in cache.iterdir():  # all are a minute older
+            stat = file.stat()
+            os.utime(file, (stat.st_atime, stat.st_mtime - 60))
+
+    for number in (*range(KEPT), 0, KEPT):
+        use(number)
+    assert len(list(cache.glob("*.bin"))) == len(list(cache.glob("*.held"))) == len(list(cache.iterdir())) / 2 == KEPT
+    there = set(cache.iterdir())
+    use(0)
+    assert set(cache.iterdir()) == there, "it was used again, and the second was not"
+    use(1)
+    assert set(cache.iterdir()) != there
 
 
 def test_stdlib_needs_nothing(tmp_path: Path) -> None:
