@@ -104,7 +104,7 @@ class StandInTrainer:
         self.weights, self.round = b"", self.loads_round
         await trio.sleep(self.load_seconds)
         told = {"trouble": self.trouble, "built": self.built, "devices": ("cpu",)}
-        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, **told)  # type: ignore[arg-type]
+        return Loaded(self.standing, 1, 4, 4, self.source, outbox_offset=4096, phase=4, made_on="cpu", **told)  # type: ignore[arg-type]
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         self.note("adopt")
