@@ -121,7 +121,7 @@ class Trainer:
         self.replica.phi.copy_(self._kept)
         self.replica.theta.copy_(self._kept)
         sizes = self.replica.layout.size, self.replica.snapshot_size, 1
-        return Loaded(self.standing, *sizes, self.source, outbox_offset=0, phase=4, trouble=(), devices=("cpu",))
+        return Loaded(self.standing, *sizes, self.source, outbox_offset=0, phase=4, trouble=(), devices=("cpu",), made_on="cpu")
 
     async def adopt(self, weights: Path, standing: Standing) -> None:
         await trio.lowlevel.checkpoint()
