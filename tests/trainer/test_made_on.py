@@ -107,7 +107,7 @@ class Filling(MadeOn):
         return super().take(flat, shape)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 5, 7, 11])
 def test_where_memory_runs_out_the_processor_goes_on(every: int) -> None:
     """Within a message, an inspection and a step that both have committed."""
     filling = Filling(every)

@@ -311,7 +311,7 @@ def test_what_nobody_expected_beside_training_ends_the_process_at_once(monkeypat
         except RuntimeError as error:
             raised.append(str(error))
 
-    parent.thread = threading.Thread(target=run)
+    parent.thread = threading.Thread(target=run, daemon=True)
     parent.thread.start()
     parent.answer(setup_for(sealed_run(codec="bfloat16"), tmp_path))
     parent.answer(pipe.Train())
