@@ -25,6 +25,7 @@ from nolocod.trainer import checkpoint, muon, pipe
 from nolocod.trainer.boxes import SharedBox, anonymous_file, outbox_offset
 from nolocod.trainer.inner import learning_rate, recent_rate
 from nolocod.trainer.model import build, pick_device, read_config
+from nolocod.trainer.taken import Taken
 from tests.bench.bare_loop import tokens_per_second
 from tests.support.trainer_parts import MODEL, as_donated, dump, make_replica, save, sealed_run, write_text
 
@@ -562,3 +563,14 @@ def test_every_node_draws_its_own_randomness(tmp_path: Path) -> None:
         boxes.append(box)
     assert torch.equal(boxes[0], boxes[2])
     assert not torch.equal(boxes[0], boxes[1]), "equal rounding errors would add up"
+
+
+def test_what_the_optimizer_keeps_is_counted_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To bring the shards of a model together for it would lay them over what an outer step made of theta."""
+    replica = make_replica(sealed_run(), tmp_path)
+    replica.step()
+    expected = sum(one.nbytes for one in replica.inner.moments().values())
+    monkeypatch.setattr(type(replica.inner), "moments", lambda _: pytest.fail("they were brought together"))
+    told = Taken(replica).memory()
+    assert told is not None
+    assert told.optimizer == expected > 0
