@@ -118,7 +118,7 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     from nolocod.trainer.data import make_tokenizer
     from nolocod.trainer.devices import check_count, find_devices
     from nolocod.trainer.memory import free as free_memory
-    from nolocod.trainer.model import PINNED, Place, check_memory, layout_of, read_config
+    from nolocod.trainer.model import Place, check_memory, layout_of, pinned, read_config
     from nolocod.trainer.shards import in_shards
 
     config = read_config(manifest, make_tokenizer(manifest.data, Path(job.base)).vocabulary)
@@ -136,7 +136,7 @@ def memory(manifest: Manifest, job: Job, tell: Callable[[Line], None]) -> Findin
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
     check_memory(layout, config.vocab_size, manifest, plan.exchange_size, places[0])
     told = f"{layout.size + layout.frozen:,} parameters fit; {free_memory() / 1e9:.1f} GB of main memory are free."
-    locked = PINNED * layout.size if found[0].type == "cuda" and shards == 1 else 0
+    locked = pinned(layout, found[0], shards)
     return ok("D04", f"{told} {f'Up to {locked / 1e9:.1f} GB of it' if locked else 'None of it'} is locked.")
 
 

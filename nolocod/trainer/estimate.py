@@ -32,12 +32,12 @@ from nolocod.trainer.inner import autocast
 from nolocod.trainer.model import (
     BYTES_ON_HOST,
     GATHERED,
-    PINNED,
     SHARED,
     activations,
     bytes_on_device,
     from_config,
     layout_of,
+    pinned,
     read_config,
     step_kind,
 )
@@ -77,7 +77,7 @@ class Estimate:
     on_device: int
     activations: int
     locked: int
-    """Pinned main memory of a node with a GPU, at most."""
+    """Pinned main memory, at most, where the whole model lies on a GPU."""
     shared: int
     """More main memory of a model in shards, ..."""
     gathered: int
@@ -229,10 +229,10 @@ def estimate(
             muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
         )
         + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
-        locked=PINNED * layout.size,
+        locked=pinned(layout, device, 1),
         shared=SHARED * layout.size,
         gathered=GATHERED * max(map(math.prod, layout.shapes)),
-        on_host=(BYTES_ON_HOST + PINNED * any(one.type == "cuda" for one in devices)) * layout.size + plan.exchange_size,
+        on_host=BYTES_ON_HOST * layout.size + pinned(layout, device, 1) + plan.exchange_size,
         boxes=largest + min(largest, outbox_offset(largest)),
         kept=plan.kept.itemsize * plan.fragments[0].size,
         message=plan.box_size,
@@ -296,12 +296,15 @@ def speed(device: torch.device) -> float:
     """Floating-point operations per second of a matrix product on `device`, in the type that training computes in there."""
     side = _SIDE_THERE if device.type == "cuda" else _SIDE
     one = torch.randn(side, side, dtype=step_kind(device), device=device)
-    (one @ one).sum().item()  # the first one loads what computes
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _SECONDS:
-        last = one @ one
-        done += 1
+
+    def multiply() -> None:
+        one @ one
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a tenth of a percent of so large a product
-    last.sum().item()
+
+    multiply()  # the first one loads what computes
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < _SECONDS:
+        multiply()
+        done += 1
     return done * 2.0 * side**3 / (time.perf_counter() - began)

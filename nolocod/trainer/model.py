@@ -299,7 +299,7 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
         on_host += SHARED * layout.size
     free = memory.free()
     if device.type == "cuda":
-        on_host += PINNED * layout.size if place.shards == 1 else 0
+        on_host += pinned(layout, device, place.shards)
         _require(on_host, free, parameters, "of main memory")
         on_host, free = 0, torch.cuda.mem_get_info(device)[0]
     where = f"on {device}" if device.type == "cuda" else "of main memory"
@@ -311,6 +311,11 @@ def check_memory(layout: Layout, vocabulary: int, manifest: Manifest, boxes: int
     most = batch * manifest.inner.accumulation if device.type == "cuda" else batch  # a processor is no faster for more
     tried = [most, *(1 << power for power in reversed(range((most - 1).bit_length()))), 0]
     return next(windows for windows in tried if not windows or needed(windows) <= free)
+
+
+def pinned(layout: Layout, device: torch.device, shards: int) -> int:
+    """Bytes of main memory that are locked for a model on this device, or in shards on some, at most."""
+    return PINNED * layout.size if device.type == "cuda" and shards == 1 else 0
 
 
 def _require(needed: int, available: int, parameters: int, where: str) -> None:

@@ -184,7 +184,20 @@ class Records:
     box: Tensor
     where: Sequence[slice]
 
-    def at(self, part: slice) -> Tensor:
-        """Those of some rows, which are of one length: a row of bytes each."""
+    def at(self, part: slice, size: int, kind: torch.dtype, head: int = 0) -> Tensor:
+        """What those of some rows hold, which are of one length: `size` values of a `kind` in each, behind its head."""
         where = self.where[part]
-        return self.box[where[0].start : where[-1].stop].view(len(where), -1)
+        return _values(self.box[where[0].start : where[-1].stop].view(len(where), -1), size, kind, head)
+
+
+def laid_out(out: Tensor, shape: Sequence[int], kind: torch.dtype, head: int = 0) -> tuple[Tensor, Tensor]:
+    """Records at the start of `out`, a row of bytes each, and where their values of a `kind` go; the padding is written."""
+    count, size = shape
+    end = head + size * kind.itemsize
+    records = out[: count * padded(end)].view(count, -1)
+    records[:, end:].zero_()
+    return records, _values(records, size, kind, head)
+
+
+def _values(records: Tensor, size: int, kind: torch.dtype, head: int) -> Tensor:
+    return records[:, head : head + size * kind.itemsize].view(kind)

@@ -16,7 +16,7 @@ import blake3
 import torch
 
 from nolocod.errors import RejectedTensorError
-from nolocod.outer.codec.base import ALIGN, CPU, Coder, Scratch, Shared, padded
+from nolocod.outer.codec.base import ALIGN, CPU, Coder, Scratch, Shared, laid_out, padded
 from nolocod.outer.codec.blocks import bytes_of, stretches
 from nolocod.outer.codec.plain import ROUNDING
 
@@ -76,21 +76,17 @@ class Modulo8(Coder):
 
     def _put_whole(self, s: Tensor, blocks: Sequence[Block], out: Tensor) -> int:
         """As bfloat16; `s` is rounded in place."""
-        count, size = s.shape
-        records = out[: count * self.largest(size)].view(count, -1)
-        records[:, ALIGN : ALIGN + 2 * size].view(torch.bfloat16).copy_(self.noise.round_rows(s, blocks, ROUNDING))
-        records[:, ALIGN + 2 * size :].zero_()
+        records, values = laid_out(out, s.shape, torch.bfloat16, ALIGN)
+        values.copy_(self.noise.round_rows(s, blocks, ROUNDING))
         for record in records:
             bytes_of(record[:ALIGN])[:] = _RECORD.pack(_BFLOAT16, 0.0, bytes(8))
         return records.numel()
 
     def _put_low(self, s: Tensor, bounds: Sequence[float], out: Tensor) -> int:
         """A byte for each; `s` is used up."""
-        count, size = s.shape
-        records = out[: count * (ALIGN + padded(size))].view(count, -1)
+        records, low = laid_out(out, s.shape, torch.uint8, ALIGN)
         whole = self._whole.of(s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
-        records[:, ALIGN : ALIGN + size].copy_(whole)  # to eight bits: the rest of the integer falls off
-        records[:, ALIGN + size :].zero_()
+        low.copy_(whole)  # to eight bits: the rest of the integer falls off
         for record, bound, digest in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
             bytes_of(record[:ALIGN])[:] = _RECORD.pack(_MODULO, bound, digest)
         return records.numel()
@@ -118,12 +114,12 @@ class Modulo8(Coder):
         heads = [_read(records.box[one]) for one in records.where]
         right = [True] * len(heads)
         for part, in_a_byte in stretches([mode == _MODULO for mode, _, _ in heads]):
-            received = records.at(part)[:, ALIGN:]
+            received = records.at(part, size, torch.uint8 if in_a_byte else torch.bfloat16, ALIGN)
             if not in_a_byte:
-                decoded[part].copy_(received[:, : 2 * size].view(torch.bfloat16))
+                decoded[part].copy_(received)
                 continue
             # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
-            low = self._low.of(s[part].shape).copy_(received[:, :size].to(self.device))
+            low = self._low.of(s[part].shape).copy_(received.to(self.device))
             bounds = [bound for _, bound, _ in heads[part]]
             high = torch.mul(s[part], self._column(0.5 / bound for bound in bounds), out=decoded[part])
             high.sub_(low, alpha=1 / 256).round_()

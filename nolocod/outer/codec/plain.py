@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.base import CPU, Coder, padded
+from nolocod.outer.codec.base import CPU, Coder, laid_out, padded
 from nolocod.outer.step import message_of_change
 
 if TYPE_CHECKING:
@@ -33,14 +33,11 @@ class Float32(Coder):
         return padded(4 * elements)
 
     def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        count, size = rows.shape
-        records = out[: count * padded(4 * size)].view(count, -1)
-        values = records[:, : 4 * size].view(torch.float32)
+        records, values = laid_out(out, rows.shape, torch.float32)
         if self.device == CPU:  # as `exact` does, without a pass through scratch
             message_of_change(change, phi, self.settings, values)
         else:
             values.copy_(self.exact(phi, change))
-        records[:, 4 * size :].zero_()
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
@@ -50,7 +47,7 @@ class Float32(Coder):
         return self.largest(block.size)
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
-        values = records.at(ALL)[:, : 4 * s.shape[1]].view(torch.float32)
+        values = records.at(ALL, s.shape[1], torch.float32)
         return values.to(self.device), [True] * len(s)
 
 
@@ -62,7 +59,9 @@ class BFloat16(Coder):
         return padded(2 * elements)
 
     def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
-        return put(self.own(rows, self.exact(phi, change)), out)
+        records, values = laid_out(out, rows.shape, torch.bfloat16)
+        values.copy_(self.own(rows, self.exact(phi, change)))
+        return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
         return self.noise.round_rows(self._own.of(s.shape).copy_(s), rows.blocks, ROUNDING)
@@ -71,14 +70,5 @@ class BFloat16(Coder):
         return self.largest(block.size)
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
-        values = records.at(ALL)[:, : 2 * s.shape[1]].view(torch.bfloat16)
+        values = records.at(ALL, s.shape[1], torch.bfloat16)
         return self._other.of(s.shape).copy_(values), [True] * len(s)
-
-
-def put(values: Tensor, out: Tensor) -> int:
-    """Write rows of `values`, which bfloat16 represents exactly, at the start of `out`; returns the padded bytes."""
-    count, size = values.shape
-    records = out[: count * padded(2 * size)].view(count, -1)
-    records[:, : 2 * size].view(torch.bfloat16).copy_(values)
-    records[:, 2 * size :].zero_()
-    return records.numel()
