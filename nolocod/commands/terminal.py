@@ -130,6 +130,7 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
     rounds, batch = manifest.outer.rounds, manifest.inner.tokens_per_step
     about, here = ("", ", measured here") if measured else ("about ", "")
     trainer = (measured.memory, measured.saving_memory) if measured else (needs.trainer_memory, needs.saving_memory)
+    device = (measured.device_memory if measured else None) or needs.device_memory
     tokens = rounds * run.inner_steps * batch
     per_node = (
         f"{tokens:,} tokens per node ({tokens / run.trained:.1f} per trained parameter), {duration(rounds * needs.phase)}"
@@ -151,7 +152,7 @@ def plan_table(manifest: Manifest, run: Estimate, machine: Machine, needs: Needs
         "a newcomer": f"fetches {amount(run.weights)}, {_short(needs.fetch)} from a member with such a line",
         "network process": f"{amount(needs.network_memory)} of memory",
         "trainer": f"{amount(trainer[0])} of memory, {amount(trainer[1])} while a checkpoint is written{here}",
-        "each device": f"{amount(needs.device_memory)} of memory" if needs.device_memory else "",
+        "each device": f"{amount(device)} of memory{here if measured and measured.device_memory else ''}" if device else "",
         "of that shared": f"{amount(run.boxes)} with the network process; "
         + (f"up to {amount(needs.locked)} is locked, for the GPU" if needs.locked else "no memory is locked"),
         "checkpoint": f"{amount(run.checkpoint)}, {about}{_short(needs.saving)} at {amount(machine.disk)}/s{here}; "

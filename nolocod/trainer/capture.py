@@ -26,6 +26,7 @@ from nolocod.outer.codec import box_size, coder_for
 from nolocod.outer.codec.base import HEADER, Head, Noise, Records, Shared, read_head, write_head
 from nolocod.outer.codec.blocks import BLOCK, bytes_of, is_set, rows_of, to_bitmap, together
 from nolocod.proto.types import CHUNK_SIZE, Description, describe, parts_in
+from nolocod.trainer.ahead import Ahead
 from nolocod.trainer.boxes import outbox_offset
 from nolocod.trainer.clipping import Norms
 from nolocod.trainer.desk import Desk
@@ -61,7 +62,7 @@ def nothing(span: slice) -> None:
 class Weights:
     """The replica's own tensors, flat, float32: theta on the device, all others in main memory. `distance`: of all blocks, of
     which each fragment has so many. `bring`: called with a span before theta is used there (on_device.py). `made_on`: where
-    messages are made and read."""
+    messages are made and read. `ahead`: brings what an outer step reads to a GPU."""
 
     theta: Tensor
     phi: Tensor
@@ -70,6 +71,7 @@ class Weights:
     blocks: tuple[int, ...]
     bring: Bring
     made_on: MadeOn
+    ahead: Ahead
     _changed: list[slice] = field(default_factory=list)
     """Where theta is otherwise than inner steps left it, and other devices do not know yet: one span at most."""
     _memory: list[Tensor] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Weights:
     ) -> Weights:
         """With distances that are not known yet."""
         blocks = tuple(len(fragment.blocks) for fragment in fragments)
-        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring, made_on)
+        return cls(theta, phi, delta, torch.full((sum(blocks),), math.nan), blocks, bring, made_on, Ahead(theta.device))
 
     @property
     def is_far(self) -> bool:
@@ -107,6 +109,13 @@ class Weights:
     def take_changed(self) -> slice | None:
         """Where it was since this was asked the last time."""
         return self._changed.pop() if self._changed else None
+
+    def look_ahead(self, plan: Plan, subject: int) -> None:
+        """Such a capture is to come: have ready what it reads, where theta is far. Beside training."""
+        parts = plan.fragments[(among := parts_in(subject, len(plan.fragments))).start : among.stop]
+        if self.is_far and len(parts) == len(among):
+            span = together(parts).span
+            self.ahead.bring(span, self.phi[span], self.delta[span])
 
     def memory(self, size: int, kind: torch.dtype) -> Tensor:
         """For the change of a capture, so many values: the same for each capture, as there is one at a time. To map fresh
@@ -186,7 +195,10 @@ class Capture:
         """Whether there was no memory left where messages are made."""
         self.kept = weights.memory(self.fragment.size, plan.kept)
         """The change until `step`, then what theta is still to get."""
-        self._queued = Queued(weights.at(self.fragment.span), self.kept, seed) if weights.is_far else None
+        self._queued: Queued | None = None
+        if weights.is_far:
+            brought = weights.ahead.take(self.fragment.span)
+            self._queued = Queued(weights.at(self.fragment.span), self.kept, seed, weights.ahead, brought)
         self._started = False
         self._apart: list[float | None] | None = None  # of each block, once inspected; None: not decoded
         self.norms: list[Norms] = []
@@ -314,9 +326,15 @@ class Capture:
             raise TrainerError("an outer step was asked for without an inspection.")
         if self._queued is not None:
             self._queued.wait()  # it may still read what lies here
+        with self._weights.ahead.changing():
+            self._step(inbox, skipped, self._apart)
+        if self._queued is not None:
+            self._queued.bring_late()
+
+    def _step(self, inbox: Tensor, skipped: bytes, seen: list[float | None]) -> None:
         for rows in self._rows:
             records = Records(inbox, self._records[rows.indices])
-            apart = [None if is_set(skipped, block.index) else self._apart[block.index] for block in rows.blocks]
+            apart = [None if is_set(skipped, block.index) else seen[block.index] for block in rows.blocks]
             paired = [one is not None for one in apart]
             self._done(partial(Desk.step, rows=rows, records=records, paired=paired, weight=self.weight))
             for block, one in zip(rows.blocks, apart, strict=True):

@@ -18,7 +18,7 @@ import trio
 
 from nolocod.disk import disk_errors
 from nolocod.identity import Identity
-from nolocod.observe.events import InnerSteps
+from nolocod.observe.events import DevicesChosen, InnerSteps, MemoryTaken
 from nolocod.proto.types import CHUNK_SIZE
 from nolocod.run.manifest import seal
 from nolocod.trainer.process import Setup, open_trainer
@@ -47,6 +47,8 @@ class Measured:
     checkpoint: int
     stopped: float
     """For which training stood still for that."""
+    device_memory: int | None
+    """Of the leader's GPU, at most; None on a processor, where it is of that memory."""
 
     @property
     def disk(self) -> float:
@@ -59,10 +61,17 @@ class _Watch:
     def __init__(self) -> None:
         self.peak = 0
         self.steps: list[InnerSteps] = []
+        self.device_memory: int | None = None
+        self._is_on_cpu = True
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, InnerSteps):
-            self.steps.append(event)
+        match event:
+            case InnerSteps():
+                self.steps.append(event)
+            case DevicesChosen():
+                self._is_on_cpu = event.devices[0].startswith("cpu")
+            case MemoryTaken() if not self._is_on_cpu:
+                self.device_memory = event.peak
 
     async def look(self) -> None:
         children = psutil.Process().children(recursive=True)
@@ -99,7 +108,7 @@ async def measure(manifest: Manifest, devices: str, data: Path | None, base: Pat
             saved = await _checkpoints(trainer)
             nursery.cancel_scope.cancel()
     seconds, stopped = (statistics.fmean(times) for times in zip(*((one.seconds, one.stopped) for one in saved), strict=True))
-    return Measured(step, memory, watch.peak, seconds, saved[-1].size, stopped)
+    return Measured(step, memory, watch.peak, seconds, saved[-1].size, stopped, watch.device_memory)
 
 
 async def _checkpoints(trainer: TrainerProcess) -> list[Checkpointed]:

@@ -16,6 +16,7 @@ from nolocod.errors import UnsupportedModelError
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.compiled import compile_layers
+from nolocod.trainer.estimate import speed
 from nolocod.trainer.inner import Inner, sum_losses
 from nolocod.trainer.model import check_length, check_memory, fast_kind, flatten, layout_of, read_config, step_kind
 from nolocod.trainer.objective import objective_of
@@ -50,9 +51,13 @@ class DevicePart:
         try_out = partial(self.inner.try_out, manifest.inner.sequence)
         if place.compiles and place.shards == 1 and compile_layers(self.model, try_out):
             self.name += " (compiled)"
+        own = torch.tensor(_known_speed(self.device), dtype=torch.float64, device=self.device)
         if self._group is not None:
-            self._group.meet()  # all are ready
+            self._group.add(own)  # when all are ready
+        self.speed = own.item()
 
+    speed: float
+    """Operations per second of all devices' matrix products (estimate.py); 0 on processors, which others use too."""
     inner: Inner
     model: torch.nn.Module
     theta: Tensor
@@ -110,6 +115,10 @@ class DevicePart:
             self._group.add(sums)
             loss, weight = sums.tolist()
         return loss / weight
+
+
+def _known_speed(device: torch.device) -> float:
+    return speed(device) if device.type == "cuda" else 0.0
 
 
 def draws(manifest: Manifest, name: str) -> int:

@@ -1,8 +1,9 @@
 """What an outer step does with theta where that lies on a GPU: it waits in the card's queue, behind the inner steps there.
 
-The rule: nobody waits for the card but `wait`, which is called beside training. What comes from main memory goes by a pinned
-copy of its own, so phi and delta may change as soon as a call returns; `kept` may after `wait` alone. It all goes in pieces, so
-that the card needs little memory for it. The arithmetic is what capture.py does block by block, where theta is near.
+The rule: nobody waits for the card but `wait`, which is called beside training, and between two inner steps nothing crosses the
+bus that could be brought before (ahead.py). What could not comes by a pinned copy of its own, in pieces, so that the card needs
+little memory for it: phi and delta may change as soon as a call returns, `kept` after `wait` alone. The arithmetic is what
+capture.py does block by block, where theta is near.
 """
 
 from __future__ import annotations
@@ -23,31 +24,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nolocod.run.manifest import Outer
+    from nolocod.trainer.ahead import Ahead, Brought
 
 
 class Queued:
     """Theta where a capture's fragment lies, a view; `kept` is the capture's, in main memory; the seed draws the rounding, on
-    the device."""
+    the device. `brought`: phi, which becomes the kept change, and delta, if they are there."""
 
-    def __init__(self, theta: Tensor, kept: Tensor, seed: int) -> None:
+    def __init__(self, theta: Tensor, kept: Tensor, seed: int, ahead: Ahead, brought: Brought | None) -> None:
         self._theta, self.kept = theta, kept
+        self._ahead, self._brought = ahead, brought
         self._pinned = theta.is_cuda
         self._random = torch.Generator(theta.device).manual_seed(seed)
         self._sum = torch.empty((), pin_memory=self._pinned)
-        self._last: torch.cuda.Event | None = None
+        self._late: list[Tensor] = []  # what theta is still to get, once it is there
+        self._last: list[torch.cuda.Event] = []
 
     def keep(self, phi: Tensor) -> None:
         """Have the change theta - phi kept. It is there after `wait`."""
         total = torch.zeros((), device=self._theta.device)
+        if self._brought is None:
+            self._ahead.join()  # an earlier capture may be on its way to the same memory
         for piece in pieces(len(phi)):
-            change = self._theta[piece] - sent(phi[piece], self._theta.device)
+            far = sent(phi[piece], self._theta.device) if self._brought is None else self._brought.phi[piece]
+            change = torch.sub(self._theta[piece], far, out=None if self._brought is None else far)
             total += change.sum()
             if self.kept.dtype == torch.bfloat16:
                 noise = torch.randint(0, 1 << 16, change.shape, dtype=torch.int32, generator=self._random, device=change.device)
-                change = rounded_with(noise, change).bfloat16()
-            self.kept[piece].copy_(change, non_blocking=self._pinned)
+                rounded_with(noise, change)
+            if self._brought is None:
+                self._bring_back(piece, change)
         self._sum.copy_(total, non_blocking=self._pinned)
         self._mark()
+        if self._brought is not None:
+            with self._ahead.behind():
+                for piece in pieces(len(phi)):
+                    self._bring_back(piece, self._brought.phi[piece])
+                self._mark()
+
+    def _bring_back(self, piece: slice, change: Tensor) -> None:
+        self.kept[piece].copy_(change.to(self.kept.dtype), non_blocking=self._pinned)
 
     def check(self) -> None:
         """Wait for the kept change. TrainerError if it is not finite."""
@@ -56,20 +72,23 @@ class Queued:
             raise TrainerError("the weights are not finite.")
 
     def add_own_part(self, delta: Tensor, settings: Outer, sign: int) -> None:
-        device = self._theta.device
         for piece in pieces(len(delta)):
-            change = partial(self._change, piece)
-            step.add_own_part(self._theta[piece], sent(delta[piece], device), change, settings, sign)
+            far = sent(delta[piece], self._theta.device) if self._brought is None else self._brought.delta[piece]
+            step.add_own_part(self._theta[piece], far, partial(self._change, piece), settings, sign)
         self._mark()
 
     def _change(self, piece: slice) -> Tensor:
         """The kept one, as float32 on the device."""
-        return sent(self.kept[piece], self._theta.device).float()
+        return sent(self.kept[piece], self._theta.device).float() if self._brought is None else self._brought.phi[piece]
+
+    def bring_late(self) -> None:
+        """What theta is still to get lies in `kept` now: have it there when it is added. Beside training."""
+        self._late = self._ahead.copies(self.kept)
 
     def add_kept(self) -> None:
         """What theta is still to get, which `kept` holds now. The next capture is kept behind this in the card's queue."""
         for piece in pieces(len(self.kept)):
-            self._theta[piece].add_(sent(self.kept[piece], self._theta.device))
+            self._theta[piece].add_(self._late[0][piece] if self._late else sent(self.kept[piece], self._theta.device))
 
     def copy(self, phi: Tensor) -> None:
         """Have theta be where `phi` is."""
@@ -78,11 +97,12 @@ class Queued:
 
     def wait(self) -> None:
         """Until all that was asked for is done."""
-        if self._last is not None:
-            self._last.synchronize()
+        for one in self._last:
+            one.synchronize()
 
     def _mark(self) -> None:
+        """Here ends what was asked for so far."""
         if self._pinned:
             last = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
             last.record(torch.cuda.current_stream(self._theta.device))
-            self._last = last
+            self._last.append(last)

@@ -80,7 +80,8 @@ class Replica:
         """Train on the devices of `ranks` too. Raises RunFileError or ModelTooLargeError before anything large is allocated."""
         part = self._part = make_part(sealed.manifest, vocabulary, place, leads=True)
         self.manifest, self.source, self.device, self.name = sealed.manifest, source, part.device, part.name
-        self.inner, self.model, self.objective, self._ranks = part.inner, part.model, part.objective, ranks
+        self.inner, self.model, self.objective, self.speed = part.inner, part.model, part.objective, part.speed
+        self._ranks = ranks
         self._lay_out(sealed, part.layout, part.plan, part.theta, part.bring)
         if ranks is not None:
             ranks.lead(part, self.weights)
@@ -93,8 +94,7 @@ class Replica:
         self.weights = Weights.of(theta, self.phi, self.delta, plan.fragments, bring, faster(plan, self.device))
         self.standing = Standing(0, 0, 0.0)
         self.ages = [0] * len(plan.fragments)
-        self.inner_steps = 0
-        self.rate = 0.0
+        self.inner_steps, self.rate = 0, 0.0
         self._sealed = sealed
         self._rounding = torch.Generator().manual_seed(sealed.manifest.seed)
         self._capture: Capture | None = None  # the one that is out, if one is ...
@@ -142,8 +142,7 @@ class Replica:
         self.ages = [age + 1 for age in self.ages]
         self._since_capture += 1
         self.inner_steps += 1
-        tokens = self.standing.tokens + self.tokens_per_step
-        self.standing = Standing(self.standing.round, tokens, self.standing.loss)
+        self.standing = replace(self.standing, tokens=self.standing.tokens + self.tokens_per_step)
 
     @property
     def tokens_per_step(self) -> int:
@@ -236,11 +235,12 @@ class Replica:
         self._clip(among)
         whole, scratch = together(self.plan.fragments[among.start : among.stop]), torch.empty(BLOCK)
         self.weights.changed(whole.span)
-        for block in whole.blocks:
-            phi, theta = self.phi[block.span], self.weights.at(block.span)
-            own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
-            step.step(phi, self.delta[block.span], own, 1, settings)
-            theta.copy_(phi)
+        with self.weights.ahead.changing():
+            for block in whole.blocks:
+                phi, theta = self.phi[block.span], self.weights.at(block.span)
+                own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
+                step.step(phi, self.delta[block.span], own, 1, settings)
+                theta.copy_(phi)
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
     @one_thread()
@@ -248,9 +248,9 @@ class Replica:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:
             fragments = self.plan.fragments[among.start : among.stop]
-            self.weights.bring(together(fragments).span)
+            self.weights.bring(span := together(fragments).span)
             clip(self.weights.theta, self.phi, fragments, self.clip_change)
-            self.weights.changed(together(fragments).span)
+            self.weights.changed(span)
 
     @property
     def subject(self) -> int:
@@ -375,11 +375,12 @@ class Replica:
         """
         tensors = donated(path, self.layout, self.manifest.weights)
         self.discard()
-        for name, view in self.layout.split(self.phi):
-            view.copy_(tensors.pop(name))
+        with self.weights.ahead.changing():
+            for name, view in self.layout.split(self.phi):
+                view.copy_(tensors.pop(name))
+            self.delta.zero_()
         self.theta.copy_(self.phi)
         self.weights.changed(slice(0, self.layout.size))
-        self.delta.zero_()
         self.weights.forget()
         self.ages, self.standing = [0] * len(self.ages), standing
 

@@ -1,7 +1,7 @@
 """What training takes of this machine: memory by part, waits for text, and how much of its devices' speed.
 
-The rule: nothing here is asked for in an inner step. A card's speed is measured once, before the first; that of a processor is
-not, which others use too. Of a loop that is its caller's own nobody knows what it takes.
+The rule: nothing here is asked for in an inner step. Each card's speed was measured once, before the first; that of a processor
+is not, which others use too. Of a loop that is its caller's own nobody knows what it takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod.observe.events import MemoryTaken
-from nolocod.trainer.estimate import operations, speed
+from nolocod.trainer.estimate import operations
 from nolocod.trainer.inner import KINDS, Inner
 from nolocod.trainer.prefetch import Prefetched
 
@@ -29,8 +29,7 @@ class Taken:
         self._waited = 0.0  # that were told
         self._is_ours = isinstance(replica.inner, Inner)
         self._step = operations(replica.layout, replica.manifest)
-        has_speed = self._is_ours and replica.device.type == "cuda"
-        self._speed = len(replica.devices) * speed(replica.device) if has_speed else 0.0
+        self._speed = replica.speed if self._is_ours else 0.0
 
     def waited(self) -> float:
         """Seconds for text since this was asked the last time."""

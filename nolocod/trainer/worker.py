@@ -1,10 +1,9 @@
 """The trainer's own process: takes inner steps, and between two of them does what it is told.
 
-The rule: this process never waits for the network, and training waits for an exchange only while theta is copied or merged:
-the rest is done in a thread beside it (torch lets go of the interpreter while it computes). And an exchange waits for the end
-of an inner step only where theta is copied or merged: what the thread made it tells itself, and it begins to look at a
-partner's message as soon as it is told to. It ends by itself when its parent is gone, leaves Ctrl-C to the parent, and tells
-of its failures in the catalogue's codes. Started as `python -m nolocod.trainer.worker SOCKET MEMORY`, two descriptors.
+The rule: this process never waits for the network, and training waits for an exchange only while theta is copied or merged, as
+an exchange waits for the end of an inner step: all else is done in threads beside it (torch lets go of the interpreter while it
+computes), which answer themselves and begin as soon as they are told to. It ends by itself when its parent is gone, leaves
+Ctrl-C to it, and tells of failures in the catalogue's codes. Started as `python -m nolocod.trainer.worker SOCKET MEMORY`.
 """
 
 from __future__ import annotations
@@ -129,6 +128,8 @@ class Worker:
                 if isinstance(request.command, pipe.Inspect) and self._training and self._end is None:
                     self._beside(request, partial(self._execute, request))
                     continue
+                if isinstance(request.command, pipe.Capture) and self._training:
+                    self._loaded().weights.look_ahead(self._loaded().plan, request.command.subject)
                 if isinstance(request.command, pipe.Checkpoint | pipe.Dump):
                     self._tell(request.id, None)  # now: a capture that is asked for next would miss the end of this inner step
                 self._requests.put(request)
@@ -384,9 +385,8 @@ def main() -> None:
 
     worker, status = Worker(parent, memory), 0
     try:
-        worker.run()
-    except (EOFError, ConnectionError):
-        pass  # the parent is gone, and so is the reason to be
+        with suppress(EOFError, ConnectionError):  # the parent is gone, and so is the reason to be
+            worker.run()
     except LocalError as error:
         failed = pipe.failed(error)
         parent.send(lambda: pipe.answer(0, failed, None))

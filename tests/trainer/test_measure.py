@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nolocod import cli
+from nolocod.commands import terminal
 from nolocod.disk import USUAL_RATE
+from nolocod.observe.events import DevicesChosen, MemoryTaken
+from nolocod.observe.words import amount
 from nolocod.run import presets
+from nolocod.trainer import measure
+from nolocod.trainer.estimate import Machine, estimate, needs_on
 from tests.support.trainer_parts import sealed_run, write_text
 
 if TYPE_CHECKING:
@@ -32,6 +37,26 @@ def test_a_machine_is_measured_and_nothing_stays(tmp_path: Path) -> None:
     assert run["checkpoint"] < measured["checkpoint"] < run["checkpoint"] + 50_000, "with its head and the random state"
     assert 0.7 < told["needs"]["trainer_memory"] / measured["memory"] < 1.3, "libraries, as good as alone"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_of_a_gpu_its_own_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    taken = MemoryTaken(weights=1, gradients=1, optimizer=1, outer=1, exchange=1, peak=7 << 30)
+    for device, wanted in (("cpu", None), ("cuda:0 (compiled)", 7 << 30)):
+        watch = measure._Watch()
+        watch.emit(DevicesChosen((device,), "cpu"))
+        watch.emit(taken)
+        assert watch.device_memory == wanted
+    manifest = sealed_run().manifest
+    run, machine = estimate(manifest), Machine(1.0, 1e6, 1e6, on_cpu=False)
+    needs = needs_on(run, machine, 30.0)
+    for found, text in (
+        (7 << 30, f"{amount(7 << 30)} of memory, measured here"),
+        (None, f"{amount(needs.device_memory)} of memory"),
+    ):
+        measured = measure.Measured(1.0, 1, 1, 1.0, 1, 0.0, found)
+        terminal.show(terminal.plan_table(manifest, run, machine, needs, measured))
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("each device"))
+        assert row.removeprefix("each device").strip() == text
 
 
 def test_a_machine_without_text_says_so_in_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

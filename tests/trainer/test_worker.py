@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import pytest
@@ -17,10 +17,13 @@ from nolocod.errors import DiskFullError, TrainerError
 from nolocod.observe.events import Checkpointed, MicroBatch
 from nolocod.proto.types import Applied, Description, Inspection, describe
 from nolocod.run.manifest import Inner
-from nolocod.trainer import checkpoint, files, memory, pipe, taken, worker
+from nolocod.trainer import checkpoint, files, memory, on_device, pipe, worker
+from nolocod.trainer.ahead import Ahead
 from nolocod.trainer.boxes import SharedBox, anonymous_file
+from nolocod.trainer.capture import Weights
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.estimate import estimate
+from nolocod.trainer.model import Place
 from nolocod.trainer.replica import Replica
 from nolocod.trainer.taken import Taken
 from nolocod.trainer.worker import Worker
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from nolocod.trainer.group import Group
 
 DEADLINE = 300.0
 R = TypeVar("R")
@@ -246,6 +251,31 @@ def test_an_outer_step_that_is_asked_for_early_is_taken_when_it_is_due(
     assert at == [40]
 
 
+def test_what_a_capture_on_a_gpu_reads_is_brought_beside_training_before_its_turn(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bring, take, by, taken_over = Ahead.bring, Ahead.take, [], []
+
+    def brought(ahead: Ahead, *given: Any) -> None:  # noqa: ANN401 - as `bring`
+        by.append(threading.current_thread() is not parent.thread)
+        bring(ahead, *given)
+
+    monkeypatch.setattr(Weights, "is_far", True)
+    monkeypatch.setattr(Ahead, "bring", brought)
+    monkeypatch.setattr(Ahead, "take", lambda ahead, span: taken_over.append(found := take(ahead, span)) or found)
+    loaded = parent.ask(setup_for(sealed_run(codec="bfloat16"), tmp_path), pipe.Loaded)
+    parent.ask(pipe.Capture(0), Description)
+    assert (by, taken_over) == ([], [None]), "nothing waits while training rests"
+    parent.ask(pipe.Train(), NoneType)
+    description = parent.ask(pipe.Capture(0, 40), Description)
+    assert by == [True]
+    assert taken_over[-1] is not None
+    outbox, inbox = (SharedBox(parent.memory, loaded.box_size, offset) for offset in (loaded.outbox_offset, 0))
+    inbox.view(0, description.size)[:] = outbox.view(0, description.size)
+    parent.ask(pipe.Inspect(probation=False), Inspection)
+    assert parent.ask(pipe.Apply(0, b""), Applied).round == 1
+
+
 def test_theta_has_its_own_part_before_anything_is_done_beside_training(
     parent: Parent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -356,15 +386,28 @@ def test_what_training_takes_is_told_with_the_first_report_and_after_each_evalua
         parent.ask(pipe.Evaluate(told=True), float)
 
 
-def test_a_card_s_share_is_of_what_it_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_s_share_is_of_what_it_multiplies(tmp_path: Path) -> None:
     replica = make_replica(sealed_run(), tmp_path)
     assert Taken(replica).mfu(10, 2.0) is None, "a processor's is not known"
-    monkeypatch.setattr(taken, "speed", lambda _: 1e9)
-    monkeypatch.setattr(Replica, "devices", ("cuda:0", "cuda:1"))
-    replica.device = torch.device("cuda")
+    replica.speed = 2e9
     wanted = 10 * estimate(replica.manifest).operations / (2.0 * 2e9)
     assert Taken(replica).mfu(10, 2.0) == pytest.approx(wanted)
     assert Taken(replica).mfu(1, 0.0) is None
+
+
+def test_unlike_cards_count_by_what_each_of_them_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Others:
+        """A second card, half as fast."""
+
+        def add(self, numbers: Tensor) -> None:
+            numbers += 1e9
+
+        def least(self, number: int) -> int:
+            return number
+
+    monkeypatch.setattr(on_device, "_known_speed", lambda _: 2e9)
+    place = Place(torch.device("cpu"), group=cast("Group", Others()))
+    assert on_device.DevicePart(sealed_run().manifest, 256, place, leads=True).speed == 3e9
 
 
 # --- files

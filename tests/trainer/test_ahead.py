@@ -1,0 +1,219 @@
+"""What an outer step reads is brought to the card before it is due, and nothing else comes of it than without."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from nolocod.outer.codec.blocks import BLOCK, fragments_of
+from nolocod.run.manifest import Codec, Outer
+from nolocod.trainer import ahead, checkpoint, queued
+from nolocod.trainer.ahead import Ahead
+from nolocod.trainer.capture import Capture, Plan, Weights
+from tests.support.trainer_parts import make_replica, sealed_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nolocod.trainer.replica import Replica
+
+SIZES = (1500, 3, 3 * BLOCK + 4000, 130, 130)
+CPU = torch.device("cpu")
+WHOLE = slice(0, 4)
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@pytest.fixture(autouse=True)
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Weights, "is_far", True)
+
+
+class Crossed:
+    """How many values crossed between main memory and the card in training's own queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values = 0
+        self._sent = queued.sent
+        monkeypatch.setattr(queued, "sent", self.send)
+
+    def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        self.values += len(tensor)
+        return self._sent(tensor, device).clone()  # as on a GPU
+
+
+class Node:
+    def __init__(self, codec: Codec, beta: float, seed: int, device: torch.device = CPU) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self.plan = Plan(codec, Outer(alpha=0.5, beta=beta, gamma=0.9), fragments_of(SIZES, 1))
+        phi = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(1)) * 0.02 + self.random()
+        self.weights = Weights.of(phi.to(device, copy=True), phi, self.random(), self.plan.fragments)
+        self.box, self.inbox = (torch.zeros(self.plan.box_size, dtype=torch.uint8) for _ in range(2))
+
+    def random(self) -> torch.Tensor:
+        return torch.randn(sum(SIZES), generator=self._generator) * 1e-3
+
+    def train(self) -> None:
+        self.weights.theta.add_(self.random().to(self.weights.theta.device))
+
+    def capture(self, seed: int, *, is_ahead: bool) -> Capture:
+        if is_ahead:
+            self.weights.look_ahead(self.plan, 0)
+        capture = Capture(self.plan, self.weights, 0, seed)
+        capture.keep()
+        capture.start()
+        return capture
+
+
+def exchanges(codec: Codec, beta: float, *, is_ahead: bool, device: torch.device = CPU) -> list[torch.Tensor]:
+    nodes, found = [Node(codec, beta, 2 + number, device) for number in range(2)], []
+    for turn in range(3):
+        captures = []
+        for number, node in enumerate(nodes):
+            node.train()
+            captures.append(node.capture(2 * turn + number, is_ahead=is_ahead))
+            if turn == 1:  # a checkpoint
+                captures[-1].take_back()
+                captures[-1].start()
+            captures[-1].write(node.box)
+        for node, other in (nodes, nodes[::-1]):
+            node.inbox.copy_(other.box)
+        skipped = [capture.inspect(node.inbox) for capture, node in zip(captures, nodes, strict=True)]
+        for node, capture, theirs in zip(nodes, captures, skipped[::-1], strict=True):
+            node.train()
+            capture.step(node.inbox, theirs)
+            capture.merge(trained_on=True)
+            found += [node.box.clone(), *(one.to(CPU, copy=True) for one in (node.weights.theta, node.weights.phi))]
+    return found
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.7])
+@pytest.mark.parametrize("codec", ["float32", "modulo8"])
+def test_all_comes_out_as_it_does_without(monkeypatch: pytest.MonkeyPatch, codec: Codec, beta: float) -> None:
+    crossed = Crossed(monkeypatch)
+    wanted = exchanges(codec, beta, is_ahead=False)
+    assert crossed.values > 6 * sum(SIZES)
+    crossed.values = 0
+    monkeypatch.setattr(Ahead, "_has_room", lambda *_: True)
+    found = exchanges(codec, beta, is_ahead=True)
+    assert crossed.values == 0, "between two inner steps nothing crosses"
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_where_there_is_no_room_it_crosses_in_training_s_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    crossed = Crossed(monkeypatch)
+    monkeypatch.setattr(Ahead, "_has_room", lambda *_: False)
+    wanted = exchanges("modulo8", 1.0, is_ahead=False)
+    once, crossed.values = crossed.values, 0
+    found = exchanges("modulo8", 1.0, is_ahead=True)
+    assert crossed.values == once
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_so_it_does_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    node = Node("modulo8", 1.0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", full)
+        node.weights.look_ahead(node.plan, 0)
+    assert node.weights.ahead.take(slice(0, sum(SIZES))) is None
+
+
+def test_a_card_keeps_what_training_may_still_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Ahead(CPU)
+    monkeypatch.setattr(there, "_stream", object())
+    free = [ahead._SPARE + 99]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 80 << 30))
+    assert not there._has_room(100)
+    free[0] += 1
+    assert there._has_room(100)
+    there._granted, free[0] = 100, 0
+    assert there._has_room(100), "torch has it"
+    assert not there._has_room(101)
+
+
+def test_what_was_brought_is_void_once_phi_or_delta_changed() -> None:
+    here, values = Ahead(CPU), torch.ones(4)
+    here.bring(WHOLE, values, values)
+    brought = here.take(WHOLE)
+    assert brought is not None
+    assert brought.phi.data_ptr() != values.data_ptr()
+    assert here.take(WHOLE) is None, "it is whoever's took it"
+    here.bring(WHOLE, values, values)
+    assert here.take(slice(0, 3)) is None, "of another span"
+    here.bring(WHOLE, values, values)
+    with here.changing():
+        pass
+    assert here.take(WHOLE) is None
+    with here.changing():
+        here.bring(WHOLE, values, values)
+    assert here.take(WHOLE) is None, "it was brought while they changed"
+
+
+@pytest.mark.parametrize("change", ["solo", "adopt", "step"])
+def test_whatever_changes_phi_or_delta_says_so(tmp_path: Path, change: str) -> None:
+    replica = make_replica(sealed_run(), tmp_path)
+    replica.step()
+    if change == "step":
+        boxes = [torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2)]
+        replica.prepare(boxes[0], 0)
+        boxes[1].copy_(boxes[0])
+        replica.inspect(boxes[1])
+    replica.weights.look_ahead(replica.plan, 0)
+    brought, before = replica.weights.ahead._brought, replica.phi.clone()
+    assert brought is not None
+    match change:
+        case "solo":
+            replica.solo()
+        case "adopt":
+            adopt_own(replica, tmp_path)
+        case "step":
+            replica.take_step(boxes[1], b"")
+    assert replica.weights.ahead.take(brought.span) is None
+    assert change == "adopt" or not torch.equal(before, replica.phi)
+
+
+def adopt_own(replica: Replica, folder: Path) -> None:
+    checkpoint.write_snapshot(folder / "own", *replica.snapshot())
+    replica.adopt(folder / "own", replica.standing)
+
+
+def test_nothing_is_brought_of_a_subject_that_there_is_not() -> None:
+    node = Node("modulo8", 1.0, 1)
+    node.weights.look_ahead(node.plan, 7)
+    assert node.weights.ahead._brought is None
+
+
+@on_gpu
+@pytest.mark.parametrize("codec", ["float32", "modulo8"])
+def test_so_it_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
+    device = torch.device("cuda")
+    wanted = exchanges(codec, 0.7, is_ahead=False, device=device)
+    crossed = Crossed(monkeypatch)
+    found = exchanges(codec, 0.7, is_ahead=True, device=device)
+    assert crossed.values == 0
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@on_gpu
+def test_training_does_not_wait_for_the_bus() -> None:
+    """The card is kept busy by hand: what is brought and what goes back is there before that ends."""
+    node, device = Node("modulo8", 1.0, 1, torch.device("cuda")), torch.device("cuda")
+    node.weights.look_ahead(node.plan, 0)
+    torch.cuda._sleep(1)  # loaded
+    torch.cuda.synchronize()
+    busy = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    capture = node.capture(0, is_ahead=False)
+    torch.cuda._sleep(2_000_000_000)  # a second
+    busy.record(torch.cuda.current_stream(device))
+    waiting = threading.Thread(target=lambda: capture.write(node.box))
+    waiting.start()
+    waiting.join()
+    node.weights.ahead.copies(torch.zeros(1 << 20))
+    assert not busy.query()
